@@ -1,87 +1,80 @@
-"""Checks for a machine with a GPU that is at hand briefly.
+"""Checks and measurements for a machine with a GPU, in the order in which they decide most.
 
-A bare checkout is enough, nothing is downloaded: models are random weights of Llama 8B and 70B geometry, made on the
-GPU. Needed are torch 2.11 or later, transformers, numpy, numba and msgspec, Python 3.11 or later.
+    python3 -m benchmarks.gpu first --out out       # eight minutes: are results right, and how fast are steps?
+    python3 -m benchmarks.gpu exact --out out       # then, in this order: exact, kernels, seventy, drafts, train
+    python3 -m benchmarks.gpu first --tiny          # before: the same code, small, on a CPU
+    python3 -m benchmarks.gpu first --help          # the options of a command
 
-    python3 -m benchmarks.gpu all --out out --budget 9      # and again, until all are done: it resumes
-    python3 -m benchmarks.gpu probe invariance --out out    # two of them
-    python3 -m benchmarks.gpu all --tiny                    # before: does everything run? a minute, on a CPU
-    python3 -m benchmarks.gpu all --tiny --device cuda --out tiny      # there, first: the same for its branches
-    python3 -m benchmarks.gpu tables --out out              # after: all tables
-    python3 -m benchmarks.gpu wheels DIR                    # before: what the machine lacks; wheels --help
+A bare checkout is enough and nothing is downloaded: models have random weights in the geometry of Llama 8B and 70B,
+made on the GPU. Needed are Python 3.11 or later, torch 2.11 or later with CUDA, Triton, a C compiler, Python's headers,
+transformers, numpy, numba and msgspec. A wheel of msgspec for a machine that lacks it:
 
-Each check prints its table last and leaves OUT/NAME.json (table, figures, machine, commit, arguments), which is
-written after each part, so that a fault leaves the others. `all` begins with what decides most, gives each check a
-process and a limit, goes on after a failure, and skips what is there already of the same sources and arguments
-(--again: does not); a check of which parts came too late runs again. Exit status 1: something failed, or is missing
-for want of time.
+    pip download msgspec==0.22.0 --no-deps --only-binary=:all: --python-version 3.12 \\
+        --platform manylinux_2_17_x86_64 --platform manylinux_2_28_x86_64 -d DIR
+    pip install --no-index --no-deps --target /tmp/site DIR/*.whl; export PYTHONPATH=/tmp/site        # there
+
+Every command prints a table after each part, and writes OUT/COMMAND.json after every row. A part that fails or reaches
+its time limit ends alone: the next part runs in a new process. OUT/results.tar.gz holds all results of the folder. The
+exit status is 1 if a part failed, was not started, or found a wrong result.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gpu.running import wheels
-from benchmarks.gpu.running.checks import CHECKS
-
-ALL, TABLES = "all", "tables"
+COMMANDS = ("first", "exact", "kernels", "seventy", "drafts", "train", "counts")
 
 
-def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    epilog = "checks:\n" + "\n".join(
-        f"  {check.name:<12}{check.question} ({check.minutes:g} min)" for check in CHECKS.values()
-    )
-    shown = {"description": __doc__, "epilog": epilog, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser("python3 -m benchmarks.gpu", **shown)  # type: ignore[arg-type]
-    names = [*CHECKS, ALL, TABLES]
-    parser.add_argument("names", nargs="+", metavar="NAME", choices=names, help="a check, all, or tables")
-    parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder for the results (default: gpu)")
-    parser.add_argument("--tiny", action="store_true", help="small sizes, on a CPU unless --device says otherwise")
-    parser.add_argument("--device", help="default: cuda; cpu with --tiny")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="default: bfloat16; float32 on cpu")
-    parser.add_argument("--minutes", type=float, default=10, help="limit of a check (default: 10)")
-    parser.add_argument("--budget", type=float, default=60, help="minutes for all checks together (default: 60)")
-    parser.add_argument("--again", action="store_true", help="run checks that are done already as well")
-    return parser.parse_args(arguments)
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line, with each command's docstring as its help."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python3 -m benchmarks.gpu", description=__doc__, formatter_class=raw)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        text = ast.get_docstring(ast.parse(source)) or ""  # help needs neither torch nor Triton
+        one = commands.add_parser(name, help=text.partition("\n")[0], description=text, formatter_class=raw)
+        one.add_argument("--parts", help="names of parts to run, separated by commas (default: all)")
+        one.add_argument("--budget", type=float, default=9, help="minutes for all parts together (default: 9)")
+        one.add_argument("--device", help="cuda, cuda:N or cpu; cpu needs --tiny (default: cuda; with --tiny: cpu)")
+        one.add_argument("--tiny", action="store_true", help="small sizes, to see that everything runs")
+        one.add_argument("--out", type=Path, default=Path("gpu"), help="folder of the results (default: gpu)")
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for; returns the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["wheels"]:
-        return wheels.main(arguments[1:])
-    asked = parsed(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was started is ended, too
-    import torch  # here, so that --help needs none
+    """Run a command; returns the exit status."""
+    began, parser = time.monotonic(), make_parser()
+    asked = parser.parse_args(arguments)
+    device = asked.device or ("cpu" if asked.tiny else "cuda")
+    if device == "cpu":
+        if not asked.tiny:
+            parser.error("--device cpu needs --tiny: Triton's interpreter is slow")
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # also ends the worker
+    import torch
 
-    from benchmarks.gpu.running.results import tables
-    from benchmarks.gpu.running.runner import MARGIN, Limits, run_all, run_here
+    from benchmarks.gpu.running.runner import run_parts
+    from benchmarks.gpu.running.worker import parts_of
     from benchmarks.gpu.setting import Setting
 
-    if asked.names == [TABLES]:
-        print(tables(asked.out))
-        return 0
-    device = torch.device(asked.device or ("cpu" if asked.tiny else "cuda"))
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("benchmarks.gpu: torch finds no CUDA device; --tiny runs small sizes on a CPU")
-    if device.type == "cpu":
-        torch.set_num_threads(1)  # small sizes: more threads wait for each other
-    dtype = getattr(torch, asked.dtype or ("float32" if device.type == "cpu" else "bfloat16"))
-    asked.out.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + 60 * MARGIN * asked.minutes
-    setting = Setting(device, dtype, asked.tiny, asked.out.resolve(), deadline)
-    if len(asked.names) == 1 and asked.names != [ALL]:
-        return run_here(CHECKS[asked.names[0]], setting)
-    checks = list(CHECKS.values()) if ALL in asked.names else [CHECKS[name] for name in asked.names]
-    flags = ["--out", str(setting.out), "--device", str(device), "--dtype", setting.dtype_name]
-    flags += ["--tiny"] * asked.tiny
-    return run_all(checks, setting, Limits(asked.minutes, asked.budget), flags, asked.again)
+    if device != "cpu" and not torch.cuda.is_available():
+        parser.error("torch finds no CUDA device; --tiny runs small sizes on a CPU")
+    known = {part.name: part for part in parts_of(asked.command)}
+    names = list(known) if asked.parts is None else asked.parts.split(",")
+    if unknown := sorted(set(names) - set(known)):
+        parser.error(f"{asked.command} has no part {', '.join(unknown)}; its parts are {', '.join(known)}")
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16  # the interpreter has no products in bf16
+    setting = Setting(torch.device(device), dtype, asked.tiny)
+    minutes = asked.budget - (time.monotonic() - began) / 60
+    return run_parts(asked.command, [known[name] for name in names], setting, asked.out.resolve(), minutes)
 
 
 if __name__ == "__main__":

@@ -1,69 +1,124 @@
-"""What does a trained drafter's draft take, by its modules and in graphs, and is it the same draft?
+"""How long is a trained drafter's draft in graphs and by its modules, and is it the same draft?
 
-Drafters with random weights in the geometry of 8B behind 2,048 tokens, 16 nodes, three rows read. By modules: torch's
-operators one by one, as with ``numerics: fast``; in graphs: as with ``exact``. Drafts differ where near-ties are turned
-by rounding; that has no bearing on texts.
+Drafters have random weights in the geometry of 8B, 2,048 tokens of context, three committed rows, and draft 16 nodes.
+Drafts differ where rounding decides between nearly equal candidates; texts do not depend on that. A CPU runs modules
+alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from importlib.util import find_spec
+from itertools import product
 
 import torch
 
-from benchmarks.gpu.measuring.clock import waited
-from benchmarks.gpu.measuring.drafting import KINDS, Drafting
-from benchmarks.gpu.measuring.geometry import LLAMA_8B, sized
-from benchmarks.gpu.measuring.rows import Row, Rows
-from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.measuring.clock import measure_latency
+from benchmarks.gpu.measuring.models import BLOCK, LLAMA_8B, SPREAD, Geometry, shrink
+from benchmarks.gpu.setting import Part, Row, Setting, attempt
+from engine.cuda.drafter import KernelForwards
+from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.networks.base import TargetParts
+from engine.drafter.networks.build import new_network
+from engine.drafter.serving.committed import Committed
 from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
+from engine.drafter.serving.runtime import DraftRuntime, Place
+from engine.drafter.settings import DrafterSettings
+from engine.drafter.spec import DrafterSpec, LayerShape
+from engine.drafter.trees.rounds import BlockAsk
+from engine.kv.arena import BlockTable
+from engine.protocol import Branch
+from engine.sampling.params import SamplingParams
 
-COLUMNS = {
-    "drafter": "drafter",
-    "sequences": "sequences",
-    "modules_ms": "by modules, ms",
-    "graphs_ms": "in graphs, ms",
-    "ratio": "of modules",
-    "different": "nodes different",
-}
+KINDS = ("eagle 3", "p-eagle", "dflash")
 SEQUENCES, CONTEXT, CONTEXT_TINY = (1, 8, 32), 2048, 40
+N_NEW, N_NODES = 3, 16  # rows that a step commits; nodes of a draft
+SETTINGS = DrafterSettings("", depth=6, beam=8)
 
 
-def run(setting: Setting) -> Report:
-    """Both ways in turn, one memory after the other."""
-    table = Rows(setting, "Drafts of trained drafters", COLUMNS)
-    for kind in KINDS:
-        for n_sequences in SEQUENCES[:1] if setting.tiny else SEQUENCES:
-            table.attempt(f"{kind}, {n_sequences}", partial(_measure, setting, kind, n_sequences))
-    return table.report() if setting.on_cuda else table.report("In graphs: not run on a CPU.")
+def make_spec(kind: str, geometry: Geometry) -> DrafterSpec:
+    """Return a drafter as they are published: one layer, for dflash five; three taps; the target's embedding."""
+    sizes = geometry.intermediate, geometry.n_heads, geometry.n_kv_heads, geometry.head_dim
+    layers = LayerShape(5 if kind == "dflash" else 1, geometry.hidden, *sizes, 5e5, 1e-5, qk_norm=kind == "dflash")
+    taps = (0, geometry.n_layers // 2, geometry.n_layers - 1)
+    common = geometry.hidden, geometry.vocab, geometry.vocab, taps, layers
+    if kind == "eagle 3":
+        return DrafterSpec("eagle", 3, *common)
+    if kind == "p-eagle":
+        return DrafterSpec("p-eagle", 1, *common, n_drafts=7, mask_token_id=1, has_mask_state=True)
+    return DrafterSpec("dflash", 1, *common, n_drafts=15, mask_token_id=1)
+
+
+class Drafting:
+    """Sequences that draft together, always from the same place."""
+
+    def __init__(self, setting: Setting, kind: str, n_sequences: int, forwards: MakeForwards) -> None:
+        geometry, random = shrink(setting, LLAMA_8B), torch.Generator(setting.device).manual_seed(0)
+        self._context, self._sequences = CONTEXT_TINY if setting.is_tiny else CONTEXT, range(n_sequences)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=random, device=setting.device).mul_(SPREAD).to(setting.dtype)
+
+        embedding, spec = normal(geometry.vocab, geometry.hidden), make_spec(kind, geometry)
+        parts = TargetParts(lambda tokens: embedding[tokens], lambda states: states @ embedding.T)
+        with torch.device("meta"):
+            shapes = {name: tuple(weight.shape) for name, weight in new_network(spec, parts).named_parameters()}
+        weights = {name: normal(*shape) for name, shape in shapes.items()}
+        blocks_each = -(-(self._context + N_NEW + SETTINGS.beam * SETTINGS.depth) // BLOCK)
+        place = Place(n_sequences * blocks_each, BLOCK, setting.dtype, setting.device, forwards=forwards)
+        self._runtime = DraftRuntime(DrafterCheckpoint(spec, weights, None, "random"), parts, place, SETTINGS)
+        for _ in self._runtime.warm_up():
+            pass
+        self._states = normal(N_NEW, geometry.hidden)
+        for seq in self._sequences:
+            table = BlockTable(BLOCK)
+            table.extend(range(seq * blocks_each, (seq + 1) * blocks_each))
+            self._runtime.start(seq, table, self._context)
+
+    def draft(self) -> list[Branch]:
+        """Read the committed rows and draft a tree for each sequence.
+
+        Raises:
+            RuntimeError: the drafter failed.
+        """
+        drawn, committed = 7, []
+        for seq in self._sequences:
+            sequence = self._runtime.of(seq)
+            assert sequence is not None
+            ask = BlockAsk(SamplingParams(), None, drawn, self._context + N_NEW + 1, SETTINGS.depth, N_NODES)
+            committed.append(Committed(sequence, self._context, self._states, [5] * N_NEW, drawn, ask))
+        branches = [branch for branch in self._runtime.draft(committed) if branch is not None]
+        if len(branches) < len(committed):
+            raise RuntimeError("the drafter failed; its log says why")
+        return branches
+
+
+def time_drafts(setting: Setting) -> Iterator[Row]:
+    """Yield a row for each drafter and number of sequences."""
+    for kind, n_sequences in product(KINDS, SEQUENCES[:1] if setting.is_tiny else SEQUENCES):
+        yield from attempt(setting, f"{kind}, {n_sequences}", partial(_time_draft, setting, kind, n_sequences))
 
 
 @torch.inference_mode()
-def _measure(setting: Setting, kind: str, n_sequences: int) -> list[Row]:
+def _time_draft(setting: Setting, kind: str, n_sequences: int) -> list[Row]:
     ways: dict[str, MakeForwards] = {"modules": ModuleForwards}
-    if setting.on_cuda and find_spec("triton") is not None:
-        from engine.cuda.drafter import KernelForwards
-
+    if setting.is_cuda:
         ways["graphs"] = KernelForwards
-    geometry, context = sized(setting, LLAMA_8B), CONTEXT_TINY if setting.tiny else CONTEXT
-    taken, drafted = dict[str, float](), dict[str, set[tuple[int, int, int, int]]]()
+    seconds, drafts = dict[str, float](), dict[str, list[tuple[int, int]]]()
     for way, forwards in ways.items():
-        drafting = Drafting(kind, geometry, setting.device, setting.dtype, n_sequences, context, forwards)
-        drafted[way] = {
-            (seq, *node)
-            for seq, branch in enumerate(drafting.draft())
-            for node in zip(range(len(branch.tokens)), branch.tokens, branch.parents or (), strict=True)
-        }
-        taken[way] = waited(setting, drafting.draft, 2 if setting.tiny else 30)
-    graphs = taken.get("graphs")
+        drafting = Drafting(setting, kind, n_sequences, forwards)
+        branches = drafting.draft()
+        drafts[way] = [node for one in branches for node in zip(one.tokens, one.parents or (), strict=True)]
+        seconds[way] = measure_latency(setting, drafting.draft, 2 if setting.is_tiny else 30)
+    graphs = seconds.get("graphs")
+    pairs = zip(drafts["modules"], drafts.get("graphs", ()), strict=False)
     return [
         {
-            "drafter": kind,
-            "sequences": n_sequences,
-            "modules_ms": taken["modules"] * 1e3,
-            "graphs_ms": graphs and graphs * 1e3,
-            "ratio": graphs and graphs / taken["modules"],
-            "different": len(drafted["modules"] - drafted["graphs"]) if graphs else None,
+            "drafter": kind, "sequences": n_sequences, "modules, ms": seconds["modules"] * 1e3,
+            "graphs, ms": graphs and graphs * 1e3, "of modules": graphs and graphs / seconds["modules"],
+            "nodes": len(drafts["modules"]), "nodes different": sum(a != b for a, b in pairs) if graphs else None,
         }
-    ]
+    ]  # fmt: skip
+
+
+PARTS = (Part("drafts", 3, "How long is a draft by modules and in graphs?", time_drafts),)

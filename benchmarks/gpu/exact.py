@@ -1,69 +1,161 @@
-"""Does the executor of ``numerics: exact`` write the same bits in every way, and at which price?
+"""Does numerics exact write the same texts in every way, and are they Hugging Face's?
 
-The ways of ``texts``, by our kernels: every text and every log-probability must equal the first row's, in bf16 too.
-Then steps of the same shapes by Hugging Face's layers and by the executor, one by one.
+64 texts of 256 tokens are written plainly in batches of 32, then in other batches, by trees and chains, in chunks of
+prompts, with preemptions and on two stages: every token and log-probability must have the same bits. Random weights
+have many near-ties, which makes this a hard test. The log-probabilities of the first way are compared with Hugging
+Face's layers in fp32. Every second text is sampled, the others are greedy.
 """
 
 from __future__ import annotations
 
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
+from typing import Any
 
-from benchmarks.gpu.measuring.clock import waited
-from benchmarks.gpu.measuring.geometry import LLAMA_8B, sized
-from benchmarks.gpu.measuring.random_model import random_model
-from benchmarks.gpu.measuring.rows import Row, Rows
-from benchmarks.gpu.measuring.steps import Decoding, Shape, limit, local_target
-from benchmarks.gpu.measuring.writing import COLUMNS, WAYS, Writer
-from benchmarks.gpu.setting import Report, Setting
+import torch
 
-N_WAYS = 9  # the first: batches, trees, chunks, preemption, two stages
-TIMES = {
-    "sequences": "sequences",
-    "nodes": "nodes",
-    "context": "context",
-    "fast_ms": "fast, ms",
-    "exact_ms": "exact, ms",
-    "ratio": "exact / fast",
-    "limit_ms": "limit, ms",
-}
-SHAPES = ((1, 0, 512), (1, 63, 512), (1, 63, 8192), (32, 0, 512), (32, 15, 512))
+from benchmarks.gpu.measuring.models import BLOCK, LLAMA_8B, fit_layers, make_random_model, shrink
+from benchmarks.gpu.measuring.scoring import reference_dtype, reference_logits, rms
+from benchmarks.gpu.measuring.steps import EXACT, executor_maker
+from benchmarks.gpu.setting import Part, Row, Setting, attempt
+from engine.loop import Completion, Engine
+from engine.model.ranges import split_layers
+from engine.model.shard import ModelShard
+from engine.model.spec import read_spec
+from engine.request import Request
+from engine.sampling.params import SamplingParams
+from engine.scheduling.options import SchedulerOptions
+from engine.target.info import TargetInfo, positions
+from engine.target.local import LocalTarget
+from speculators.pool import SpeculatorPool
+from speculators.testing import AlwaysRight, RightAmongWrong
 
-
-def shapes(tiny: bool) -> list[Shape]:
-    """Steps to time."""
-    return [Shape(2, 5, 40)] if tiny else [Shape(*one) for one in SHAPES]
+PLAIN, TREE, CHAIN = "autoregressive", RightAmongWrong.name, AlwaysRight.name
+DEPTH = 8  # tokens of a draft
+ORACLE_TEXTS = 8
 
 
-def times(setting: Setting, table: Rows) -> None:
-    """Fill in the table of times."""
-    geometry = sized(setting, LLAMA_8B)
-    model = random_model(geometry, setting.device, setting.dtype)
-    calls = 3 if setting.tiny else 30
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of running the same requests."""
 
-    def row(shape: Shape) -> list[Row]:
-        fast = waited(setting, Decoding(model, shape).step, calls)
-        exact = waited(setting, Decoding(model, shape, partial(local_target, exact=True)).step, calls)
-        told = {"sequences": shape.sequences, "nodes": shape.nodes, "context": shape.context}
-        seconds = {"fast_ms": fast, "exact_ms": exact, "limit_ms": limit(geometry, setting, shape)}
-        return [told | {name: 1e3 * took for name, took in seconds.items()} | {"ratio": exact / fast}]
-
-    for shape in shapes(setting.tiny):
-        table.attempt(shape.name, partial(row, shape))
+    name: str
+    batch: int = 32
+    method: str = PLAIN
+    chunk: int = 512  # rows of a prompt in a step
+    stages: int = 1
+    share: float = 1.0  # of the texts
+    room: float = 1.0  # of the KV blocks that the batch needs; less than 1 preempts
 
 
-def run(setting: Setting) -> Report:
-    """Write the texts, then time steps."""
-    table = Rows(setting, f"exact: same texts by our kernels, {setting.dtype}", COLUMNS)
-    if not setting.on_cuda or find_spec("triton") is None:
-        return table.report("Not run: it needs a CUDA device and Triton.")
-    writer = Writer(setting, exact=True)
-    for way in WAYS[:N_WAYS]:
-        table.attempt(way.name, partial(writer.row, way))
-    del writer  # its model's memory must be there again
-    timed = Rows(setting, f"exact: times of steps, {setting.dtype}", TIMES)
-    times(setting, timed)
-    return table.report(
-        "Anything unequal is a fault. Steps are timed until their tokens are on the host.",
-        further=[timed],
-    )
+WAYS = (  # the others are compared with the first
+    Way("plain, batch 32"),
+    Way("tree, batch 32", method=TREE),
+    Way("chain, batch 7", batch=7, method=CHAIN, share=0.5),
+    Way("plain, batch 1", batch=1, share=0.125),
+    Way("tree, batch 1", batch=1, method=TREE, share=0.125),
+    Way("chunks of 64 rows", chunk=64),
+    Way("preempted", room=0.5),
+    Way("2 stages", stages=2),
+    Way("tree, batch 7, chunks of 64, preempted, 2 stages", 7, TREE, 64, 2, 0.5, 0.5),
+)
+
+
+class Writer:
+    """Writes the same texts in every way."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        n_texts, self._n_tokens, *lengths = (4, 20, 30, 70) if setting.is_tiny else (64, 256, 16, 600)
+        self._longest = lengths[1] + self._n_tokens
+        cached = 32 * (self._longest + 3 * DEPTH + BLOCK)
+        self._geometry = shrink(setting, fit_layers(LLAMA_8B, setting.free_bytes, setting.dtype.itemsize, cached))
+        self._model = make_random_model(self._geometry, setting.device, setting.dtype)
+        rng, vocab = random.Random(0), self._geometry.vocab
+        self._prompts = [[rng.randrange(vocab) for _ in range(rng.randint(*lengths))] for _ in range(n_texts)]
+        self._first: dict[int, Completion] = {}
+
+    def write(self, way: Way) -> Iterator[Row]:
+        """Write the texts in one way and compare them with the first way's."""
+        began = time.perf_counter()
+        found = self._run(way)
+        seconds = time.perf_counter() - began
+        self._first = self._first or found
+        n_tokens = sum(len(one.token_ids) for one in found.values())
+        n_steps = sum(one.stats.target_forwards for one in found.values())
+        different = sum(one.token_ids != self._first[i].token_ids for i, one in found.items())
+        unequal = sum(_logprobs(one) != _logprobs(self._first[i]) for i, one in found.items())
+        yield {
+            "way": way.name, "texts": len(found), "different": different, "unequal log-probabilities": unequal,
+            "preemptions": sum(one.stats.preemptions for one in found.values()), "tokens a step": n_tokens / n_steps,
+            "tokens/s": n_tokens / seconds,
+            "ok": not different and not unequal,
+        }  # fmt: skip
+
+    def compare_with_oracle(self) -> Iterator[Row]:
+        """Score the first way's texts by Hugging Face's layers; twice their own error in this precision is allowed."""
+        texts = list(self._first.items())[:ORACLE_TEXTS]
+        greedy = best = 0
+        differences: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        for i, text in texts:
+            ids = torch.tensor([*self._prompts[i], *text.token_ids], device=self._setting.device)
+            drawn = ids[len(self._prompts[i]) :, None]
+            exact, rounded = (
+                reference_logits(self._model, ids[:-1], len(drawn), dtype).double()
+                for dtype in (reference_dtype(self._setting.dtype), self._setting.dtype)
+            )
+            expected, of_dtype = (x.log_softmax(-1).gather(-1, drawn)[:, 0].cpu() for x in (exact, rounded))
+            differences[0].append(torch.tensor(_logprobs(text)).double() - expected)
+            differences[1].append(of_dtype - expected)
+            if i % 2 == 0:
+                greedy, best = greedy + len(drawn), best + int((exact.argmax(-1) == drawn[:, 0]).sum())
+        error, allowed = rms(torch.cat(differences[0])), 2 * rms(torch.cat(differences[1]))
+        yield {
+            "oracle": "Hugging Face, fp32", "texts": len(texts), "error of log-probabilities": error,
+            "allowed error": allowed, "greedy tokens": greedy, "of these its best": best, "ok": error <= allowed,
+        }  # fmt: skip
+
+    def _run(self, way: Way) -> dict[int, Completion]:
+        """Return completions by text."""
+        answers = {tuple(self._prompts[i]): one.token_ids for i, one in self._first.items()}
+        kinds: dict[str, Any] = {
+            TREE: lambda _: RightAmongWrong(answers, DEPTH),
+            CHAIN: lambda _: AlwaysRight(answers, DEPTH),
+        }
+        options = SchedulerOptions(prefill_chunk=way.chunk, prefix_cache=False)
+        engine = Engine(self._target(way), SpeculatorPool(extra=kinds), options)
+        requests = [self._request(i, way.method) for i in range(math.ceil(way.share * len(self._prompts)))]
+        return dict(engine.run(requests, way.batch))
+
+    def _target(self, way: Way) -> LocalTarget:
+        """Return a target whose cache holds at least one text."""
+        each = [-(-(len(prompt) + self._n_tokens + 3 * DEPTH + 1) // BLOCK) for prompt in self._prompts]
+        n_blocks = max(max(each) + 1, math.ceil(way.room * sum(sorted(each)[-way.batch :])))
+        info = TargetInfo(read_spec(self._model.config, ()), n_blocks, BLOCK, self._longest)
+        layers = split_layers(info.spec.n_layers, min(way.stages, info.spec.n_layers))
+        shards = [ModelShard(self._model, info.spec, some, positions(info)) for some in layers]
+        return LocalTarget(info, shards, executors=list(map(executor_maker(EXACT), shards)))
+
+    def _request(self, i: int, method: str) -> Request:
+        params = SamplingParams(max_tokens=self._n_tokens, temperature=0.8 if i % 2 else 0.0, seed=i, logprobs=0)
+        return Request(self._prompts[i], params, method=method, max_nodes=3 * DEPTH)
+
+
+def write_texts(setting: Setting) -> Iterator[Row]:
+    """Yield a row for each way, and the oracle's after the first."""
+    writer = Writer(setting)
+    for way in WAYS:
+        yield from attempt(setting, way.name, partial(writer.write, way))
+        if way is WAYS[0]:
+            yield from attempt(setting, "oracle", writer.compare_with_oracle)
+
+
+def _logprobs(completion: Completion) -> list[float]:
+    return [one.logprob for one in completion.logprobs or []]
+
+
+PARTS = (Part("texts", 8, "Are texts and log-probabilities equal in every way, and right?", write_texts),)

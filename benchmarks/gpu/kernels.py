@@ -1,150 +1,155 @@
-"""Does every kernel of ours compute what it should, each row for itself, and how fast are weights read?
+"""Does every kernel compute what fp64 says, and each row for itself?
 
-All but attention, which ``exact`` checks by whole texts. Each runs on random rows, in memory full of NaNs, against
-fp64: "largest error" is in steps of the output's dtype at its row's largest number (a few, for what is rounded several
-times). A row counts as unequal where any of its bits differs from the same row among the most, alone, among 8 to 128,
-in another place, or once more. Draws are held against a CPU's: tokens, and the best ids. Products are timed for 1, 64
-and 512 rows, their weights read from memory: in the dtype of the rows, in int8 and in fp8; "of copy" is the speed at
-which a weight is read, over that of a plain copy. Each part runs in a process of its own: a fault there ends no more.
+Kernels run on random rows of 8B and write to memory full of NaNs. "error" is in steps of the output's dtype at a row's
+largest number. A row is unequal where any of its bits differs from the same row among 512, when it runs alone, among
+others, in another place, or once more. Products of 70B are checked as well.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import find_spec
-from multiprocessing import get_context
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from benchmarks.gpu.measuring.clock import copy_bandwidth
-from benchmarks.gpu.measuring.geometry import LLAMA_8B, LLAMA_70B, Geometry, sized
-from benchmarks.gpu.measuring.products import seconds_of
-from benchmarks.gpu.measuring.rows import Row, Rows
-from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.measuring.attention import check_attention
+from benchmarks.gpu.measuring.draws import check_draws
+from benchmarks.gpu.measuring.models import LLAMA_8B, LLAMA_70B, shrink
+from benchmarks.gpu.measuring.products import check_products, count_unequal, relative_error
+from benchmarks.gpu.setting import Part, Row, Setting
+from engine.cuda.kernels.activation import gated
+from engine.cuda.kernels.embed import embed
+from engine.cuda.kernels.moves import move_rows
+from engine.cuda.kernels.norm import rms_norm
+from engine.cuda.kernels.rope import rope_write
 
-Found = TypeVar("Found")
+EPS = 1e-5
+ROWS, ROWS_TINY, FEW = 512, 20, (1, 8, 63, 64, 65)
+MOVED = 64  # rows of an arena
+ALLOWED = {torch.float32: 500.0, torch.bfloat16: 4.0}  # cos and sin of large angles are computed in fp32
 
-ROWS = (1, 8, 63, 64, 65, 128)
-MOST, MOST_TINY = 512, 20
-TIMED = (1, 64, 512)
-INTERPRET = "TRITON_INTERPRET"
-CHECKED = {"kernel": "kernel", "error": "largest error", "unwritten": "NaNs left", "unequal": "rows unequal at (rows)"}
-DRAWS = {"draw": "draw", "rows": "rows", "other": "unlike a CPU's", "unequal": "rows unequal alone"}
-PRODUCTS = {
-    "product": "product",
-    "us_1": "1 row, us",
-    "copy_1": "of copy",
-    "us_64": "64 rows, us",
-    "copy_64": "of copy",
-    "us_512": "512 rows, us",
-    "tflops": "TFLOP/s",
-}
+# What a kernel writes for some rows, whose numbers are given, and the same for all rows in fp64.
+Case = tuple[str, Callable[[Tensor], Tensor], Tensor]
 
 
-def run(setting: Setting) -> Report:
-    """Results first, then times."""
-    checked = Rows(setting, "kernels: results, and rows alone and among others", CHECKED)
-    drawn, timed = Rows(setting, "Draws", DRAWS), Rows(setting, "Products", PRODUCTS)
-    if find_spec("triton") is None:
-        return checked.report("Not run: no triton.")
-    copy = copy_bandwidth(setting)
-    geometries = [sized(setting, LLAMA_8B)] if setting.tiny else [LLAMA_8B, LLAMA_70B]
-    for geometry in geometries:
-        checked.attempt(f"results, {geometry.name}", partial(_apart, setting, results, geometry))
-    drawn.attempt("draws", partial(_apart, setting, draws))
-    for geometry in geometries:
-        timed.attempt(f"times, {geometry.name}", partial(_apart, setting, times, geometry, copy))
-    notes = [f"A copy reads and writes {copy / 1e12:.3g} TB/s."]
-    if not setting.on_cuda:
-        notes.append("On a CPU: by Triton's interpreter, whose products are NumPy's; times mean nothing.")
-    return checked.report(*notes, *drawn.notes, *timed.notes, further=(drawn, timed))
+def check_rows(setting: Setting) -> Iterator[Row]:
+    """Yield a row for each kernel: its error, and the rows whose bits depend on other rows."""
+    n, allowed = ROWS_TINY if setting.is_tiny else ROWS, ALLOWED[setting.dtype]
+    order = torch.arange(n, device=setting.device)
+    for name, result, expected in RowKernels(setting, n).cases():
+        among = result(order)
+        subsets = [order[:few] for few in FEW if few < n] + [order.roll(37)[: n // 4], order[-1:], order]
+        unequal = sum(count_unequal(result(subset), among[subset]) for subset in subsets)
+        error, nans = relative_error(among.nan_to_num(), expected), int(among.isnan().sum())
+        ok = not unequal and not nans and error <= allowed
+        yield {"kernel": name, "error": error, "allowed": allowed, "NaNs": nans, "rows unequal": unequal, "ok": ok}
 
 
-def _apart(setting: Setting, task: Callable[..., Found], *given: Any) -> Found:
-    """In a process of its own; on a CPU in one whose Triton interprets, which may be this one."""
-    if not setting.on_cuda and os.environ.get(INTERPRET) == "1":
-        return task(setting, *given)
-    before = os.environ.get(INTERPRET)
-    os.environ[INTERPRET] = "0" if setting.on_cuda else "1"
-    try:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            return pool.submit(task, setting, *given).result()
-    finally:
-        if before is None:
-            del os.environ[INTERPRET]
-        else:
-            os.environ[INTERPRET] = before
+class RowKernels:
+    """Cases with ``n`` rows of 8B."""
+
+    def __init__(self, setting: Setting, n: int) -> None:
+        self._setting, self._n, self._geometry = setting, n, shrink(setting, LLAMA_8B)
+        self._random = torch.Generator(setting.device).manual_seed(n)
+
+    def cases(self) -> Iterator[Case]:
+        """Make one case after the other."""
+        for offset in (0.0, 1.0):
+            yield from (self._norm(offset, adds=False), self._norm(offset, adds=True))
+        yield from (self._gated("silu"), self._gated("gelu_tanh"), self._embed())
+        yield from (self._rope(has_norm=False), self._rope(has_norm=True), self._moves())
+
+    def _normal(self, *shape: int) -> Tensor:
+        made = torch.empty(shape, dtype=self._setting.dtype, device=self._setting.device)
+        return made.normal_(generator=self._random)
+
+    def _nans(self, *shape: int) -> Tensor:
+        return torch.full(shape, torch.nan, dtype=self._setting.dtype, device=self._setting.device)
+
+    def _ints(self, limit: int) -> Tensor:
+        return torch.randint(0, limit, (self._n,), generator=self._random, device=self._setting.device).int()
+
+    def _norm(self, offset: float, adds: bool) -> Case:
+        width = self._geometry.hidden
+        x, stream, weight = self._normal(self._n, width), self._normal(self._n, width), self._normal(width)
+
+        def result(rows: Tensor) -> Tensor:
+            out = self._nans(len(rows), width)
+            rms_norm(x[rows], weight, out, EPS, residual=stream[rows] if adds else None, offset=offset)
+            return out
+
+        expected = functional.rms_norm(x.double(), (width,), offset + weight.double(), EPS)
+        name = f"norm, offset {offset:.0f}{', residual' if adds else ''}"
+        return name, result, expected + stream.double() if adds else expected
+
+    def _gated(self, kind: str) -> Case:
+        x, width = self._normal(self._n, 2 * self._geometry.intermediate), self._geometry.intermediate
+
+        def result(rows: Tensor) -> Tensor:
+            out = self._nans(len(rows), width)
+            gated(x[rows], out, kind)
+            return out
+
+        gate, up = x.double().chunk(2, -1)
+        activated = functional.silu(gate) if kind == "silu" else functional.gelu(gate, approximate="tanh")
+        return f"gated, {kind}", result, up * activated
+
+    def _embed(self) -> Case:
+        table, tokens = self._normal(1000, self._geometry.hidden), self._ints(1000)
+
+        def result(rows: Tensor) -> Tensor:
+            out = self._nans(len(rows), self._geometry.hidden)
+            embed(tokens[rows], table, out, 2.0)
+            return out
+
+        return "embed", result, 2.0 * table[tokens].double()
+
+    def _rope(self, has_norm: bool) -> Case:
+        g = self._geometry
+        heads, dim = g.n_heads + 2 * g.n_kv_heads, g.head_dim
+        qkv, positions = self._normal(self._n, heads * dim), self._ints(131072)
+        frequencies = 5e5 ** -(torch.arange(0, dim, 2, device=qkv.device) / dim)
+        weights = [self._normal(dim) if has_norm else None for _ in range(2)]
+
+        def result(rows: Tensor) -> Tensor:
+            n = len(rows)
+            q, k, v = self._nans(n, g.n_heads * dim), *(self._nans(n, g.n_kv_heads, dim) for _ in range(2))
+            slots = torch.arange(n - 1, -1, -1, dtype=torch.int32, device=q.device)
+            rope_write(
+                qkv[rows], positions[rows], slots, frequencies, q, k, v,
+                heads=g.n_heads, kv_heads=g.n_kv_heads, head_dim=dim, q_norm=weights[0], k_norm=weights[1], eps=EPS,
+            )  # fmt: skip
+            return torch.cat((q, k.flip(0).flatten(1), v.flip(0).flatten(1)), -1)
+
+        parts = torch.split(qkv.double().view(self._n, heads, dim), [g.n_heads, g.n_kv_heads, g.n_kv_heads], 1)
+        angles = (positions.float()[:, None] * frequencies).double()  # in fp32, as in Hugging Face's modules
+        cos, sin, rotated = angles.cos()[:, None], angles.sin()[:, None], list[Tensor]()
+        for part, weight in zip(parts, weights, strict=False):  # values are neither normalised nor rotated
+            x = part if weight is None else functional.rms_norm(part, (dim,), weight.double(), EPS)
+            first, second = x.chunk(2, -1)
+            rotated.append(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
+        expected = torch.cat([one.flatten(1) for one in (*rotated, parts[2])], -1)
+        return f"rope{', norms' if has_norm else ''}", result, expected
+
+    def _moves(self) -> Case:
+        """An arena whose rows move by one; the numbers of rows do not matter."""
+        arena = self._normal(2, 2, MOVED, self._geometry.n_kv_heads, self._geometry.head_dim)
+        sources = torch.arange(1, MOVED, dtype=torch.int32, device=arena.device)
+
+        def result(rows: Tensor) -> Tensor:
+            moved = arena.clone()
+            move_rows(moved[:, 0], moved[:, 1], sources, sources - 1)
+            return moved[..., : MOVED - 1, :, :].flatten()[None].expand(len(rows), -1)
+
+        return "moves", result, arena[..., 1:, :, :].double().flatten()[None].expand(self._n, -1)
 
 
-def results(setting: Setting, geometry: Geometry) -> list[Row]:
-    """Of every kernel that computes rows."""
-    from benchmarks.gpu.measuring.kernel_cases import cases
-
-    most = MOST_TINY if setting.tiny else MOST
-    found: list[Row] = []
-    for case in cases(setting, geometry, most):
-        among = case.result(torch.arange(most, device=setting.device))
-        expected = case.expected()
-        largest = expected.abs().amax(-1, keepdim=True)
-        error = ((among.double() - expected).abs() / largest).nan_to_num().max() / torch.finfo(among.dtype).eps
-        unequal = unequal_rows(setting, case.result, among)
-        told = ", ".join(f"{at} ({n})" for at, n in unequal.items() if n) or None
-        nans = int(among.isnan().sum())
-        row = {"kernel": case.name, "error": float(error), "unwritten": nans, "unequal": told}
-        print(row, flush=True)  # what a fault would take along
-        found.append(row)
-    return found
-
-
-def unequal_rows(setting: Setting, result: Callable[[Tensor], Tensor], among: Tensor) -> dict[str, int]:
-    """How many rows differ in any bit from themselves ``among`` the most, by what they are among instead."""
-    order = torch.arange(len(among), device=setting.device)
-    rows = {str(n): order[:n] for n in ROWS if n < len(among)}
-    rows |= {"moved": order.roll(37)[: len(among) // 4], "alone": order[-1:], "again": order}
-    return {at: int((_bits(result(its)) != _bits(among[its])).flatten(1).any(dim=1).sum()) for at, its in rows.items()}
-
-
-def _bits(numbers: Tensor) -> Tensor:
-    return numbers.contiguous().view(torch.uint8)
-
-
-def draws(setting: Setting) -> list[Row]:
-    """Tokens, and the best ids."""
-    from benchmarks.gpu.measuring.draw_cases import rows
-
-    return rows(setting)
-
-
-def times(setting: Setting, geometry: Geometry, copy: float) -> list[Row]:
-    """Of every matrix, in the dtype of the rows and in one byte a number; ``copy`` in bytes a second."""
-    from engine.cuda.kernels.gemm import linear
-    from engine.model.scaled import FP8_DTYPE, quantize_rows
-
-    def multiply(x: Tensor, weight: tuple[Tensor, Tensor | None]) -> Tensor:
-        out = torch.empty(len(x), len(weight[0]), dtype=x.dtype, device=x.device)
-        linear(x, weight[0], out, scales=weight[1])
-        return out
-
-    found: list[Row] = []
-    counts = TIMED[:2] if setting.tiny else TIMED
-    for name, shape in [*geometry.matrices().items()][: 2 if setting.tiny else None]:
-        for dtype in (setting.dtype, torch.int8, FP8_DTYPE):
-            small = None if dtype == setting.dtype else dtype
-
-            def made(weight: Tensor, small: torch.dtype | None = small) -> tuple[Tensor, Tensor | None]:
-                return (weight, None) if small is None else quantize_rows(weight, small)
-
-            seconds = {n: seconds_of(setting, multiply, shape, n, made) for n in counts}
-            n_bytes = shape[0] * shape[1] * dtype.itemsize
-            what = str(dtype).removeprefix("torch.")
-            row: dict[str, Any] = {"product": f"{geometry.name} {name}, {what}", "seconds": seconds}
-            row |= {f"us_{n}": took * 1e6 for n, took in seconds.items()}
-            row |= {f"copy_{n}": n_bytes / took / copy for n, took in seconds.items()}
-            row["tflops"] = 2e-12 * shape[0] * shape[1] * counts[-1] / seconds[counts[-1]]
-            found.append(row)
-    return found
+PARTS = (
+    Part("rows", 1, "Do norm, activation, embedding, rotation and moves compute what fp64 says?", check_rows),
+    Part("attention", 1, "Is attention what fp64 says?", check_attention),
+    Part("8B", 1, "Are products of 8B what fp64 says, in every row tile?", check_products),
+    Part("70B", 1.5, "Are products of 70B?", partial(check_products, geometry=LLAMA_70B)),
+    Part("draws", 0.5, "Are tokens and best ids a CPU's?", check_draws),
+)

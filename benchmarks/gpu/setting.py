@@ -1,74 +1,68 @@
-"""What every check is given, and what it hands back.
+"""What every part of a command receives and returns.
 
-A check is a module of this room with ``run(setting: Setting) -> Report``; the first line of its docstring is the
-question that it answers. It imports the standard library, torch, transformers, numpy, numba and msgspec, and of ours
-what imports no more than that: a borrowed machine has nothing else. Triton is imported where it is used, for a CPU's
-torch comes without. It imports no other check: the runner counts each one's answer by the sources it depends on.
+A part yields rows: mappings from a column's heading to a figure, printed as tables. A row with ``ok: False`` is a wrong
+result; a row with ``failed`` is a measurement that raised an error.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 
-
-def _dropped(report: Report) -> None:
-    """Outside a run nothing is kept."""
+Value = str | int | float | None
+Row = Mapping[str, Value]  # bool is an int
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where and how large a check runs."""
+    """Where and how large a part runs."""
 
     device: torch.device
     dtype: torch.dtype  # of weights and activations
-    tiny: bool  # small sizes: whether the check runs at all, in seconds
-    out: Path  # existing folder for files beside the report
-    deadline: float  # ``time.monotonic()``; a check leaves out what it cannot finish by then, and says so in a note
-    keep: Callable[[Report], None] = _dropped  # is given each table as far as it is, after each of its parts
+    is_tiny: bool
+    deadline: float = float("inf")  # ``time.monotonic()`` at which the part is ended
 
     @property
-    def left(self) -> float:
-        """Seconds until the deadline; negative after it."""
-        return self.deadline - time.monotonic()
-
-    @property
-    def dtype_name(self) -> str:
-        """As torch names it: "bfloat16"."""
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def on_cuda(self) -> bool:
-        """Whether there are streams, events and graphs."""
+    def is_cuda(self) -> bool:
+        """Whether there are events and graphs; else Triton's interpreter runs the kernels."""
         return self.device.type == "cuda"
 
+    @property
+    def free_bytes(self) -> int:
+        """Free memory of the device; on a CPU enough for any geometry."""
+        return torch.cuda.mem_get_info(self.device)[0] if self.is_cuda else 1 << 40
+
     def synchronize(self) -> None:
-        """Block until the device has done all that was asked of it."""
-        if self.on_cuda:
+        """Wait until the device is idle."""
+        if self.is_cuda:
             torch.cuda.synchronize(self.device)
+
+    def release_memory(self) -> None:
+        """Return unused memory to the device."""
+        with suppress(RuntimeError):  # after a fault of the device every call raises
+            gc.collect()
+            if self.is_cuda:
+                torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a check found.
+class Part:
+    """A step of a command, which runs in a process that a fault or a time limit may end."""
 
-    Args:
-        title: of the table.
-        columns: headings.
-        rows: cells, as many as columns; None is shown as a dash, a float with three digits that count.
-        notes: sentences below the table: what was not run and why, what a figure means.
-        document: the same figures and more for programs, ready for JSON.
-        further: tables that follow this one; their documents are kept beside it, by title.
-    """
+    name: str
+    minutes: float  # estimate for an H100; the part is ended after twice as long
+    question: str
+    run: Callable[[Setting], Iterable[Row]]
 
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str | float | None]]
-    notes: Sequence[str] = ()
-    document: Mapping[str, Any] = field(default_factory=dict)
-    further: Sequence[Report] = ()
+
+def attempt(setting: Setting, name: str, measure: Callable[[], Iterable[Row]]) -> Iterator[Row]:
+    """Yield the rows of ``measure``, or one row with its error, so that the next measurement runs."""
+    setting.release_memory()
+    try:
+        yield from measure()
+    except Exception as error:  # lack of memory above all: the next one may be smaller
+        yield {"failed": name, "error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}

@@ -1,17 +1,16 @@
-"""How good do the demo models become with 4 to 16M parameters and several passes over the text that may be used?
+"""How good do demo models become with 4 to 16M parameters and several passes over the same text?
 
 Held-out loss after every epoch, tokens a second, and the same for a drafter that is distilled from the largest model.
-Documented functions of the running Python's standard library are always there; chat and arithmetic are two files that
-must be carried, in corpus/ of the checkout: chat_alpacaeval.jsonl and math_gsm8k_train.jsonl (tools.demo_model.data
-says which). The tokenizer is the demo target's, so that losses compare with it. Weights are not kept: too large to
-travel.
+Documented functions of Python's standard library are always there; chat and arithmetic are files to carry along, in
+corpus/ of the checkout: chat_alpacaeval.jsonl and math_gsm8k_train.jsonl (see tools.demo_model.data). Weights are not
+kept. Each model gets a share of the time that is left. The learning rate ends at 0: only a model's last row is final.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -23,9 +22,8 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from app.demo.paths import DEMO_TARGET
-from benchmarks.gpu.measuring.rows import Row, Rows
-from benchmarks.gpu.running.results import ROOT
-from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.running.results import REPOSITORY
+from benchmarks.gpu.setting import Part, Row, Setting, attempt
 from tools.demo_model.architecture import SHAPES, Shape, build
 from tools.demo_model.data import Document, code, load_documents
 from tools.demo_model.evaluate import perplexities
@@ -34,132 +32,82 @@ from tools.demo_model.losses import distillation_loss, next_token_loss
 from tools.demo_model.packing import PackedStream, encode
 
 CORPUS = ("chat_alpacaeval.jsonl", "math_gsm8k_train.jsonl")
-COLUMNS = {
-    "model": "model",
-    "parameters": "parameters, M",
-    "epoch": "epoch",
-    "minutes": "minutes",
-    "tokens_s": "tokens/s",
-    "training": "training loss, nats",
-    "held_out": "held-out loss, nats",
-    "perplexity": "held-out perplexity",
-}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Training:
     """One model's training."""
 
     name: str
     shape: Shape
     share: float  # of the time that is left when it begins
     teacher: str = ""  # name of the model that it is distilled from
-    compiled: bool = False  # what a small one gains in its minutes, compiling would take
+    is_compiled: bool = False  # compiling a small model costs more than it saves
 
 
-def plans(tiny: bool) -> list[Plan]:
-    """The present target, a larger one with and without dropout, and a drafter."""
-    if tiny:
-        small = Shape(layers=1, hidden=64, heads=1, ffn=64)
-        return [Plan("target", small, 1, compiled=True), Plan("drafter", small, 1, teacher="target")]
-    return [
-        Plan("target 4M", SHAPES["target"], 0.25),
-        Plan("target 14M", Shape(layers=8, hidden=384, heads=6, ffn=1024), 0.45, compiled=True),
-        Plan("target 14M, dropout", Shape(layers=8, hidden=384, heads=6, ffn=1024, dropout=0.1), 0.7, compiled=True),
-        Plan("drafter 2M", Shape(layers=3, hidden=192, heads=3, ffn=512), 0.85, teacher="target 14M"),
-    ]
+SMALL = Shape(layers=1, hidden=64, heads=1, ffn=64)
+TINY = (Training("target", SMALL, 1), Training("drafter", SMALL, 1, teacher="target"))
+TRAININGS = (
+    Training("target 4M", SHAPES["target"], 0.25),
+    Training("target 14M", Shape(layers=8, hidden=384, heads=6, ffn=1024), 0.45, is_compiled=True),
+    Training("14M, dropout", Shape(layers=8, hidden=384, heads=6, ffn=1024, dropout=0.1), 0.7, is_compiled=True),
+    Training("drafter 2M", Shape(layers=3, hidden=192, heads=3, ffn=512), 0.85, teacher="target 14M"),
+)
 
 
-def texts(setting: Setting) -> tuple[Iterable[Document], str]:
-    """The documents that are here, and which these are."""
-    if setting.tiny:
-        return islice(code(), 300), "the first functions of the standard library"
-    folder = ROOT / "corpus"
+def load_texts(is_tiny: bool) -> list[Document]:
+    """Return the documents that are there."""
+    if is_tiny:
+        return list(islice(code(), 300))
+    folder = REPOSITORY / "corpus"
     if all((folder / name).is_file() for name in CORPUS):
-        return load_documents(folder), "chat, arithmetic, and the standard library's functions"
-    return {d.text: d for d in code()}.values(), f"the standard library's functions alone, for want of {folder}"
-
-
-def can_compile(device: torch.device) -> bool:
-    """Whether torch.compile works here; on CUDA it needs a C compiler and Python's headers when it runs."""
-    try:
-        torch.compile(lambda x: x * 2 + 1)(torch.ones(8, device=device))
-    except Exception:  # of many kinds
-        return False
-    return True
+        return list(load_documents(folder))
+    return list({document.text: document for document in code()}.values())
 
 
 class School:
     """Trains models on the same text."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-        found, self.source = texts(setting)
-        documents = list(found)
+    def __init__(self, setting: Setting, folder: Path) -> None:
+        self._setting, self._file, documents = setting, folder / "model.pt", load_texts(setting.is_tiny)
         tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
-        self._training = encode(tokenizer, [d for d in documents if not d.held_out])
-        self._held_out = encode(tokenizer, [d for d in documents if d.held_out])
-        self.compiled = (setting.on_cuda or not setting.tiny) and can_compile(setting.device)
+        self._training, self._held_out = (
+            encode(tokenizer, [one for one in documents if one.held_out == is_held_out])
+            for is_held_out in (False, True)
+        )
         self._models: dict[str, LlamaForCausalLM] = {}
 
-    @property
-    def n_tokens(self) -> int:
-        """Of one epoch."""
-        return sum(len(ids) for documents in self._training.values() for ids in documents)
+    def train(self, training: Training) -> list[Row]:
+        """Return a row for each epoch and one for the end."""
+        model = self._models[training.name] = build(training.shape).to(self._setting.device)
+        loss = next_token_loss(model)
+        if training.teacher:
+            loss = distillation_loss(model, self._models[training.teacher].eval().requires_grad_(False))
+        n, stream = LONG if self._setting.is_tiny else 8 * LONG, PackedStream(self._training, seed=0)
+        run = Run(model, loss, stream, self._file, tokens_per_pass=n, compiled=training.is_compiled)
+        began, rows, parameters = time.monotonic(), list[Row](), sum(p.numel() for p in model.parameters()) / 1e6
 
-    def train(self, plan: Plan, folder: Path, table: Rows) -> list[Row]:
-        """Adds a row an epoch; returns the end's, which is the only one with the learning rate at zero."""
-        model = build(plan.shape).to(self._setting.device)
-        self._models[plan.name] = model
-        if plan.teacher:
-            loss = distillation_loss(model, self._models[plan.teacher].eval().requires_grad_(False))
-        else:
-            loss = next_token_loss(model)
-        run = Run(
-            model,
-            loss,
-            PackedStream(self._training, seed=0),
-            folder / "model.pt",
-            tokens_per_pass=LONG if self._setting.tiny else 8 * LONG,
-            compiled=self.compiled and plan.compiled,
-        )
-        began = time.monotonic()
+        def add_row(epoch: int | str) -> None:
+            model.eval()
+            perplexity, seconds = perplexities(model, self._held_out)["overall"], time.monotonic() - began
+            model.train()
+            row = {"model": training.name, "parameters, M": parameters, "epoch": epoch, "minutes": seconds / 60}
+            row |= {"tokens/s": run.progress.tokens / seconds, "training loss": run.progress.loss}
+            rows.append(row | {"held-out loss": math.log(perplexity), "held-out perplexity": perplexity})
 
-        def after_epoch(epoch: int) -> None:
-            table.add(self._row(plan, run, model, str(epoch), time.monotonic() - began))
-
-        minutes = 0.003 if self._setting.tiny else plan.share * max(0.0, self._setting.left) / 60
-        run.train(minutes, after_epoch)
-        return [self._row(plan, run, model, "end", time.monotonic() - began)]
-
-    def _row(self, plan: Plan, run: Run, model: LlamaForCausalLM, epoch: str, seconds: float) -> Row:
-        model.eval()
-        perplexity = perplexities(model, self._held_out)
-        model.train()
-        return {
-            "model": plan.name,
-            "parameters": sum(p.numel() for p in model.parameters()) / 1e6,
-            "epoch": epoch,
-            "minutes": seconds / 60,
-            "tokens_s": run.progress.tokens / seconds,
-            "training": run.progress.loss,
-            "held_out": math.log(perplexity["overall"]),
-            "perplexity": perplexity["overall"],
-            "by_domain": perplexity,
-        }
+        left = max(0.0, self._setting.deadline - time.monotonic()) / 60
+        run.train(0.003 if self._setting.is_tiny else training.share * left, add_row)
+        add_row("end")
+        return rows
 
 
-def run(setting: Setting) -> Report:
-    """Train all models, one after the other."""
+def train_models(setting: Setting) -> Iterator[Row]:
+    """Train all models, one after the other; losses are in nats."""
     torch.manual_seed(0)
-    school = School(setting)
-    table = Rows(setting, "Demo models by epoch", COLUMNS)
     with TemporaryDirectory() as folder:
-        for plan in plans(setting.tiny):
-            table.attempt(plan.name, partial(school.train, plan, Path(folder), table))
-    return table.report(
-        f"Text: {school.source}; {school.n_tokens:,} tokens an epoch.",
-        "Time counts compiling and measuring. The rate of learning falls to zero at the end of each model's time, so "
-        "only its last row is a finished model.",
-        *([] if school.compiled else ["torch.compile was not used: it does not work here, or the check is tiny."]),
-    )
+        school = School(setting, Path(folder))
+        for training in TINY if setting.is_tiny else TRAININGS:
+            yield from attempt(setting, training.name, partial(school.train, training))
+
+
+PARTS = (Part("models", 4, "What are larger models and more passes worth?", train_models),)

@@ -1,74 +1,91 @@
-"""One matrix product ``[n, inputs] x [outputs, inputs] -> [n, outputs]``: its rows among others, and its time."""
+"""Products of a model's matrices: bits of rows in every row tile, errors, and times next to cuBLAS."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from itertools import cycle, product
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.measuring.clock import graphed, queued
-from benchmarks.gpu.measuring.geometry import SPREAD
-from benchmarks.gpu.setting import Setting
+from benchmarks.gpu.measuring.clock import measure_copy_bandwidth, measure_throughput
+from benchmarks.gpu.measuring.models import LLAMA_8B, SPREAD, Geometry, shrink
+from benchmarks.gpu.setting import Row, Setting
+from engine.cuda.kernels.gemm import INPUT_LEAVES, leaves_of
+from engine.cuda.products import LibraryProducts, Products, TreeProducts
+from engine.cuda.weights import Matrix
+from engine.model.scaled import quantize_rows
 
-Product = Callable[[Tensor, Tensor], Tensor]
-
-ROWS = (1, 8, 63, 64, 65, 128, 512)
-MOST_ROWS = 2048
-MOVED = 37  # places
-CACHE = 512 << 20  # bytes of weights that are read in turn, so that none is found in a cache
-
-
-def most_rows(setting: Setting) -> int:
-    """Among which every row is compared with itself."""
-    return 130 if setting.tiny else MOST_ROWS
+SHARDED_INPUTS = ("o", "down")
+ROW_TILES = (16, 32, 128, 256)  # compared with 64
+COMPARED, TIMED, PROMPT = 300, (1, 16, 64), 2048  # rows
+READ_BYTES = 512 << 20  # of weights that are read in turn, so that no cache holds them
+ALLOWED = {torch.float32: 100.0, torch.bfloat16: 2.0}  # steps of the dtype at a row's largest number
 
 
-def operands(setting: Setting, shape: tuple[int, int], rows: int) -> tuple[Tensor, Tensor]:
-    """``x`` ``[rows, inputs]`` and a weight ``[outputs, inputs]``."""
-    random = torch.Generator(setting.device).manual_seed(rows)
-    x = torch.empty((rows, shape[1]), dtype=setting.dtype, device=setting.device)
-    weight = torch.empty(shape, dtype=setting.dtype, device=setting.device)
-    return x.normal_(generator=random), weight.normal_(0, SPREAD, generator=random)
+def make_matrix(setting: Setting, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+    """Return a random matrix ``[n_out, n_in]`` in ``dtype``, with the leaves of its place in a layer."""
+    weight = torch.empty(shape, dtype=setting.dtype, device=setting.device).normal_(0, SPREAD)
+    leaves = INPUT_LEAVES if name in SHARDED_INPUTS else leaves_of(shape[0])
+    if dtype == setting.dtype:
+        return Matrix(weight, None, None, leaves)
+    return Matrix(*quantize_rows(weight, dtype), None, leaves)
 
 
-def unequal_rows(setting: Setting, multiply: Product, shape: tuple[int, int]) -> dict[str, int]:
-    """How many rows differ from themselves among the most rows, by the number of rows they are among instead."""
-    most = most_rows(setting)
-    x, weight = operands(setting, shape, most)
-    among = multiply(x, weight)
-    counted = {str(n): _differing(multiply(x[:n], weight), among[:n]) for n in ROWS if n < most}
-    moved = multiply(x.roll(MOVED, 0)[: most // 4], weight)
-    return counted | {
-        "moved": _differing(moved, among.roll(MOVED, 0)[: most // 4]),
-        "again": _differing(multiply(x, weight), among),
-    }
+def expected_product(rows: Tensor, matrix: Matrix) -> Tensor:
+    """Return the product in fp64."""
+    pieces = [rows.double() @ part.float().double().T for part in torch.split(matrix.weight, 8192)]  # a head is large
+    return torch.cat(pieces, -1) * (1.0 if matrix.scales is None else matrix.scales.double())
 
 
-def _differing(one: Tensor, other: Tensor) -> int:
-    """Rows ``[n, n_out]`` of which any bit differs; a comparison of numbers would take -0 for 0."""
-    return int((one.view(torch.uint8) != other.view(torch.uint8)).any(dim=1).sum())
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Return the largest error of a row, in steps of the dtype of ``found`` at that row's largest number."""
+    largest = expected.abs().amax(-1, keepdim=True)
+    return float(((found.double() - expected).abs() / largest).max()) / torch.finfo(found.dtype).eps
 
 
-def seconds_of(
-    setting: Setting,
-    multiply: Callable[[Tensor, Any], Tensor],
-    shape: tuple[int, int],
-    rows: int,
-    made: Callable[[Tensor], Any] = Tensor.clone,
-) -> float:
-    """Of one product, its weights read from memory; on CUDA from a graph, so that launches do not count.
+def count_unequal(one: Tensor, other: Tensor) -> int:
+    """Count rows of which any bit differs; a comparison of numbers would take -0 for 0."""
+    return int((one.contiguous().view(torch.uint8) != other.contiguous().view(torch.uint8)).flatten(1).any(1).sum())
 
-    ``multiply`` gets what is ``made`` of a weight.
-    """
-    x, weight = operands(setting, shape, rows)
-    n = 1 if setting.tiny else max(1, -(-CACHE // weight.numel()))  # a byte each, or more
-    weights = [made(weight) for _ in range(n)]
 
-    def all_of_them() -> None:
-        for one in weights:
-            multiply(x, one)
+def check_products(setting: Setting, geometry: Geometry = LLAMA_8B) -> Iterator[Row]:
+    """Yield a row for each matrix and precision: rows unequal to those in tiles of 64, and the error against fp64."""
+    n, sized = 70 if setting.is_tiny else COMPARED, shrink(setting, geometry)
+    for (name, shape), dtype in product(sized.matrices().items(), (setting.dtype, torch.int8)):
+        matrix = make_matrix(setting, name, shape, dtype)
+        x = torch.empty(n, shape[1], dtype=setting.dtype, device=setting.device).normal_()
+        of_64 = TreeProducts(64).multiply(x, matrix)
+        unequal = {f"tile {t}": count_unequal(TreeProducts(t).multiply(x, matrix), of_64) for t in ROW_TILES}
+        unequal |= {f"{m} rows": count_unequal(TreeProducts().multiply(x[-m:], matrix), of_64[-m:]) for m in TIMED}
+        error, allowed = relative_error(of_64[:64], expected_product(x[:64], matrix)), ALLOWED[setting.dtype]
+        label = f"{sized.name} {name}, {str(dtype).removeprefix('torch.')}"
+        ok = not any(unequal.values()) and error <= allowed
+        yield {"product": label, "leaves": matrix.leaves, **unequal, "error": error, "allowed": allowed, "ok": ok}
 
-    call = graphed(all_of_them) if setting.on_cuda else all_of_them
-    return queued(setting, call, 1 if setting.tiny else 10, warmup=1 if setting.tiny else 3) / n
+
+def time_products(setting: Setting) -> Iterator[Row]:
+    """Yield a row for each matrix of 8B, precision and number of rows, with cuBLAS alongside."""
+    copy = measure_copy_bandwidth(setting)
+    for (name, shape), dtype in product(shrink(setting, LLAMA_8B).matrices().items(), (setting.dtype, torch.int8)):
+        n_bytes = shape[0] * shape[1] * dtype.itemsize
+        n = 1 if setting.is_tiny else -(-READ_BYTES // n_bytes)
+        matrices = [make_matrix(setting, name, shape, dtype) for _ in range(n)]
+        for n_rows in TIMED[: 1 if setting.is_tiny else None] + (PROMPT,) * (not setting.is_tiny and name != "head"):
+            seconds, library, flops = time_product(setting, TreeProducts(), matrices, n_rows), None, 2e-12 * n_rows
+            if dtype == setting.dtype:
+                library = time_product(setting, LibraryProducts(), matrices, n_rows)
+            flops *= shape[0] * shape[1]
+            yield {
+                "product": f"{name}, {str(dtype).removeprefix('torch.')}", "rows": n_rows,
+                "us": seconds * 1e6, "cuBLAS, us": library and library * 1e6, "GB/s": n_bytes / seconds / 1e9,
+                "of copy": n_bytes / seconds / copy, "TFLOP/s": flops / seconds,
+                "cuBLAS, TFLOP/s": library and flops / library,
+            }  # fmt: skip
+
+
+def time_product(setting: Setting, products: Products, matrices: list[Matrix], n_rows: int) -> float:
+    """Return the seconds of one product, whose weights are read from memory."""
+    x = torch.empty(n_rows, matrices[0].weight.shape[1], dtype=setting.dtype, device=setting.device).normal_()
+    turns = cycle(matrices)
+    return measure_throughput(setting, lambda: products.multiply(x, next(turns)), len(matrices))

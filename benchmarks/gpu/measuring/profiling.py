@@ -1,100 +1,66 @@
-"""What one call asks of a device: kernels and their times, copies, and waits of the host, as torch's profiler saw them.
-
-On a CPU, where there is no device to ask anything of, operators and their own times stand for kernels and theirs, and
-there are no counts: the same code runs, the figures mean little.
-"""
+"""The kernels of one call, as torch's profiler sees them."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
 
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.setting import Setting
+from benchmarks.gpu.setting import Row, Setting
 
-# One of these in a trace is one kernel, copy, fill or graph that the host asked for.
-LAUNCHES = (
-    "cudaLaunchKernel",
-    "cudaLaunchKernelExC",
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    "cudaGraphLaunch",
-    "cudaMemcpyAsync",
-    "cudaMemsetAsync",
-)
-# The latter is not in every version's traces; the profiler itself waits for devices.
-WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize")
-TO_DEVICE, TO_HOST = "Memcpy HtoD", "Memcpy DtoH"  # beginnings of names
+ANCHOR = "_attend"  # a kernel that runs once in every layer
+LONGEST = 8  # kernels outside the layers that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Everything of one name."""
+    """One run of a kernel or copy; on a CPU, where there are none, of an operator."""
 
     name: str
-    times: int
-    seconds: float
+    start: float  # us
+    end: float
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """One call."""
-
-    launches: int | None  # by the host: a graph is one; None, as the next three, where nothing could be counted
-    to_device: int | None  # copies
-    to_host: int | None
-    waits: int | None  # of the host for the device
-    kernels: list[Kernel]  # longest first, copies included
-
-    @property
-    def seconds(self) -> float:
-        """Time that the device was busy, if kernels do not overlap."""
-        return sum(kernel.seconds for kernel in self.kernels)
-
-    @property
-    def n_kernels(self) -> int:
-        """Kernels that ran, those of graphs and copies included."""
-        return sum(kernel.times for kernel in self.kernels)
-
-
-def profiled(setting: Setting, call: Callable[[], object]) -> Profile:
-    """Profile one call; what it needs only once should have happened before."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.on_cuda else [])]
+def profile_kernels(setting: Setting, call: Callable[[], object]) -> list[Kernel]:
+    """Return the kernels of a call in the order of their starts; none where the driver hides them."""
     setting.synchronize()
-    with profile(activities=activities) as trace:
+    with profile(activities=[ProfilerActivity.CUDA if setting.is_cuda else ProfilerActivity.CPU]) as trace:
         call()
         setting.synchronize()
-    return of_cuda(trace.events()) if setting.on_cuda else of_cpu(trace.key_averages())
+    events = [one for one in trace.events() if one.device_type.name != "CPU" or not setting.is_cuda]
+    kernels = [Kernel(one.name, one.time_range.start, one.time_range.end) for one in events]
+    return sorted(kernels, key=lambda kernel: kernel.start)
 
 
-def of_cuda(events: Iterable[Any]) -> Profile:
-    """From single events: those of the device are kernels and copies, those of the host include the runtime's calls."""
-    asked: Counter[str] = Counter()
-    taken: defaultdict[str, list[float]] = defaultdict(list)
-    for event in events:
-        if event.device_type.name == "CPU":
-            asked[event.name] += 1
-        elif not getattr(event, "is_user_annotation", False):
-            taken[event.name].append(event.time_range.elapsed_us() / 1e6)
-    if not taken:  # the driver may keep its counters from users
-        return Profile(None, None, None, None, [])
-    return Profile(
-        launches=sum(asked[name] for name in LAUNCHES),
-        to_device=sum(len(times) for name, times in taken.items() if name.startswith(TO_DEVICE)),
-        to_host=sum(len(times) for name, times in taken.items() if name.startswith(TO_HOST)),
-        waits=sum(asked[name] for name in WAITS),
-        kernels=_longest(Kernel(name, len(times), sum(times)) for name, times in taken.items()),
-    )
+def device_seconds(kernels: Sequence[Kernel]) -> float | None:
+    """Return the seconds from the first kernel's start to the last one's end, with the gaps between them."""
+    return (max(kernel.end for kernel in kernels) - kernels[0].start) / 1e6 if kernels else None
 
 
-def of_cpu(averages: Iterable[Any]) -> Profile:
-    """From averages by operator."""
-    kernels = _longest(Kernel(one.key, one.count, one.self_cpu_time_total / 1e6) for one in averages)
-    return Profile(None, None, None, None, kernels)
+def kernel_rows(step: str, kernels: Sequence[Kernel]) -> Iterator[Row]:
+    """Yield the kernels of a layer by their place in it, then the longest ones outside the layers.
 
-
-def _longest(kernels: Iterable[Kernel]) -> list[Kernel]:
-    return sorted(kernels, key=lambda kernel: -kernel.seconds)
+    A layer begins at its attention. Products have one name, and their places tell them apart: after attention come o,
+    gate_up, down, and qkv of the next layer. "gap" is the idle time before a kernel.
+    """
+    anchors = [place for place, kernel in enumerate(kernels) if kernel.name.startswith(ANCHOR)]
+    lengths = [last - first for first, last in pairwise(anchors)]
+    length = statistics.mode(lengths) if lengths else 0
+    layers = [first for first, n in zip(anchors, lengths, strict=False) if n == length]
+    for place in range(length):
+        runs = [(kernels[first + place - 1], kernels[first + place]) for first in layers]
+        each = statistics.median(run.end - run.start for _, run in runs)
+        gap = statistics.median(run.start - previous.end for previous, run in runs)
+        name = f"layer, {place + 1}: {runs[0][1].name}"
+        yield {"step": step, "kernel": name, "runs": len(runs), "us each": each, "gap, us": gap}
+    inside, others = {first + place for first in layers for place in range(length)}, defaultdict[str, list[float]](list)
+    for place, kernel in enumerate(kernels):
+        if place not in inside:
+            others[kernel.name].append(kernel.end - kernel.start)
+    for name, taken in sorted(others.items(), key=lambda item: -sum(item[1]))[:LONGEST]:
+        mean = statistics.mean(taken)
+        yield {"step": step, "kernel": name[:60], "runs": len(taken), "us each": mean, "gap, us": None}

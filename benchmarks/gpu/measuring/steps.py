@@ -1,50 +1,65 @@
-"""Decode steps made by hand: sequences behind a context that was never computed, always in the same place.
+"""Steps of sequences that decode or read a prompt, each repeated from the same place, and tables of their times.
 
-What a step costs does not depend on the keys' values, so the context is not written: 32 sequences of 8k tokens are
-ready at once. Text that is compared must be written; see ``measuring.rounding``.
+A step's time does not depend on the values of keys, so the context is not computed: 32 sequences of 8k tokens are ready
+at once. Results are compared elsewhere (``scoring``, ``exact``).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu.measuring.geometry import BLOCK, Geometry
-from benchmarks.gpu.setting import Setting
+import numpy as np
+
+from benchmarks.gpu.measuring.clock import measure_copy_bandwidth
+from benchmarks.gpu.measuring.models import BLOCK, Geometry, fit_layers, make_random_model, shrink
+from benchmarks.gpu.measuring.profiling import device_seconds, kernel_rows, profile_kernels
+from benchmarks.gpu.setting import Row, Setting
+from engine.cuda.plan.items import PathWork
+from engine.cuda.plan.plan import PlanShape, make_plan
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
+from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
-from engine.target.info import Target, TargetInfo, positions
-from engine.target.local import LocalTarget
 from engine.tree import ROOT, TokenTree
 
-HBM = 4.3e12  # bytes a second, measured on one H200
+if TYPE_CHECKING:  # needs Triton
+    from engine.cuda.executor import Executor
+
 ENDLESS = 1 << 30  # tokens
+EXACT, FAST = "exact", "fast"
+
+MakeExecutor = Callable[[ModelShard], "Executor"]
+
+
+def executor_maker(mode: str, **options: Any) -> MakeExecutor:
+    """Return what makes executors of a mode, ``EXACT`` or ``FAST``, with these options."""
+    from engine.cuda.executor import Executor
+    from engine.cuda.products import LibraryProducts, TreeProducts
+
+    return lambda shard: Executor(shard, TreeProducts() if mode == EXACT else LibraryProducts(), **options)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One kind of step."""
+    """Sequences that decode, each with a tree."""
 
     sequences: int
-    nodes: int  # of each sequence's tree
-    context: int  # committed tokens of each, the root not counted
-    sampled: bool = False
-
-    @property
-    def drawing(self) -> str:
-        """How tokens are chosen."""
-        return "sampled" if self.sampled else "greedy"
+    nodes: int  # of each tree
+    context: int  # committed tokens of each sequence, the root not counted
+    is_sampled: bool = False
 
     @property
     def name(self) -> str:
-        """For notes."""
-        return f"{self.sequences} x {self.nodes} nodes at {self.context}, {self.drawing}"
+        """For tables."""
+        return f"{self.sequences} x {self.nodes} nodes"
 
     @property
     def blocks_each(self) -> int:
@@ -52,69 +67,134 @@ class Shape:
         return -(-(self.context + 1 + self.nodes) // BLOCK)
 
 
-def limit(geometry: Geometry, setting: Setting, shape: Shape) -> float:
-    """Seconds in which what a step must read can be read: weights, keys and values."""
-    keys = 2 * geometry.n_layers * geometry.n_kv_heads * geometry.head_dim * setting.dtype.itemsize
-    return (geometry.bytes_read(setting.dtype) + shape.sequences * shape.context * keys) / HBM
-
-
 def bushy(n_nodes: int, vocab: int, seed: int = 0) -> TokenTree:
-    """Eight children of the root, every other node below one of the twelve before it."""
+    """Return a tree with eight children of the root; every other node's parent is one of the twelve before it."""
     rng = random.Random(seed)
     parents = [ROOT] * min(8, n_nodes)
     parents += [rng.randrange(max(0, node - 12), node) for node in range(len(parents), n_nodes)]
     return TokenTree([rng.randrange(vocab) for _ in range(n_nodes)], parents)
 
 
-def local_target(model: Any, n_blocks: int, max_model_len: int, stages: int = 1, exact: bool = False) -> LocalTarget:
-    """A target on a model that is there; of several on one model only the last made may be used.
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of a step."""
+
+    total: float  # until its tokens are on the host
+    host: float  # until its layers are queued: plan, upload, launches
+    layers: float  # until the device has run them, if that is waited for
+
+
+class Bench:
+    """A stage of all layers of a model with random weights, cut to what fits the card; its graphs are recorded late.
 
     Args:
-        model: from ``random_model``.
-        n_blocks: of its KV cache.
-        max_model_len: tokens of the longest text.
-        stages: among which the layers are split, one after the other in this process.
-        exact: whether the executor of ``engine.cuda`` runs them; needs Triton, and a GPU or its interpreter.
+        setting: of the part.
+        geometry: of the whole model.
+        make: makes its executor.
+        shapes: of the steps that there must be room for.
+        is_int8: whether layers have weights of one byte.
     """
-    spec = read_spec(model.config, ())
-    info = TargetInfo(spec, n_blocks, BLOCK, max_model_len)
-    shards = [ModelShard(model, spec, part, positions(info)) for part in split_layers(spec.n_layers, stages)]
-    if not exact:
-        return LocalTarget(info, shards)
-    from engine.cuda.executor import Executor
 
-    return LocalTarget(info, shards, executors=[Executor(shard) for shard in shards])
+    def __init__(
+        self, setting: Setting, geometry: Geometry, make: MakeExecutor, shapes: Sequence[Shape], is_int8: bool = False
+    ) -> None:
+        self.setting, n_blocks = setting, max(shape.sequences * shape.blocks_each for shape in shapes)
+        self.weight_bytes = 1 if is_int8 else setting.dtype.itemsize
+        fitting = fit_layers(geometry, setting.free_bytes, self.weight_bytes, n_blocks * BLOCK)
+        self.geometry = shrink(setting, fitting)
+        model = make_random_model(self.geometry, setting.device, setting.dtype, is_int8)
+        spec, longest = read_spec(model.config, ()), max(shape.context + shape.nodes + 2 for shape in shapes)
+        shard = ModelShard(model, spec, split_layers(spec.n_layers, 1)[0], longest + BLOCK)
+        self.stage, self._number = Stage(shard, n_blocks, BLOCK, executor=make(shard)), 0
 
-
-class Decoding:
-    """A new target's sequences, all of them decoding; ``make`` makes the target: model, blocks, longest text."""
-
-    def __init__(self, model: Any, shape: Shape, make: Callable[[Any, int, int], Target] = local_target) -> None:
-        self._shape = shape
-        self._target = make(model, shape.sequences * shape.blocks_each, shape.context + shape.nodes + 2)
-        self._vocab = self._target.info.spec.vocab_size
-        self._tree = bushy(shape.nodes, self._vocab)
-        self._number = 0
-        self._begin()
-
-    def step(self) -> None:
-        """One step of all sequences, until its tokens are on the host. Nothing is committed."""
+    def run(self, work: list[Work], starts: Sequence[SequenceStart] = (), waits: bool = False) -> StepTimes:
+        """Run a step and return its times."""
         self._number += 1
-        tree, root = self._tree, self._number % self._vocab
-        work = [
-            # A fresh tree for each: what is derived from it is part of a step.
-            Work(seq, self._shape.context, [root], TokenTree(tree.tokens, tree.parents), max_new=ENDLESS)
-            for seq in range(self._shape.sequences)
-        ]
-        self._run(work)
+        began = time.perf_counter()
+        activations = self.stage.forward(Step(self._number, work, list(starts)), None)
+        queued = time.perf_counter()
+        if waits:
+            self.setting.synchronize()
+        layers = time.perf_counter()
+        self.stage.verify(activations)
+        return StepTimes(time.perf_counter() - began, queued - began, layers - began)
 
-    def _begin(self) -> None:
-        each = self._shape.blocks_each
-        params = SamplingParams(max_tokens=ENDLESS, temperature=0.8 if self._shape.sampled else 0.0, seed=1)
-        sequences = range(self._shape.sequences)
-        starts = [SequenceStart(seq, params, self._shape.context, Needs()) for seq in sequences]
+    def decode(self, shape: Shape) -> Callable[..., StepTimes]:
+        """Return what runs a step of a shape, always from the same place; earlier sequences are forgotten."""
+        self.stage.reset()
+        params = SamplingParams(max_tokens=ENDLESS, temperature=0.8 if shape.is_sampled else 0.0, seed=1)
+        vocab, each, sequences = self.geometry.vocab, shape.blocks_each, range(shape.sequences)
+        starts = [SequenceStart(seq, params, shape.context, Needs()) for seq in sequences]
         blocks = [list(range(seq * each, (seq + 1) * each)) for seq in sequences]
-        self._run([Work(seq, 0, [0], new_blocks=blocks[seq], draw=False) for seq in sequences], starts)
+        self.run([Work(seq, 0, [0], new_blocks=blocks[seq], draw=False) for seq in sequences], starts)
+        drafted = bushy(shape.nodes, vocab)
 
-    def _run(self, work: list[Work], starts: Sequence[SequenceStart] = ()) -> None:
-        self._target.step(Step(self._number, work, list(starts)))
+        def step(waits: bool = False) -> StepTimes:
+            trees = [TokenTree(drafted.tokens, drafted.parents) for _ in sequences]  # what a tree caches is new work
+            root = self._number % vocab
+            return self.run(
+                [Work(seq, shape.context, [root], trees[seq], max_new=ENDLESS) for seq in sequences], waits=waits
+            )
+
+        return step
+
+    def read_prompt(self, n_tokens: int) -> float:
+        """Return the seconds of reading a prompt in one step."""
+        self.stage.reset()
+        start = SequenceStart(0, SamplingParams(max_tokens=ENDLESS), n_tokens, Needs())
+        tokens = [place % self.geometry.vocab for place in range(n_tokens)]
+        return self.run([Work(0, 0, tokens, new_blocks=list(range(-(-n_tokens // BLOCK))))], [start]).total
+
+
+def time_steps(bench: Bench, shapes: Sequence[Shape], way: str) -> Iterator[Row]:
+    """Yield a row for each shape. "limit": weights, keys and values at the speed of a copy.
+
+    "layers": until the device has run them; "of copy": the speed at which their weights are read, over a copy's;
+    "device": from the first kernel's start to the last one's end, by a profiler; "host": until the layers are queued;
+    "plan": the part of it that plans attention.
+    """
+    setting, geometry, copy = bench.setting, bench.geometry, measure_copy_bandwidth(bench.setting)
+    runs, warmup = (1, 0) if setting.is_tiny else (20, 3)
+    for shape in shapes:
+        step = bench.decode(shape)
+        taken = [step() for _ in range(warmup + runs)][warmup:]
+        total, host = statistics.median(one.total for one in taken), statistics.median(one.host for one in taken)
+        layers = statistics.median(step(waits=True).layers for _ in range(runs))
+        device = device_seconds(profile_kernels(setting, step))
+        limit = geometry.bytes_read(setting.dtype, bench.weight_bytes, shape.sequences * shape.context) / copy
+        of_copy = bench.weight_bytes * geometry.n_layers * geometry.layer_weights / layers / copy
+        plan = measure_plan(shape, geometry.n_heads // geometry.n_kv_heads, 10 * runs)
+        yield {
+            "way": way, "layers": geometry.n_layers, "step": shape.name, "context": shape.context,
+            "limit, ms": limit * 1e3, "step, ms": total * 1e3, "of limit": total / limit,
+            "layers, ms": layers * 1e3, "of copy": of_copy,
+            "device, ms": device and device * 1e3, "host, ms": host * 1e3, "plan, ms": plan * 1e3,
+        }  # fmt: skip
+
+
+def profile_steps(bench: Bench, shapes: Sequence[Shape]) -> Iterator[Row]:
+    """Yield the kernels of a step of each shape."""
+    for shape in shapes:
+        yield from kernel_rows(shape.name, profile_kernels(bench.setting, bench.decode(shape)))
+
+
+def time_prompt(bench: Bench, n_tokens: int, way: str) -> Iterator[Row]:
+    """Yield the time of a prompt that is read in one step."""
+    seconds = statistics.median([bench.read_prompt(n_tokens) for _ in range(2 if bench.setting.is_tiny else 6)][1:])
+    flops = 2e-12 * n_tokens * bench.geometry.n_layers * bench.geometry.layer_weights
+    yield {"way": way, "prompt tokens": n_tokens, "ms": seconds * 1e3, "TFLOP/s of products": flops / seconds}
+
+
+def measure_plan(shape: Shape, groups: int, runs: int) -> float:
+    """Return the median CPU seconds of planning the attention of a step."""
+    each, n_rows = shape.blocks_each, 1 + shape.nodes
+    parents = np.asarray(bushy(shape.nodes, 1000).parents, np.int32) if shape.nodes else None
+    blocks = [np.arange(seq * each, (seq + 1) * each, dtype=np.int32) for seq in range(shape.sequences)]
+    works = [PathWork(shape.context, n_rows, parents, some) for some in blocks]
+    plan_shape = PlanShape.of({None}, groups, BLOCK, len(blocks) * each * BLOCK)
+    taken = []
+    for _ in range(runs + 3):
+        began = time.thread_time()
+        make_plan(works, plan_shape, [1] * (n_rows * shape.sequences))
+        taken.append(time.thread_time() - began)
+    return statistics.median(taken[3:])

@@ -1,1 +1,1 @@
-"""What runs the checks of this room: each in a process of its own, with a limit, resumed where it was broken off."""
+"""Runs the parts of a command in a worker process and keeps their results."""

@@ -1,14 +1,14 @@
-"""The JSON files of a run: one a check, with its table; complete ones of the same sources and arguments stand."""
+"""The results of a command: a JSON file, the same as tables, and the archive of the folder."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
-import shutil
 import subprocess
-from collections.abc import Mapping
+import tarfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,131 +16,80 @@ import torch
 
 from app.reporting.documents import write_document
 from app.reporting.tables import NOTHING, markdown
-from benchmarks.gpu.running.checks import CHECKS, ROOM, Check
-from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.setting import Row, Setting, Value
 
-ROOT = ROOM.parents[1]
+REPOSITORY = Path(__file__).parents[3]
+ARCHIVE = "results.tar.gz"
 PACKAGES = ("torch", "triton", "transformers", "numpy", "numba", "msgspec")
+PROPERTIES = ("name", "total_memory", "major", "minor", "multi_processor_count", "shared_memory_per_block_optin")
 
 
-def sources(check: Check) -> str:
-    """Hash of all that a check's answer depends on: the packages it may use and this room, other checks left out.
-
-    So a mended check does not make the others run again, and a mended engine does. It needs no git.
-    """
-    others = {one.module for one in CHECKS.values() if one != check}
-    digest = hashlib.sha256()
-    for package in (ROOT / "engine", ROOT / "speculators", ROOT / "tools", ROOM):
-        for path in sorted(package.rglob("*.py")):
-            if path not in others:
-                digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def commit() -> str:
-    """The checkout's commit; "" in a copy, or without git."""
-    if shutil.which("git") is None:
-        return ""
-    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return asked.stdout.strip()
-
-
-def machine(setting: Setting) -> dict[str, Any]:
-    """What the figures were measured on."""
-    found: dict[str, Any] = {"python": platform.python_version(), "processor": platform.machine()}
+def describe_machine(setting: Setting) -> dict[str, Any]:
+    """Return versions and, where they are known, the commit and properties of the card."""
+    found: dict[str, Any] = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    if setting.on_cuda:
-        properties = torch.cuda.get_device_properties(setting.device)
-        found |= {"gpu": properties.name, "gpu_gib": properties.total_memory / 2**30, "cuda": torch.version.cuda}
+    with suppress(FileNotFoundError):
+        git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True)
+        found["commit"] = git.stdout.strip()
+    if setting.is_cuda:
+        card = torch.cuda.get_device_properties(setting.device)
+        found |= {name: getattr(card, name) for name in PROPERTIES}
     return found
 
 
-def arguments(setting: Setting) -> dict[str, Any]:
-    """What tells one run of a check from another, beside the sources."""
-    return {"device": str(setting.device), "dtype": setting.dtype_name, "tiny": setting.tiny}
+def format_tables(rows: Sequence[Row]) -> str:
+    """Return Markdown: one table for each run of rows with the same headings."""
+    groups = ((headings, list(group)) for headings, group in groupby(rows, tuple))
+    return "\n\n".join(markdown(head, [list(map(format_value, row.values())) for row in some]) for head, some in groups)
 
 
-def cell(value: str | float | None) -> str:
-    """One cell of a table."""
-    if value is None:
-        return NOTHING
+def format_value(value: Value) -> str:
+    """Return a cell: floats with three significant digits."""
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return str(value)
+    return NOTHING if value is None else str(value)
 
 
-def table(report: Report) -> str:
-    """The report as Markdown, with the tables that follow it."""
-    lines = [f"## {report.title}", ""]
-    if report.rows:
-        lines.append(markdown(list(report.columns), [[cell(value) for value in row] for row in report.rows]))
-    lines += ["", *(f"* {note}" for note in report.notes)]
-    return "\n\n".join(["\n".join(lines).rstrip(), *(table(one) for one in report.further)])
+class Results:
+    """The files of one command."""
 
+    def __init__(self, out: Path, command: str, arguments: Mapping[str, Any]) -> None:
+        self._out, self._path = out, out / f"{command}.json"
+        self._parts: dict[str, dict[str, Any]] = {}
+        self.document = {"command": command, "arguments": dict(arguments), "machine": {}, "parts": self._parts}
+        out.mkdir(parents=True, exist_ok=True)
+        self._path.with_suffix(".md").write_text(f"# {command}\n")
 
-def figures(report: Report) -> dict[str, Any]:
-    """The report's document, and by title those of the tables that follow it."""
-    return {**report.document, **{one.title: figures(one) for one in report.further}}
+    def add_row(self, part: str, row: Row) -> None:
+        """Keep a row of an unfinished part."""
+        self._part(part)["rows"].append(dict(row))
+        self._write()
 
+    def finish_part(self, name: str, seconds: float, error: str) -> tuple[str, str]:
+        """Record how a part ended and pack the archive; returns its tables, and "ok" or what went wrong."""
+        part = self._part(name)
+        part |= {"finished": not error, "seconds": round(seconds, 1), "error": error}
+        self._write()
+        failed = sum("failed" in row for row in part["rows"])
+        wrong = sum(row.get("ok") is False for row in part["rows"])
+        problems = error.strip().splitlines()[-1:] + [f"failed measurements: {failed}"] * bool(failed)
+        outcome = "; ".join(problems + [f"wrong results: {wrong}"] * bool(wrong)) or "ok"
+        tables = format_tables(part["rows"])
+        with self._path.with_suffix(".md").open("a", encoding="utf-8") as file:
+            file.write(f"\n## {name}: {outcome}, {seconds:.1f} s\n\n{tables}\n")
+        with tarfile.open(self._out / ARCHIVE, "w:gz") as archive:
+            for path in sorted([*self._out.glob("*.json"), *self._out.glob("*.md")]):
+                archive.add(path, path.name)
+        return tables, outcome
 
-def parts(found: Mapping[str, Any], kind: str) -> list[str]:
-    """The parts that ``failed`` or were ``late``, of a report's figures and those of the tables that follow it."""
-    further = [name for one in found.values() if isinstance(one, dict) for name in parts(one, kind)]
-    return [*found.get(kind, ()), *further]
+    def _part(self, name: str) -> dict[str, Any]:
+        return self._parts.setdefault(name, {"finished": False, "rows": []})
 
-
-def forget(out: Path, check: Check) -> None:
-    """Remove a check's document: an older answer must not pass for the one to come."""
-    (out / f"{check.name}.json").unlink(missing_ok=True)
-
-
-def read(out: Path, check: Check) -> dict[str, Any]:
-    """A check's document; {} if there is none, or half of one."""
-    try:
-        found = json.loads((out / f"{check.name}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def stands(setting: Setting, check: Check) -> bool:
-    """Whether the setting's folder holds a complete answer of the same sources and arguments."""
-    document = read(setting.out, check)
-    same = document.get("sources") == sources(check) and document.get("arguments") == arguments(setting)
-    return bool(document.get("complete")) and same
-
-
-def write(setting: Setting, check: Check, seconds: float, found: Mapping[str, Any], finished: bool = True) -> None:
-    """Keep what a check found, or its ``error``, or both, in the setting's folder.
-
-    It is complete if it is finished, without an error, and nothing was left out for want of time. A part that failed
-    would fail again.
-    """
-    complete = finished and "error" not in found and not parts(found.get("found", {}), "late")
-    head = {
-        "check": check.name,
-        "complete": complete,
-        "arguments": arguments(setting),
-        "sources": sources(check),
-        "commit": commit(),
-        "seconds": round(seconds, 1),
-    }
-    whole = setting.out / f"{check.name}.json"
-    unfinished = whole.with_suffix(".part")
-    write_document(head | dict(found) | head, unfinished)  # what was found may be an older document
-    unfinished.replace(whole)
-
-
-def tables(out: Path) -> str:
-    """The tables of all checks that a folder has documents of."""
-    found = []
-    for document in (read(out, check) for check in CHECKS.values()):
-        if document:
-            lacking = document.get("error") or "parts of it came too late, or it was broken off"
-            written = document.get("table") or f"## {document['check']}"
-            found.append(written if document["complete"] else f"{written}\n\nNot complete: {lacking}.")
-    return "\n\n".join(found)
+    def _write(self) -> None:
+        unfinished = self._path.with_suffix(".part")
+        write_document(self.document, unfinished)
+        unfinished.replace(self._path)

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from benchmarks.gpu.measuring.geometry import Geometry
+from benchmarks.gpu.measuring.models import Geometry
 from engine.model.loader import load_shard
 from engine.model.ranges import LayerRange
 from engine.model.weights import reader

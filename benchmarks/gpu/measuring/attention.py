@@ -1,0 +1,187 @@
+"""Attention over a paged cache in sizes of production: against fp64, and its time by stages and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle, product
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.measuring.clock import measure_throughput
+from benchmarks.gpu.measuring.models import BLOCK
+from benchmarks.gpu.measuring.steps import bushy
+from benchmarks.gpu.setting import Row, Setting
+from engine.cuda.kernels import combine as merging
+from engine.cuda.kernels.attention import Heads, Partials, attend
+from engine.cuda.kernels.combine import combine
+from engine.cuda.plan.items import PathWork
+from engine.cuda.plan.plan import Plan, PlanShape, make_plan
+from engine.tree import TokenTree
+
+HEADS = {
+    "8B": Heads(32, 8, 128, 128**-0.5),
+    "70B": Heads(64, 8, 128, 128**-0.5),
+    "1B": Heads(32, 8, 64, 0.125),
+    "Qwen2.5 7B": Heads(28, 4, 128, 128**-0.5),
+    "Gemma 3 4B, window": Heads(8, 4, 256, 0.0625, window=1024),
+    "Gemma 2 9B, window, cap": Heads(16, 8, 256, 0.0625, window=4096, softcap=50.0),
+}
+# (committed tokens, rows, whether they are a tree): trees and chains before, at and after borders of splits of 256
+WORKS = ((0, 40, True), (253, 64, True), (512, 1, False), (300, 21, False), (2047, 16, True), (5000, 64, True))
+TINY_HEADS = {"grouped": Heads(4, 2, 16, 0.25), "window": Heads(4, 2, 16, 0.25, window=40, softcap=5.0)}
+TINY_WORKS = ((0, 5, True), (253, 9, True), (300, 3, False))
+HUGE = 3e38
+ALLOWED = {torch.float32: 200.0, torch.bfloat16: 4.0}  # steps of the dtype at a row's largest value
+CONTEXTS, STEPS = (2048, 8192, 32768), ((1, 1), (1, 64), (32, 1))  # sequences, rows of each
+STAGES, WAVES, MERGE_STAGES = (2, 5), (1, 2, 4), (1, 4)  # waves: programs for each multiprocessor
+READ_BYTES = 256 << 20  # of keys and values that are read in turn, so that no cache holds them
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """A step's rows and a cache."""
+
+    works: Sequence[PathWork]
+    heads: Heads
+    q: Tensor  # [n_rows, n_heads, head_dim]
+    keys: Tensor  # [n_slots, n_kv_heads, head_dim]
+    values: Tensor
+
+    @property
+    def plan(self) -> Plan:
+        """The step's plan, with the heads' window as the only one."""
+        groups = self.heads.n_heads // self.heads.n_kv_heads
+        return make_plan(self.works, PlanShape.of({self.heads.window}, groups, BLOCK, len(self.keys) - 1))
+
+    def prepare(self) -> tuple[Callable[..., None], Callable[[], None], Tensor]:
+        """Return what attends (keys, values, programs, stages), what merges, and the output; its memory is NaN."""
+        plan, heads, every = self.plan, self.heads, range(self.heads.n_kv_heads)
+        q = self.q.new_full((plan.layout.n_rows, heads.n_heads * heads.head_dim), torch.nan)
+        q[: plan.n_rows] = self.q.flatten(1)
+        out, ints = torch.full_like(q, torch.nan), torch.from_numpy(plan.ints).to(q.device)
+        partials = Partials.empty(plan.n_partials, heads.n_heads, heads.head_dim, q.device)
+        for memory in (partials.sums, partials.largest, partials.weights):
+            memory.fill_(torch.nan)
+
+        def attend_all(keys: Tensor, values: Tensor, programs: int, stages: int | None = None) -> None:
+            attend(q, keys, values, ints, plan.layout, heads, every, partials, programs, stages)
+
+        return attend_all, partial(combine, partials, ints, plan.layout, heads, every, out), out
+
+    def run(self) -> Tensor:
+        """Return attention ``[n_rows, n_heads, head_dim]``."""
+        attend_all, merge, out = self.prepare()
+        attend_all(self.keys, self.values, 16)
+        merge()
+        return out[: len(self.q)].view(self.q.shape)
+
+    def slots(self, work: PathWork) -> Tensor:
+        """Return the slots of a work's text and rows, in order."""
+        blocks, place = torch.as_tensor(work.blocks), torch.arange(work.n_cached + work.n_rows)
+        return blocks[place // BLOCK] * BLOCK + place % BLOCK
+
+    def expected(self) -> Tensor:
+        """Return the attention in fp64."""
+        queries = torch.split(self.q.double(), [work.n_rows for work in self.works])
+        return torch.cat([self._expected(*one) for one in zip(self.works, queries, strict=True)])
+
+    def _expected(self, work: PathWork, q: Tensor) -> Tensor:
+        heads, n, slots, device = self.heads, work.n_rows, self.slots(work), q.device
+        tree = TokenTree([0] * (n - 1), list(range(-1, n - 2) if work.parents is None else work.parents))
+        own = torch.tensor([0, *tree.depths], device=device) + work.n_cached
+        positions = torch.cat((torch.arange(work.n_cached, device=device), own))
+        seen = torch.ones(n, len(slots), dtype=torch.bool, device=device)
+        seen[:, work.n_cached :] = torch.from_numpy(tree.ancestor_mask()).to(device)
+        if heads.window is not None:
+            seen &= positions[None] > own[:, None] - heads.window
+        groups = heads.n_heads // heads.n_kv_heads
+        keys, values = (x[slots].double().repeat_interleave(groups, 1) for x in (self.keys, self.values))
+        scores = torch.einsum("rhd,nhd->hrn", q, keys) * heads.scale
+        if heads.softcap is not None:
+            scores = heads.softcap * torch.tanh(scores / heads.softcap)
+        return torch.einsum("hrn,nhd->rhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), values)
+
+
+def make_case(setting: Setting, heads: Heads, sizes: Sequence[tuple[int, int, bool]]) -> AttentionCase:
+    """Return a case with random numbers in the slots of its works, whose blocks are shuffled, and NaN in all others."""
+    random = torch.Generator(setting.device).manual_seed(0)
+    needed = [-(-(n_cached + n_rows) // BLOCK) for n_cached, n_rows, _ in sizes]
+    blocks = torch.split(torch.randperm(sum(needed), generator=torch.Generator().manual_seed(0)), needed)
+    works = [
+        PathWork(n_cached, n_rows, bushy(n_rows - 1, 9).parents if is_tree else None, own.tolist())
+        for (n_cached, n_rows, is_tree), own in zip(sizes, blocks, strict=True)
+    ]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=setting.dtype, device=setting.device).normal_(generator=random)
+
+    shape = (sum(needed) * BLOCK + 1, heads.n_kv_heads, heads.head_dim)
+    q = normal(sum(work.n_rows for work in works), heads.n_heads, heads.head_dim)
+    case = AttentionCase(works, heads, q, normal(*shape), normal(*shape))
+    is_free = torch.ones(shape[0], dtype=torch.bool)
+    is_free[torch.cat([case.slots(work) for work in works])] = False
+    case.keys[is_free.to(q.device)] = case.values[is_free.to(q.device)] = torch.nan
+    return case
+
+
+def check_attention(setting: Setting) -> Iterator[Row]:
+    """Yield a row for each kind of heads: its error against fp64, and rows that a value after their end changes.
+
+    The value of the last row of each work becomes 0, then 3e38. Kernels multiply by 0 what a row does not see, so no
+    other row may change in any bit.
+    """
+    allowed = ALLOWED[setting.dtype]
+    for name, heads in (TINY_HEADS if setting.is_tiny else HEADS).items():
+        case = make_case(setting, heads, TINY_WORKS if setting.is_tiny else WORKS)
+        out, expected = case.run(), case.expected()
+        largest = expected.abs().amax((1, 2), keepdim=True)
+        error = float(((out.double() - expected).abs() / largest).max()) / torch.finfo(setting.dtype).eps
+        nans, changed = int(out.isnan().sum()), _count_changed(case)
+        yield {
+            "heads": name, "rows": len(out), "error": error, "allowed error": allowed, "NaNs": nans,
+            "rows that a later value changes": changed, "ok": error <= allowed and not nans and not changed,
+        }  # fmt: skip
+
+
+def _count_changed(case: AttentionCase) -> int:
+    """Count rows that differ when the last value of each work is 0 or 3e38; the last rows are left out."""
+    lasts, outs = torch.stack([case.slots(work)[-1] for work in case.works]), list[Tensor]()
+    for value in (0.0, HUGE):
+        values = case.values.clone()
+        values[lasts] = value
+        outs.append(replace(case, values=values).run())
+    differs = (outs[0] != outs[1]).flatten(1).any(1)
+    differs[torch.tensor([work.n_rows for work in case.works]).cumsum(0) - 1] = False
+    return int(differs.sum())
+
+
+def tune_attention(setting: Setting) -> Iterator[Row]:
+    """Yield the time of attention for each step, context and choice of stages and programs, none of which changes bits.
+
+    "GB/s" is the speed at which keys and values are read.
+    """
+    heads, processors = TINY_HEADS["grouped"] if setting.is_tiny else HEADS["8B"], 4
+    if setting.is_cuda:
+        processors = torch.cuda.get_device_properties(setting.device).multi_processor_count
+    cases = product((300,), ((1, 3),)) if setting.is_tiny else product(CONTEXTS, STEPS)
+    for context, (sequences, rows) in cases:
+        case = make_case(setting, heads, [(context, rows, rows > 1)] * sequences)
+        attend_all, merge, _ = case.prepare()
+        n_bytes = case.keys.nbytes + case.values.nbytes
+        n = 1 if setting.is_tiny else -(-READ_BYTES // n_bytes)
+        caches = [(case.keys.clone(), case.values.clone()) for _ in range(n)]
+        step: Row = {"step": f"{sequences} x {rows} rows", "context": context}
+        for stages, waves in product(STAGES, WAVES):
+            programs = max(1, waves * processors // heads.n_kv_heads)
+            turns = cycle(caches)
+            seconds = measure_throughput(setting, lambda: attend_all(*next(turns), programs, stages), n)  # noqa: B023
+            choice = f"attend, {stages} stages, {programs * heads.n_kv_heads} programs"
+            yield {**step, "choice": choice, "us": seconds * 1e6, "GB/s": n_bytes / seconds / 1e9}
+        for stages in MERGE_STAGES:
+            with mock.patch.object(merging, "_STAGES", stages):
+                seconds = measure_throughput(setting, merge, n)
+            yield {**step, "choice": f"combine, {stages} stages", "us": seconds * 1e6, "GB/s": None}
