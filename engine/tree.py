@@ -74,11 +74,12 @@ class TokenTree:
                 f"{n} tokens, {len(self.parents)} parents, {len(self.sources)} sources, "
                 f"{len(self.probe)} probe flags: all must be equal"
             )
-        has_probes = True in self.probe
+        self.has_probes = True in self.probe
+        self._parent_array: IntArray | None = None
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 raise ValueError(f"node {node} has parent {parent}; parents must precede their children")
-            if has_probes and parent != ROOT and self.probe[parent] and not self.probe[node]:
+            if self.has_probes and parent != ROOT and self.probe[parent] and not self.probe[node]:
                 raise ValueError(f"node {node} can be accepted but hangs below probe {parent}")
 
     def __len__(self) -> int:
@@ -93,6 +94,13 @@ class TokenTree:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return depths
 
+    @property
+    def parent_array(self) -> IntArray:
+        """``parents`` as an array, ``[n_nodes]``; not to be changed."""
+        if self._parent_array is None:  # a cached property would take a lock
+            self._parent_array = np.array(self.parents, np.int32)
+        return self._parent_array
+
     @cached_property
     def children(self) -> list[list[int]]:
         """Children that may be accepted, in drafting order; entry ``i + 1`` is node ``i``'s, entry 0 the root's."""
@@ -102,10 +110,10 @@ class TokenTree:
                 children[parent + 1].append(node)
         return children
 
-    @cached_property
+    @property
     def is_chain(self) -> bool:
         """Whether every node's parent is the node before it: plain causal attention, no mask needed."""
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+        return self.parents == [*range(ROOT, len(self) - 1)]
 
     def ancestor_mask(self) -> BoolArray:
         """``[n_nodes + 1, n_nodes + 1]``, rows and columns in forward order (row 0 the root).

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from engine.cuda.head import Head, RowsOnDevice
 from engine.cuda.kernels.embed import embed
-from engine.cuda.plan.answer import MOST_BEST, WIDTHS, AnswerKind, AnswerLayout, AnswerPlan
+from engine.cuda.plan.answer import MOST_BEST, WIDTHS, AnswerKind, AnswerPlan
+from engine.cuda.plan.answer_layout import AnswerLayout
 from engine.cuda.products import Products
 from engine.cuda.recorder import Recorder
 from engine.model.shard import ModelShard

@@ -11,7 +11,8 @@ from engine.cuda.kernels.best import best_ids
 from engine.cuda.kernels.draw import draw
 from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.truncation import Truncation
-from engine.cuda.plan.answer import AnswerKind, AnswerLayout
+from engine.cuda.plan.answer import AnswerKind
+from engine.cuda.plan.answer_layout import AnswerLayout
 from engine.cuda.products import Products
 from engine.cuda.weights import Norm, matrix_of
 from engine.model.shard import ModelShard

@@ -100,12 +100,20 @@ class KVArena:
 class BlockTable:
     """Blocks of one sequence in text order; remembers whether they are one contiguous run."""
 
-    __slots__ = ("base", "block_size", "blocks")
+    __slots__ = ("_array", "base", "block_size", "blocks")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.blocks: list[int] = []
         self.base: int | None = None  # row of slot 0 while the run is contiguous
+        self._array: NDArray[np.int32] | None = None  # of ``blocks``, once asked for
+
+    @property
+    def block_array(self) -> NDArray[np.int32]:
+        """``blocks`` as an array, ``[n_blocks]``; not to be changed."""
+        if self._array is None or len(self._array) != len(self.blocks):
+            self._array = np.array(self.blocks, np.int32)
+        return self._array
 
     def extend(self, blocks: Iterable[int]) -> None:
         """Append newly allocated blocks."""
@@ -118,7 +126,7 @@ class BlockTable:
 
     def replace(self, blocks: Sequence[int]) -> None:
         """Other blocks for the whole sequence, at least as many."""
-        self.blocks, self.base = [], None
+        self.blocks, self.base, self._array = [], None, None
         self.extend(blocks)
 
     def runs_to(self, blocks: Sequence[int]) -> list[Run]:

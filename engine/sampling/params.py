@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import msgspec
@@ -73,12 +74,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The same without ``min_tokens``, made once."""
         return msgspec.structs.replace(self, min_tokens=0) if self.min_tokens else self
 
+    @cached_property
+    def draw_rules(self) -> tuple[float, float, float, float]:
+        """Temperature, top-k, top-p and the logarithm of min-p, as kernels read them; greedy rows have no limits."""
+        if self.is_greedy:
+            return 0.0, 0.0, 1.0, -math.inf
+        return self.temperature, self.top_k, self.top_p, math.log(self.min_p) if self.min_p > 0.0 else -math.inf
+
     @property
     def remembers(self) -> bool:
         """Whether processing needs a `History`: a draw depends on earlier tokens."""
         return self.has_penalties or self.min_tokens > 0 or any(len(word) > 1 for word in self.bad_words)
 
-    @property
+    @cached_property
     def needs_text(self) -> bool:
         """Whether a draw depends on more than the logits: on earlier tokens, remembered or parsed."""
         return self.remembers or self.grammar is not None

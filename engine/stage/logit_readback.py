@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cuda.plan.answer import Told
+from engine.cuda.plan.answer import AnswerTable
 from engine.device import Array, is_host
 from engine.protocol import Needs
 from engine.step import Work
@@ -18,6 +18,7 @@ from engine.tree import ROOT, FloatArray, IntArray
 from engine.upload import Upload, Uploaded
 
 _PIECE = 1 << 20  # logits handled at once on a CPU: what is made of them takes no new memory every time
+_NO_NEEDS = Needs()
 _LONG, _BLOCK = 1 << 14, 64  # ids of a row from which on blocks of it are looked at first, and of a block
 
 
@@ -30,10 +31,10 @@ class LogitRows:
     nodes cost no head.
     """
 
-    rows: list[int]
+    rows: Sequence[int]
     n_walk: int
     top_k: int = 0
-    nodes: list[int] = field(default_factory=list)  # node of every row (-1 the root), trees only
+    nodes: Sequence[int] = ()  # node of every row (-1 the root), trees only
 
 
 def logit_rows(work: Work, needs: Needs) -> LogitRows:
@@ -42,18 +43,21 @@ def logit_rows(work: Work, needs: Needs) -> LogitRows:
         n = len(work.tokens)
         top_k = needs.prompt_top_k if work.reads_back else 0
         if top_k or work.logprobs_of:
-            return LogitRows(list(range(n)), n, top_k)
+            return LogitRows(range(n), n, top_k)
         return LogitRows([n - 1] if work.draw else [], int(work.draw))
-    tree = work.tree
+    tree, n = work.tree, len(work.tree)
     if not work.reads_back:
-        needs = Needs()
+        needs = _NO_NEEDS
+    top_k = max(needs.node_top_k, needs.probe_top_k)
+    if not tree.has_probes:
+        return LogitRows(range(n + 1), n + 1, top_k, range(ROOT, n))
     n_walk = 1 + max((node + 1 for node, probe in enumerate(tree.probe) if not probe), default=0)
     nodes = list(range(ROOT, n_walk - 1))
     if needs.node_top_k:
-        nodes += range(n_walk - 1, len(tree))
-    elif needs.probe_top_k and n_walk <= len(tree):
+        nodes += range(n_walk - 1, n)
+    elif needs.probe_top_k and n_walk <= n:
         nodes += sorted(node for node in tree.probe_ends if node >= n_walk - 1)
-    return LogitRows([node + 1 for node in nodes], n_walk, max(needs.node_top_k, needs.probe_top_k), nodes)
+    return LogitRows([node + 1 for node in nodes], n_walk, top_k, nodes)
 
 
 @dataclass(slots=True)
@@ -87,8 +91,8 @@ class ReadBack:
         needs: of every work.
         rows: the rows of every work that have logits.
         firsts: where they begin in the logits.
-        upload: takes what has to be on their device, to be sent before ``begin``; None: an executor tells of all rows,
-            and ``chosen`` takes the place of ``begin``.
+        upload: carries the row numbers to the device; send it before ``begin``. None: an executor answers all rows,
+            and ``chosen`` replaces ``begin``.
     """
 
     def __init__(
@@ -124,12 +128,12 @@ class ReadBack:
         """Ids of the row of which most are read back."""
         return max((k for k, _ in self._alike), default=0)
 
-    def chosen(self, told: Told) -> Iterator[Array]:
-        """What would have been fetched, of what was told of all rows."""
+    def chosen(self, table: AnswerTable) -> Iterator[Array]:
+        """Yield from an executor's table what ``begin`` would have made the stage fetch."""
         for (k, with_logprobs), group in self._alike.items():
-            yield told.ids[group.rows, :k]
+            yield table.ids[group.rows, :k]
             if with_logprobs:
-                yield told.logprobs[group.rows, :k]
+                yield table.logprobs[group.rows, :k]
 
     def begin(self, logits: Tensor) -> list[Tensor]:
         """Begin on the device; returns what is to be fetched.
@@ -148,7 +152,7 @@ class ReadBack:
 
     def finish(self, arrays: Iterator[Array]) -> list[TopRows]:
         """What every work asked for, from what ``begin`` returned; what follows is left in ``arrays``."""
-        told = [TopRows() for _ in range(self._n_works)]
+        found = [TopRows() for _ in range(self._n_works)]
         for (_, with_logprobs), group in self._alike.items():
             ids = next(arrays)
             logprobs = next(arrays) if with_logprobs else None
@@ -159,10 +163,10 @@ class ReadBack:
                 their = None if logprobs is None else logprobs[first : first + n].copy()
                 first += n
                 if nodes is None:
-                    told[i] = TopRows(NO_TOP_IDS, its, their)
+                    found[i] = TopRows(NO_TOP_IDS, its, their)
                 else:
-                    told[i] = TopRows(TopIds(np.array(nodes, np.int32), its, their))
-        return told
+                    found[i] = TopRows(TopIds(np.array(nodes, np.int32), its, their))
+        return found
 
 
 def _places(work: Work, needs: Needs, rows: LogitRows) -> Sequence[int]:

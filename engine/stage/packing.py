@@ -152,8 +152,8 @@ def pack_plan(
     tokens: list[int] = []
     for work in works:
         its = row_tokens(work)
-        parents = None if work.tree is None or work.tree.is_chain else work.tree.parents
-        planned.append(PathWork(work.n_cached, len(its), parents, tables[work.seq].blocks))
+        parents = None if work.tree is None or work.tree.is_chain else work.tree.parent_array
+        planned.append(PathWork(work.n_cached, len(its), parents, tables[work.seq].block_array))
         spans.append(Span(len(tokens), len(its)))
         tokens += its
     plan = make_plan(planned, shape, tokens, compaction(works, tables))

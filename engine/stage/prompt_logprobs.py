@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from engine.cuda.plan.answer import Told
+from engine.cuda.plan.answer import AnswerTable
 from engine.device import Array
 from engine.events import TokenLogprob
 from engine.sampling.logprobs import as_logprobs, logprobs_in_pieces
@@ -20,11 +20,11 @@ class PromptLogprobs:
 
     Args:
         works: of the step.
-        ks: how many of the best tokens every work wants told beside each of its own.
+        ks: number of best tokens that every work asks for in addition to its own.
         firsts: where the rows of every work begin in the logits; a work with ``logprobs_of`` has one for every token.
         vocab: width of the logits.
-        upload: takes what has to be on their device; None: an executor tells of all rows, and ``chosen`` takes the
-            place of ``begin``.
+        upload: carries row numbers and tokens to the device; None: an executor answers all rows, and ``chosen``
+            replaces ``begin``.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class PromptLogprobs:
 
     @property
     def n_best(self) -> int:
-        """Tokens told of the row of which most are."""
+        """Largest number of best tokens that a row is asked for."""
         return max((k for _, _, k in self._wanted), default=0)
 
-    def chosen(self, told: Told) -> Iterator[Array]:
-        """What would have been fetched, of what was told of all rows."""
+    def chosen(self, table: AnswerTable) -> Iterator[Array]:
+        """Yield from an executor's table what ``begin`` would have made the stage fetch."""
         if self._wanted:
             rows = list(self.tokens)
-            yield from (told.asked[rows], told.logprobs[rows], told.ids[rows])
+            yield from (table.asked[rows], table.logprobs[rows], table.ids[rows])
 
     def begin(self, logits: Tensor) -> list[Tensor]:
         """Begin on the device; returns what is to be fetched.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.compiled import compiled, compiled_in_place
+from engine.compiled.functions import compiled, compiled_in_place
 from engine.tree import IntArray
 
 NONE = -1  # end of a chain

@@ -21,12 +21,13 @@ from typing import Literal
 
 import numpy as np
 
+from engine.compiled.keys import mix64
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.sampling.keys import request_key
 from engine.tree import ROOT
 from speculators.peers.scored_contexts import Context, RecentRows, scored_contexts
-from speculators.successors.draws import exponential, mix64
+from speculators.successors.draws import exponential
 from speculators.successors.token_recycling import rank_tree
 from speculators.tenant_state import TenantState
 

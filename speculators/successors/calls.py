@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.compiled import compiled, compiled_in_place
+from engine.compiled.functions import compiled, compiled_in_place
 from engine.tree import FloatArray, IntArray
 from retrieval_store.index.addresses import Addresses, addresses_of, opener
 from speculators.successors.config import CORPUS, TARGET, TEXT

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.compiled import compiled_in_place
+from engine.compiled.functions import compiled_in_place
+from engine.compiled.keys import mix64
 from speculators.successors.candidates import Candidates
 
 OUTSIDE = 128.0  # tokens that share what the candidates leave ...
 UNSEEN = 0.3  # ... and of which so much really goes to none of them (fitted at temperatures 0.6 to 1)
 GREEDY = 1.0  # temperature that stands for the argmax of probabilities that are only estimated
 _TRIPLE32 = (np.uint32(0xED5AD4BB), np.uint32(0xAC4C1B51), np.uint32(0x31848BAB))
-_GOLDEN64, _GOLDEN32 = np.uint64(0x9E3779B97F4A7C15), np.uint32(0x9E3779B9)
-_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_GOLDEN32 = np.uint32(0x9E3779B9)
 
 
 class Sampling(NamedTuple):
@@ -23,15 +23,6 @@ class Sampling(NamedTuple):
 
     temperature: float
     noise_key: Any  # uint64: of (seed, choice), before the position
-
-
-@compiled_in_place
-def mix64(x: Any) -> Any:
-    """``engine.sampling.keys.mix64``."""
-    x = x + _GOLDEN64
-    x = (x ^ (x >> np.uint64(30))) * _MIX1
-    x = (x ^ (x >> np.uint64(27))) * _MIX2
-    return x ^ (x >> np.uint64(31))
 
 
 @compiled_in_place

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engine.compiled import compiled_in_place
+from engine.compiled.functions import compiled_in_place
 from engine.tree import FloatArray, IntArray
 from speculators.successors.draws import Sampling, weigh_draws
 from speculators.successors.mix import Model, mix_successors

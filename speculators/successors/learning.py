@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine.compiled import compiled, compiled_in_place
+from engine.compiled.functions import compiled, compiled_in_place
 from engine.tree import FloatArray, IntArray
 from speculators.successors.candidates import add_candidate
 from speculators.successors.corpora import Lookup, corpus_bucket, count_followers, longest_match

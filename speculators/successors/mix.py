@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from engine.compiled import compiled_in_place
+from engine.compiled.functions import compiled_in_place
 from engine.tree import FloatArray, IntArray
 from speculators.successors.candidates import Candidates, add_candidate
 from speculators.successors.corpora import Lookup, corpus_bucket, count_followers, longest_match

@@ -8,12 +8,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.compiled import compiled_in_place
+from engine.compiled.functions import compiled_in_place
 from engine.cuda.plan.items import BLOCK, CHAIN, TREE, FlatWorks, Ints
 from engine.cuda.plan.layout import ITEM
 
 _N_CACHED, _N_ROWS, _N_RUN, _KIND, _N_BLOCKS = range(5)  # columns of ``FlatWorks.table``
 _DEPTHS, _OWNED, _PATH = range(3)  # lines of ``FlatWorks.scratch``
+_ZERO, _ONE = np.int64(0), np.int64(1)  # literal numbers have types of their own: every callee is compiled twice
 Places = NDArray[np.int64]  # [1 + n_windows]: where the next member or table goes, and the next item of every window
 
 
@@ -49,7 +50,8 @@ def fill_rows(works: FlatWorks, rows: Ints, unused_slot: int) -> int:
             targets; the last three are set to what they have without tokens and moves.
         unused_slot: where rows that fill the bucket are written.
     """
-    n_windows, row, parents_at, blocks_at, most = len(works.windows), 0, 0, 0, 0
+    n_windows, row, most = len(works.windows), 0, 0
+    parents_at = blocks_at = _ZERO
     for i in range(len(works.table)):
         n_cached, n_rows = works.table[i, _N_CACHED], works.table[i, _N_ROWS]
         _set_depths(works, i, parents_at)
@@ -63,7 +65,7 @@ def fill_rows(works: FlatWorks, rows: Ints, unused_slot: int) -> int:
         n_partials = 0
         for i in range(row):
             rows[2 + place, i] = n_partials
-            n_partials += rows[0, i] // works.split - _first_split(works, place, rows[0, i]) + 1
+            n_partials += rows[0, i] // works.split - _first_split(works, place, np.int64(rows[0, i])) + 1
         most = max(most, n_partials)
     rows[0, row:], rows[1, row:], rows[2 : 2 + n_windows, row:] = 0, unused_slot, -1
     rows[2 + n_windows], rows[3 + n_windows :] = 0, -1
@@ -73,13 +75,13 @@ def fill_rows(works: FlatWorks, rows: Ints, unused_slot: int) -> int:
 @compiled_in_place
 def add_items(works: FlatWorks, ints: Ints, places: Places) -> None:
     """Write members, tables and items of all works to their places, which move on; only count if ``ints`` is empty."""
-    row, parents_at, blocks_at = 0, 0, 0
+    row = parents_at = blocks_at = _ZERO
     for i in range(len(works.table)):
         n_cached, n_rows, n_run = works.table[i, _N_CACHED], works.table[i, _N_ROWS], works.table[i, _N_RUN]
         kind, n_blocks = works.table[i, _KIND], works.table[i, _N_BLOCKS]
         table_at = places[0]
         for number in range(n_blocks):
-            _put(ints, places, works.blocks[blocks_at + number])
+            _put(ints, places, np.int64(works.blocks[blocks_at + number]))
         first_row = row - n_run
         _set_depths(works, i, parents_at)
         if kind == CHAIN:
@@ -88,7 +90,7 @@ def add_items(works: FlatWorks, ints: Ints, places: Places) -> None:
                 members = places[0]
                 for own in range(tile, tile + n):
                     _put(ints, places, first_row + own)
-                _add_run(works, ints, places, members, n, n_cached + tile, table_at, 0, works.block_size, 0)
+                _add_run(works, ints, places, members, n, n_cached + tile, table_at, _ZERO, works.block_size, _ZERO)
         elif kind == BLOCK:
             _add_alike(works, ints, places, i, first_row, table_at, n_cached + n_rows)
         else:
@@ -115,7 +117,7 @@ def _add_alike(
         for place in range(len(works.windows)):
             for split in range(_first_split(works, place, lowest), -(-end // works.split)):
                 to = min((split + 1) * works.split, end)
-                _put_item(ints, places, place, members, last - tile, table_at, 0, works.block_size, split, to)
+                _put_item(ints, places, place, members, last - tile, table_at, _ZERO, works.block_size, split, to)
 
 
 @compiled_in_place
@@ -156,7 +158,7 @@ def _add_paths(
             members, last = places[0], min(tile + works.tile, n)
             for own in path[tile:last]:
                 _put(ints, places, first_row + own)
-            _add_run(works, ints, places, members, last - tile, n_cached + tile, table_at, base, 1, shared)
+            _add_run(works, ints, places, members, last - tile, n_cached + tile, table_at, base, _ONE, shared)
 
 
 @compiled_in_place
@@ -221,10 +223,12 @@ def _set_depths(works: FlatWorks, work: int, parents_at: int) -> None:
 @compiled_in_place
 def _slot(works: FlatWorks, blocks_at: int, own: int) -> int:
     """Return the arena's slot of a sequence's own slot."""
-    return works.blocks[blocks_at + own // works.block_size] * works.block_size + own % works.block_size
+    slot: int = works.blocks[blocks_at + own // works.block_size] * works.block_size + own % works.block_size
+    return slot
 
 
 @compiled_in_place
 def _first_split(works: FlatWorks, place: int, position: int) -> int:
     """Return the first split of which a row sees something under a window."""
-    return max(0, position - works.windows[place] + 1) // works.split
+    split: int = max(0, position - works.windows[place] + 1) // works.split
+    return split

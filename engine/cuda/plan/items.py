@@ -9,7 +9,6 @@ position ``base`` on, and single slots where ``unit`` is 1. ``engine.cuda.plan.f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +19,7 @@ CHAIN, BLOCK, TREE = range(3)  # kinds of works
 NO_WINDOW = 1 << 40  # tokens; more than any text has
 
 
-@dataclass(frozen=True, slots=True)
-class PathWork:
+class PathWork(NamedTuple):
     """One sequence's rows in a step: a chain of rows, or the root and its tree.
 
     Args:

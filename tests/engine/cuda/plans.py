@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -36,15 +35,14 @@ def as_drafted(rng: random.Random, works: Sequence[PathWork]) -> list[PathWork]:
     for work in works:
         n_run = rng.choice([0, rng.randrange(work.n_rows)])
         is_block = work.parents is None and not n_run and rng.random() < 0.5
-        drafted.append(replace(work, n_run=n_run, is_block=is_block))
+        drafted.append(work._replace(n_run=n_run, is_block=is_block))
     return drafted
 
 
 def as_arrays(works: Sequence[PathWork]) -> list[PathWork]:
     """The same works; parents and blocks are int32 arrays."""
     return [
-        replace(
-            work,
+        work._replace(
             parents=None if work.parents is None else np.array(work.parents, np.int32),
             blocks=np.array(work.blocks, np.int32),
         )

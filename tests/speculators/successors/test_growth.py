@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.compiled.keys import mix64 as compiled_mix64
 from engine.sampling.keys import GUMBEL_DOMAIN, mix64, position_key, request_key
 from engine.sampling.noise import _bits_numpy, _counters, gumbel_row
 from engine.tree import ROOT
@@ -14,7 +15,6 @@ from speculators.successors.calls import LEAST_SHARE, PROPOSERS, SOURCES, addres
 from speculators.successors.candidates import make_candidates
 from speculators.successors.config import SuccessorConfig
 from speculators.successors.draws import Sampling, exponential, weigh_draws
-from speculators.successors.draws import mix64 as compiled_mix64
 from speculators.successors.growth import LIKELY, MAX_CHILDREN, WORTHLESS, make_growth
 from speculators.successors.mix import mix_successors
 from speculators.successors.models import Models

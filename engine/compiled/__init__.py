@@ -1,0 +1,1 @@
+"""Compiled code that all packages may use, and how they compile their own."""

@@ -1,0 +1,91 @@
+"""Writes the arrays of an answer's plan, compiled; see ``engine.cuda.plan.answer_layout``."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.compiled.functions import compiled_in_place
+from engine.cuda.plan.answer_layout import (
+    ASKED,
+    DRAWN,
+    KEYS,
+    NOT_DRAWN,
+    NOTHING,
+    READ,
+    ROWS,
+    TEMPERATURES,
+    TOP_K,
+    Draws,
+)
+from engine.cuda.plan.items import Ints
+from engine.compiled.keys import mix64
+
+DRAWS, TRUNCATES, ASKS = 1, 2, 4  # bits of what ``fill_answer`` found
+_FIRST, _NODES, _POSITION, _MOST, _LOGPROBS = range(5)  # columns of ``Draws.table``
+_TOP_P, _LOG_MIN_P = range(2)  # lines of the limits
+
+
+@compiled_in_place
+def fill_answer(
+    draws: Draws, first: int, asked: Ints, lines: Ints, floats: NDArray[np.float32], limits: NDArray[np.float64]
+) -> int:
+    """Fill the lines of an answer's plan but for the rows' numbers in the step; returns what was found, as bits.
+
+    Args:
+        draws: of all rows of logits.
+        first: number of the first row that is answered among these.
+        asked: of the rows that are answered; what trees ask for is added.
+        lines: ``[lines of the layout, rows of the bucket]``.
+        floats: the same memory.
+        limits: top-p and the logarithm of min-p, ``[2, rows of the bucket]``, the same memory.
+    """
+    lines[ROWS], lines[KEYS], lines[KEYS + 1], lines[TOP_K] = 0, 0, 0, 0
+    lines[ASKED], floats[TEMPERATURES], limits[_TOP_P], limits[_LOG_MIN_P] = NOTHING, NOT_DRAWN, 1.0, -np.inf
+    found, nodes_at = 0, np.int64(0)  # a literal would make Numba compile ``_fill_tree`` twice
+    for tree in range(len(draws.table)):
+        found |= _fill_tree(draws, tree, nodes_at, first, asked, lines, floats, limits)
+        nodes_at += draws.table[tree, _NODES]
+    for row in range(len(asked)):
+        lines[ASKED, row] = asked[row]
+        found |= 0 if asked[row] == NOTHING else ASKS
+    return found
+
+
+@compiled_in_place
+def _fill_tree(
+    draws: Draws,
+    tree: int,
+    nodes_at: int,
+    first: int,
+    asked: Ints,
+    lines: Ints,
+    floats: NDArray[np.float32],
+    limits: NDArray[np.float64],
+) -> int:
+    """Fill the rows of a tree that a walk could pass: no probes, and none deeper than the last token to be drawn."""
+    found, root = 0, draws.table[tree, _FIRST] - first
+    temperature, top_k, top_p, log_min_p = (
+        draws.rules[tree, 0],
+        draws.rules[tree, 1],
+        draws.rules[tree, 2],
+        draws.rules[tree, 3],
+    )
+    for node in range(-1, draws.table[tree, _NODES]):
+        depth = 0 if node < 0 else draws.depths[draws.parents[nodes_at + node] + 1] + 1
+        draws.depths[node + 1] = depth
+        is_probe = node >= 0 and len(draws.probes) > 0 and draws.probes[nodes_at + node]
+        row = root + 1 + node
+        if is_probe or depth >= draws.table[tree, _MOST] or row < 0 or row >= len(asked):
+            continue
+        found |= DRAWS
+        if asked[row] == READ or draws.table[tree, _LOGPROBS]:
+            asked[row] = DRAWN
+        floats[TEMPERATURES, row] = temperature
+        if temperature > 0.0:
+            key = mix64(draws.keys[tree] ^ np.uint64(draws.table[tree, _POSITION] + depth))
+            lines[KEYS, row], lines[KEYS + 1, row] = np.int32(key), np.int32(key >> np.uint64(32))
+            lines[TOP_K, row], limits[_TOP_P, row], limits[_LOG_MIN_P, row] = top_k, top_p, log_min_p
+    if found and (top_k > 0 or top_p < 1.0 or log_min_p > -np.inf):
+        found |= TRUNCATES
+    return found
