@@ -17,7 +17,7 @@ from app.inputs.stores import DEFAULT_NAMESPACE
 
 
 class ModelFields(FieldGroup):
-    """What is served, and in which numbers."""
+    """Model and precision."""
 
     TITLE: ClassVar[str] = "model"
 

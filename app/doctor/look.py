@@ -1,4 +1,4 @@
-"""Everything that ``spectra doctor`` looks at, in the order in which it is told."""
+"""Everything that ``spectra doctor`` checks, in the order of its report."""
 
 from __future__ import annotations
 

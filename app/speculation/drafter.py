@@ -45,7 +45,7 @@ def offline_drafter(arguments: argparse.Namespace, path: Path, spec: ModelSpec) 
 
 
 def draft_model_bytes(arguments: argparse.Namespace) -> int:
-    """About what the model, which loads with the first request, takes of a GPU beside the target; 0 without either.
+    """Estimated bytes that the draft model, loaded with the first request, takes of the target's GPU; 0 without either.
 
     Raises:
         ConfigError: there is no such model.

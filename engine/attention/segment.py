@@ -1,6 +1,6 @@
 """One sequence's share of a packed step: which keys its queries see, and how they are laid out.
 
-Queries sit behind ``n_cached`` committed tokens: a chunk of prompt (a chain), or the root and its tree. Windows of
+Queries follow ``n_cached`` committed tokens: a chunk of prompt (a chain), or the root and its tree. Windows of
 sliding layers are computed on *positions*, never on cache slots: a tree has several nodes at one position. A GPU comes
 here for the oracle only, and where no executor (``engine.cuda``) can run.
 """

@@ -90,7 +90,7 @@ def layer_costs(
         found = {}
         for kind in sorted(set(spec.layer_types)):
             found[kind] = _measure(config, kind, dtype, device, quantization, run)
-            gc.collect()  # what was measured refers to itself, and its memory is wanted
+            gc.collect()  # what was measured refers to itself, and the next layer needs its memory
         if file is not None:
             keep_json(file, found, "layer costs")
     head = max(one[2] for one in found.values())  # the same part measured again for every type of layer
@@ -155,10 +155,10 @@ def _file_name(config: Any, dtype: torch.dtype, device: torch.device, quantizati
     else:
         place = f"{platform.node()}-{platform.machine()}-{os.cpu_count()}x{torch.get_num_threads()}"
     values = {key: value for key, value in config.to_dict().items() if key not in ("_name_or_path", "dtype")}
-    told = json.dumps(
+    measured = json.dumps(
         [VERSION, values, str(dtype), quantization, run.numerics, run.row_tile, place], sort_keys=True, default=str
     )
-    return f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.json"
+    return f"{hashlib.sha256(measured.encode()).hexdigest()[:32]}.json"
 
 
 def _read(file: Path) -> dict[str, tuple[float, float, float]] | None:

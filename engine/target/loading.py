@@ -1,6 +1,6 @@
 """From options to a target's description, its KV cache and its stages.
 
-Only this module tells real stages from simulated ones.
+Only this module distinguishes real stages from simulated ones.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def plan_cache(
         raise ConfigError(
             f"max_model_len is {options.max_model_len}; this model allows 1 to {spec.max_positions} tokens"
         )
-    # One block is left for the tree behind the text.
+    # One block is left for the tree after the text.
     fits = (n_blocks - 1) * size
     longest = min(options.max_model_len or spec.max_positions, fits)
     return TargetInfo(spec, n_blocks, size, longest, drafter=drafter)
@@ -117,7 +117,7 @@ def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[L
     dtype = resolve_dtype(options.dtype, info.spec, options.device)
     if options.split == MEASURED:
         options = with_numerics(options, path)
-    wanted = SplitOptions(
+    split = SplitOptions(
         options.stages,
         options.split,
         options.stage_memory,
@@ -127,7 +127,7 @@ def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[L
     )
     device, kv = torch.device(options.device), kv_per_layer(info, dtype)
     load = drafter_load(info)
-    return choose_ranges(path, info.spec, wanted, dtype=dtype, device=device, kv_per_layer=kv, drafter=load)
+    return choose_ranges(path, info.spec, split, dtype=dtype, device=device, kv_per_layer=kv, drafter=load)
 
 
 def memory_of_stages(

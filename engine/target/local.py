@@ -1,6 +1,6 @@
 """A target in this process: all its stages run one after the other.
 
-A pipeline behind channels offers the same ``step`` (see ``deployments``); the scheduler cannot tell them apart.
+A pipeline over channels has the same ``step`` (see ``deployments``); a scheduler runs either.
 """
 
 from __future__ import annotations

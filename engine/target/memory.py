@@ -1,8 +1,8 @@
-"""The KV cache of a target whose options name no size: what its devices have left beside all else that they hold.
+"""The KV cache of a target whose options name no size: the memory that its devices have left.
 
-What a GPU may be filled with is a share of what it has, not of what is free at the moment: a pipeline that starts
-again, or another one on GPUs of the same kind, gets the same number of blocks, which routers ask for. Nothing of this
-has run on a GPU, and what a step takes there is an estimate.
+A process fills a share of a GPU's whole memory, not of what is free at the moment: a pipeline that starts again, or
+another one on GPUs of the same kind, gets the same number of blocks, which routers check. None of this has run on a
+GPU, and the bytes of a step are an estimate.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def room_of(device: str, share: float = 1.0) -> int:
 def with_cache(options: TargetOptions, path: Path, rooms: Sequence[int]) -> TargetOptions:
     """Options that name the size of the cache, and the layers of every stage if the size depends on them.
 
-    On a GPU: what is left beside weights, drafter and the largest step, on the stage that has least for a block. On a
-    CPU ``CPU_CACHE``: weights are pages of their files there, which others use, and what is free says little.
+    On a GPU, weights, the drafter and the largest step leave the cache its memory; the stage with least for a block
+    decides. On a CPU it is ``CPU_CACHE``: weights are pages of their files there, which other processes share.
 
     Args:
         options: of the target; those that name a size are returned as they are.

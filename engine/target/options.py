@@ -9,7 +9,7 @@ from engine.simulated.profile import Simulation
 
 GIB = 1 << 30
 CPU_CACHE = GIB // 2  # bytes of KV cache on a CPU where no number is named
-STEP_ROWS = 2048  # of the largest step: what a scheduler composes at most unless told otherwise
+STEP_ROWS = 2048  # of the largest step: what a scheduler composes at most by default
 NUMERICS = AUTO, EXACT, FAST = "auto", "exact", "fast"  # that may be asked for
 LAYERS = "layers"  # what else numerics are resolved to: Hugging Face's layers
 _NODES, _GPU_NODES = 64, 63  # drafted nodes of a step; GPUs multiply by tiles of 64 rows, and the root is one of them

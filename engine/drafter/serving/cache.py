@@ -2,7 +2,7 @@
 
 The cache has the target's block numbers, so that a sequence's blocks hold its rows in both, and a prefix that is copied
 is copied in both. Rows are written at their final slots once the target has verified; what is drafted lies in the slots
-behind them and is overwritten by the next step's rows.
+after them and is overwritten by the next step's rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DrafterCache:
 
     Args:
         shape: of the layers.
-        n_blocks: the target's, and one more behind them for rows that belong to no sequence.
+        n_blocks: the target's, and one more after them for rows that belong to no sequence.
         block_size: tokens per block.
         dtype: of the drafter.
         device: where it is.

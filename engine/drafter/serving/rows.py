@@ -15,7 +15,7 @@ from engine.tree import ROOT
 
 @dataclass(frozen=True)
 class DraftRows:
-    """One sequence's rows behind those that are in the cache.
+    """One sequence's rows after those that are in the cache.
 
     Args:
         table: of the sequence; row ``i`` has the slot ``n_before + i``.
@@ -24,7 +24,7 @@ class DraftRows:
         parents: of every row, ``[n_rows]``, ``ROOT`` being the last row in the cache; a row sees its ancestors. None: a
             chain, in which a row sees those before it.
         n_run: the first so many were run in an earlier forward of the same draft, and are in the cache, too.
-        is_block: of a chain that every row sees all rows, those behind it too.
+        is_block: of a chain that every row sees all rows, later ones too.
     """
 
     table: BlockTable
@@ -36,7 +36,7 @@ class DraftRows:
 
     @cached_property
     def depths(self) -> list[int]:
-        """Of every row, how far its position is behind the first one's."""
+        """Of every row, how many positions it comes after the first one."""
         if self.parents is None:
             return list(range(self.n_rows))
         depths: list[int] = []
