@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -29,49 +29,31 @@ class Arrived(NamedTuple):
     activations: Activations | None
 
 
-class Inbox(Protocol):
-    """Steps of one upstream, in order, for one thread, which calls ``take_step`` and ``take_outcome`` in turns."""
-
-    def take_step(self) -> StepFrame:
-        """The next step.
-
-        Raises:
-            EOFError, OSError: the upstream is lost, or has announced something impossible.
-            msgspec.DecodeError: the upstream sent a malformed frame.
-        """
-
-    def take_outcome(self) -> Arrived:
-        """What the stages before this one made of that step; raises like ``take_step``."""
-
-    def close(self) -> None:
-        """Drop the connection."""
-
-
 class RouterInbox:
-    """Steps of a router, straight from the channel: no stage has run them yet."""
+    """Steps of a router, straight from the channel: no stage has run them yet. Has the methods of ``StageInbox``."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
     def take_step(self) -> StepFrame:
-        """As ``Inbox.take_step``."""
+        """As ``StageInbox.take_step``."""
         frame = decode_step_frame(self._channel.receive())
         if frame.tensors:
             raise EOFError("malformed frame: a router announced tensors")
         return frame
 
     def take_outcome(self) -> Arrived:
-        """As ``Inbox.take_outcome``; never waits."""
+        """An empty outcome, at once."""
         return Arrived(OutcomeFrame(), None)
 
     def close(self) -> None:
-        """As ``Inbox.close``."""
+        """Drop the connection."""
         self._channel.close()
 
 
 class StageInbox:
-    """Steps of another stage, with tensors; a thread reads ahead: on a socket link from the first large tensors on, on
-    other links from the start.
+    """Steps of another stage, with tensors, for one thread. Another thread reads ahead: on a socket link from the first
+    large tensors on, on other links from the start.
 
     Tensors that a step announces are received from that moment on if the stage has nothing else to do: on a GPU, a
     receive that waits takes a multiprocessor from the kernels of earlier steps.
@@ -96,7 +78,12 @@ class StageInbox:
             self._start_reading_ahead()
 
     def take_step(self) -> StepFrame:
-        """As ``Inbox.take_step``."""
+        """The next step; ``take_outcome`` must follow.
+
+        Raises:
+            EOFError, OSError: the upstream is lost, or has announced something impossible.
+            msgspec.DecodeError: the upstream sent a malformed frame.
+        """
         self._n_served += 1
         if not self._is_ahead:
             return self._read_step()
@@ -105,7 +92,7 @@ class StageInbox:
         return frame
 
     def take_outcome(self) -> Arrived:
-        """As ``Inbox.take_outcome``."""
+        """What earlier stages made of the step that was taken last; raises like ``take_step``."""
         if not self._is_ahead:
             arrived = self._read_outcome()
             if sum(header.n_bytes for header in arrived.outcome.tensors) > AT_ONCE:
@@ -117,7 +104,7 @@ class StageInbox:
         return taken
 
     def close(self) -> None:
-        """As ``Inbox.close``; the thread ends by itself."""
+        """Drop the connection; the thread ends by itself."""
         self._closed = True
         self._link.close()
         self._room.release()

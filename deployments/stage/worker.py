@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from deployments.stage.attention_rows import RowAsker, RowKeeper
-from deployments.stage.inbox import Inbox, RouterInbox, StageInbox
+from deployments.stage.inbox import RouterInbox, StageInbox
 from deployments.stage.links.base import Link
 from deployments.stage.links.negotiation import NoCommonLinkError, accept_link, offer_link
 from deployments.stage.progress import Progress
@@ -168,7 +168,7 @@ class StageWorker:
             if upstream is not self._upstream:  # replaced while it waited in the queue, and closed
                 continue
             self._steps.reset()
-            inbox: Inbox = RouterInbox(upstream)
+            inbox: RouterInbox | StageInbox = RouterInbox(upstream)
             try:
                 if upstream.role == STAGE:
                     link = accept_link(upstream, self._transport, self._device)

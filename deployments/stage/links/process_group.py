@@ -56,6 +56,11 @@ class ProcessGroupLink:
         """As ``Link.header``."""
         return self._channel.receive()
 
+    def _announce(self, header: bytes | bytearray, ready: Callable[[], None] | None) -> None:
+        if ready is not None:
+            ready()
+        self._channel.send(header)
+
     def close(self) -> None:
         """As ``Link.close``."""
         self._channel.close()
@@ -93,11 +98,8 @@ class GlooLink(ProcessGroupLink):
         self._sender.run(partial(self._deliver, header, tensors, ready))
 
     def _deliver(self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None] | None) -> None:
-        if ready is not None:
-            ready()
-        hosted = self._copies.to_host(tensors)
-        self._channel.send(header)
-        for work in [self._group.send([tensor], RECEIVER, 0) for tensor in hosted]:
+        self._announce(header, ready)
+        for work in [self._group.send([tensor], RECEIVER, 0) for tensor in self._copies.to_host(tensors)]:
             work.wait(timedelta(seconds=WAIT_S))
 
     def receive(self, headers: Sequence[TensorHeader]) -> Callable[[], list[Tensor]]:
@@ -201,11 +203,6 @@ class NcclLink(ProcessGroupLink):
                 tensor.record_stream(self._stream)
         self._sender.run(partial(self._announce, header, ready))
 
-    def _announce(self, header: bytes | bytearray, ready: Callable[[], None] | None) -> None:
-        if ready is not None:
-            ready()
-        self._channel.send(header)
-
     def receive(self, headers: Sequence[TensorHeader]) -> Callable[[], list[Tensor]]:
         """As ``Link.receive``: the tensors are complete when the returned function returns, for every stream."""
         with torch.cuda.stream(self._stream):
@@ -213,8 +210,7 @@ class NcclLink(ProcessGroupLink):
         filled = [tensor for tensor in tensors if tensor.numel()]
         for tensor in filled:  # made on the link's stream, read on the stage's
             tensor.record_stream(torch.cuda.default_stream(self._device))
-        over = self._transfer(filled, RECEIVER)
-        return partial(self._await, tensors, over)
+        return partial(self._await, tensors, self._transfer(filled, RECEIVER))
 
     def _await(self, tensors: list[Tensor], over: torch.cuda.Event) -> list[Tensor]:
         self._settle(over)

@@ -1,0 +1,92 @@
+"""The group of an NCCL link is aborted exactly once, and nothing waits for that."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from deployments.stage.links import process_group
+from deployments.stage.links.base import RECEIVER
+from deployments.stage.links.process_group import NcclLink
+from tests.deployments.stage.link_peers import CPU, Peers
+from tests.support.waiting import LIMIT_S, wait_until
+
+
+class Group:
+    """Blocks in ``abort`` until a test lets it go, as NCCL may, and counts the calls."""
+
+    Options = dict
+
+    def __init__(self, *_: Any) -> None:
+        self.n_aborts = 0
+        self.go_on = threading.Event()
+
+    def abort(self) -> None:
+        self.n_aborts += 1
+        assert self.go_on.wait(LIMIT_S)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links are built without a device, and leave the environment as it is."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(process_group, "ENVIRONMENT", {})
+
+
+def watchdogs() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "stage-watchdog"}
+
+
+@pytest.mark.parametrize("first", ["neighbour", "own", "both", "slow transfer"])
+def test_a_group_is_aborted_once_whoever_ends_its_link(
+    first: str, peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NcclLink, "_build", lambda link, rank: None)
+    neighbour, channel = peers.pair("stage")
+    before = watchdogs()
+    link = NcclLink(channel, CPU, RECEIVER)
+    group = link._group
+    if first == "slow transfer":
+        link._watchdog._deadline = 0.0
+    start = threading.Barrier(4)
+
+    def close_link() -> None:
+        start.wait(LIMIT_S)
+        if first != "neighbour":
+            link.close()
+
+    with ThreadPoolExecutor() as threads:
+        ended = [threads.submit(close_link) for _ in range(3)]
+        start.wait(LIMIT_S)
+        if first in ("neighbour", "both"):
+            neighbour.close()
+        for one in ended:
+            one.result(LIMIT_S)
+    wait_until(lambda: group.n_aborts)
+    link.close()  # returns though the abort blocks
+    group.go_on.set()
+    wait_until(lambda: watchdogs() <= before)
+    link.close()
+    assert group.n_aborts == 1
+
+
+def test_a_link_that_cannot_be_built_is_aborted_once(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[NcclLink] = []
+
+    def fail(link: NcclLink, rank: int) -> None:
+        made.append(link)
+        link._group.go_on.set()
+        raise EOFError("no way to the neighbour")
+
+    monkeypatch.setattr(NcclLink, "_build", fail)
+    before = watchdogs()
+    with pytest.raises(EOFError, match="no way"):
+        NcclLink(peers.pair("stage")[1], CPU, RECEIVER)
+    wait_until(lambda: watchdogs() <= before)
+    assert made[0]._group.n_aborts == 1
