@@ -128,7 +128,7 @@ class KernelForwards:
 
 def _work(rows: DraftRows) -> PathWork:
     """What a plan knows of a sequence's rows: of a tree the last row in the cache is the root, which has run."""
-    blocks = rows.table.blocks
+    blocks = rows.table.block_array
     if rows.parents is None:
         return PathWork(rows.n_before, rows.n_rows, None, blocks, rows.n_run, rows.is_block)
     return PathWork(rows.n_before - 1, rows.n_rows + 1, rows.parents, blocks, rows.n_run + 1)

@@ -74,13 +74,18 @@ class _Alike:
     """Rows of any works that are read back to one width."""
 
     rows: list[int] = field(default_factory=list)  # of the logits
-    members: list[tuple[int, list[int] | None, int]] = field(default_factory=list)  # work, nodes (None: chunk), rows
+    members: list[tuple[int, Sequence[int] | None, int]] = field(default_factory=list)  # work, nodes or None, rows
     index: Uploaded | None = None  # of the rows; None: they lie side by side
 
     @property
     def is_run(self) -> bool:
         """Whether the rows lie side by side."""
-        return self.rows[-1] - self.rows[0] == len(self.rows) - 1
+        return self.rows == [*range(self.rows[0], self.rows[0] + len(self.rows))]
+
+    @property
+    def places(self) -> slice | list[int]:
+        """The rows as an index of an array."""
+        return slice(self.rows[0], self.rows[-1] + 1) if self.is_run else self.rows
 
 
 class ReadBack:
@@ -111,17 +116,21 @@ class ReadBack:
             places = _places(work, need, its)
             if places:
                 group = self._alike.setdefault((its.top_k, need.top_logprobs), _Alike())
-                group.rows += [first + place for place in places]
-                nodes = None if work.tree is None else [its.nodes[place] for place in places]
-                group.members.append((i, nodes, len(places)))
+                n, nodes = len(places), its.nodes
+                if n == len(its.rows):
+                    group.rows += range(first, first + n)
+                else:
+                    group.rows += [first + place for place in places]
+                    nodes = [nodes[place] for place in places]
+                group.members.append((i, None if work.tree is None else nodes, n))
         for group in self._alike.values():
             if upload is not None and not group.is_run:
                 group.index = upload.add(group.rows)
 
     @property
-    def rows(self) -> list[int]:
-        """All rows of the logits that are read back."""
-        return [row for group in self._alike.values() for row in group.rows]
+    def places(self) -> list[slice | list[int]]:
+        """All rows of the logits that are read back, as indices of an array."""
+        return [group.places for group in self._alike.values()]
 
     @property
     def n_best(self) -> int:
@@ -131,9 +140,9 @@ class ReadBack:
     def chosen(self, table: AnswerTable) -> Iterator[Array]:
         """Yield from an executor's table what ``begin`` would have made the stage fetch."""
         for (k, with_logprobs), group in self._alike.items():
-            yield table.ids[group.rows, :k]
+            yield table.ids[group.places, :k]
             if with_logprobs:
-                yield table.logprobs[group.rows, :k]
+                yield table.logprobs[group.places, :k]
 
     def begin(self, logits: Tensor) -> list[Tensor]:
         """Begin on the device; returns what is to be fetched.

@@ -146,16 +146,17 @@ def pack(
 def pack_plan(
     works: Sequence[Work], tables: dict[int, BlockTable], arena: KVArena, upload: Upload, shape: PlanShape
 ) -> Packed:
-    """As ``pack``, for an executor of ``engine.cuda``, which plans steps of this shape, compaction included."""
+    """Pack works for an executor of ``engine.cuda``; the plan also moves the rows of accepted paths."""
     spans: list[Span] = []
-    planned: list[PathWork] = []
+    paths: list[PathWork] = []
     tokens: list[int] = []
     for work in works:
-        its = row_tokens(work)
+        first = len(tokens)
+        tokens += row_tokens(work)
+        n_rows = len(tokens) - first
         parents = None if work.tree is None or work.tree.is_chain else work.tree.parent_array
-        planned.append(PathWork(work.n_cached, len(its), parents, tables[work.seq].block_array))
-        spans.append(Span(len(tokens), len(its)))
-        tokens += its
-    plan = make_plan(planned, shape, tokens, compaction(works, tables))
+        paths.append(PathWork(work.n_cached, n_rows, parents, tables[work.seq].block_array))
+        spans.append(Span(first, n_rows))
+    plan = make_plan(paths, shape, tokens, compaction(works, tables))
     step = PlannedStep(arena, [], None, None, plan=plan, ints=upload.add(plan.ints, np.int32))
     return Packed(spans, step)

@@ -117,7 +117,8 @@ class PlannedAnswer:
     def _plan(self, rows: _Rows, upload: Upload) -> Iterator[_Piece]:
         n_walks, draws = len(rows.of_walks), self._draws.draws
         asked = np.full(n_walks + len(rows.of_prompts), NOTHING, np.int32)
-        asked[self._read_back.rows] = READ
+        for places in self._read_back.places:
+            asked[places] = READ
         if tokens := self._prompt_logprobs.tokens:
             asked[list(tokens)] = list(tokens.values())
         n_best = max(1, self._draws.n_best, self._read_back.n_best, self._prompt_logprobs.n_best)

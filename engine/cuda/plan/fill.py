@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,32 +14,32 @@ from engine.compiled.functions import compiled_in_place
 from engine.cuda.plan.items import BLOCK, CHAIN, TREE, FlatWorks, Ints
 from engine.cuda.plan.layout import ITEM
 
-_N_CACHED, _N_ROWS, _N_RUN, _KIND, _N_BLOCKS = range(5)  # columns of ``FlatWorks.table``
+_N_CACHED, _N_ROWS, _N_RUN, _KIND, _N_BLOCKS, _N_PARENTS = range(6)  # columns of ``FlatWorks.table``
 _DEPTHS, _OWNED, _PATH = range(3)  # lines of ``FlatWorks.scratch``
-_ZERO, _ONE = np.int64(0), np.int64(1)  # literal numbers have types of their own: every callee is compiled twice
+# Literal numbers have types of their own, for which Numba would compile every callee again.
+_ZERO: Any = np.int64(0)
+_ONE: Any = np.int64(1)
 Places = NDArray[np.int64]  # [1 + n_windows]: where the next member or table goes, and the next item of every window
 
 
 @compiled_in_place
 def find_invalid(works: FlatWorks) -> int:
     """Return the number of the first work whose rows, parents and blocks do not fit each other; -1: there is none."""
-    n_parents = n_blocks = 0
+    parents_at = 0
     for i in range(len(works.table)):
-        n_rows, its_blocks = works.table[i, _N_ROWS], works.table[i, _N_BLOCKS]
-        n_cached, n_run = works.table[i, _N_CACHED], works.table[i, _N_RUN]
-        if n_rows < 1 or n_run < 0 or n_run > n_rows or n_cached < 0:
+        n_cached, n_rows, n_run = works.table[i, _N_CACHED], works.table[i, _N_ROWS], works.table[i, _N_RUN]
+        if n_cached < 0 or n_rows < 1 or n_run < 0 or n_run > n_rows:
             return i
-        if n_cached + n_rows > its_blocks * works.block_size:
+        if n_cached + n_rows > works.table[i, _N_BLOCKS] * works.block_size:
             return i
-        n_blocks += its_blocks
         if works.table[i, _KIND] == TREE:
-            if n_parents + n_rows - 1 > len(works.parents):
+            if works.table[i, _N_PARENTS] != n_rows - 1:
                 return i
             for node in range(n_rows - 1):
-                if not -1 <= works.parents[n_parents + node] < node:
+                if not -1 <= works.parents[parents_at + node] < node:
                     return i
-            n_parents += n_rows - 1
-    return -1 if n_parents == len(works.parents) and n_blocks == len(works.blocks) else len(works.table) - 1
+            parents_at += n_rows - 1
+    return -1
 
 
 @compiled_in_place
@@ -60,7 +62,7 @@ def fill_rows(works: FlatWorks, rows: Ints, unused_slot: int) -> int:
             rows[1, row] = _slot(works, blocks_at, n_cached + own)
             row += 1
         blocks_at += works.table[i, _N_BLOCKS]
-        parents_at += n_rows - 1 if works.table[i, _KIND] == TREE else 0
+        parents_at += works.table[i, _N_PARENTS]
     for place in range(n_windows):
         n_partials = 0
         for i in range(row):
@@ -97,8 +99,8 @@ def add_items(works: FlatWorks, ints: Ints, places: Places) -> None:
             # All rows of a tree see the splits that lie wholly in the committed text alike.
             _add_alike(works, ints, places, i, first_row, table_at, n_cached // works.split * works.split)
             _add_paths(works, ints, places, i, first_row, parents_at, blocks_at)
-            parents_at += n_rows - 1
         row += n_rows - n_run
+        parents_at += works.table[i, _N_PARENTS]
         blocks_at += n_blocks
 
 
@@ -203,7 +205,7 @@ def _put_item(
 
 
 @compiled_in_place
-def _put(ints: Ints, places: Places, number: int) -> None:
+def _put(ints: Ints, places: Places, number: Any) -> None:
     if len(ints):
         ints[places[0]] = number
     places[0] += 1
@@ -228,7 +230,7 @@ def _slot(works: FlatWorks, blocks_at: int, own: int) -> int:
 
 
 @compiled_in_place
-def _first_split(works: FlatWorks, place: int, position: int) -> int:
+def _first_split(works: FlatWorks, place: int, position: Any) -> int:
     """Return the first split of which a row sees something under a window."""
     split: int = max(0, position - works.windows[place] + 1) // works.split
     return split

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.compiled.functions import compiled_in_place
+from engine.compiled.keys import mix64
 from engine.cuda.plan.answer_layout import (
     ASKED,
     DRAWN,
@@ -19,7 +22,6 @@ from engine.cuda.plan.answer_layout import (
     Draws,
 )
 from engine.cuda.plan.items import Ints
-from engine.compiled.keys import mix64
 
 DRAWS, TRUNCATES, ASKS = 1, 2, 4  # bits of what ``fill_answer`` found
 _FIRST, _NODES, _POSITION, _MOST, _LOGPROBS = range(5)  # columns of ``Draws.table``
@@ -42,7 +44,8 @@ def fill_answer(
     """
     lines[ROWS], lines[KEYS], lines[KEYS + 1], lines[TOP_K] = 0, 0, 0, 0
     lines[ASKED], floats[TEMPERATURES], limits[_TOP_P], limits[_LOG_MIN_P] = NOTHING, NOT_DRAWN, 1.0, -np.inf
-    found, nodes_at = 0, np.int64(0)  # a literal would make Numba compile ``_fill_tree`` twice
+    found = 0
+    nodes_at: Any = np.int64(0)  # for a literal Numba would compile ``_fill_tree`` again
     for tree in range(len(draws.table)):
         found |= _fill_tree(draws, tree, nodes_at, first, asked, lines, floats, limits)
         nodes_at += draws.table[tree, _NODES]

@@ -47,7 +47,7 @@ class PathWork(NamedTuple):
 class FlatWorks(NamedTuple):
     """The works of a step as arrays, for compiled code."""
 
-    table: NDArray[np.int64]  # [n_works, 5]: n_cached, n_rows, n_run, kind, number of blocks
+    table: NDArray[np.int64]  # [n_works, 6]: n_cached, n_rows, n_run, kind, blocks, parents
     parents: Ints  # of all trees, one after another
     blocks: Ints  # of all works, one after another
     scratch: Ints  # [3, rows of the largest work]
@@ -61,12 +61,15 @@ def flatten(
     works: Sequence[PathWork], windows: Sequence[int | None], block_size: int, split: int, tile: int
 ) -> FlatWorks:
     """Return the arrays of the works."""
-    table = np.array([(one.n_cached, one.n_rows, one.n_run, _kind(one), len(one.blocks)) for one in works], np.int64)
-    parents = _concatenate([one.parents for one in works if one.parents is not None and not one.is_block])
-    blocks = _concatenate([one.blocks for one in works])
+    trees = [() if one.parents is None or one.is_block else one.parents for one in works]
+    numbers = [
+        (one.n_cached, one.n_rows, one.n_run, _kind(one), len(one.blocks), len(parents))
+        for one, parents in zip(works, trees, strict=True)
+    ]
+    blocks, parents = _concatenate([one.blocks for one in works]), _concatenate(trees)
     scratch = np.empty((3, max(one.n_rows for one in works)), np.int32)
     widths = np.array([NO_WINDOW if window is None else window for window in windows], np.int64)
-    return FlatWorks(table, parents, blocks, scratch, widths, block_size, split, tile)
+    return FlatWorks(np.array(numbers, np.int64), parents, blocks, scratch, widths, block_size, split, tile)
 
 
 def _kind(work: PathWork) -> int:
@@ -76,4 +79,5 @@ def _kind(work: PathWork) -> int:
 
 
 def _concatenate(parts: list[Sequence[int] | Ints]) -> Ints:
-    return np.concatenate(parts, dtype=np.int32, casting="unsafe") if parts else np.empty(0, np.int32)
+    filled = [part for part in parts if len(part)]
+    return np.concatenate(filled, dtype=np.int32, casting="unsafe") if filled else np.empty(0, np.int32)

@@ -1,8 +1,8 @@
-"""Where everything lies in the one int32 array that a step sends to its device.
+"""Arrangement of a step's plan in the one int32 array that is sent to its device.
 
-``[header, positions, slots, firsts of every window, tokens, sources, targets, members, tables, items]``: what a row has
-lies at places that the number of rows alone decides, so that recorded launches find it; the rest is found through the
-header and the items.
+``[header, positions, slots, firsts of every window, tokens, sources, targets, members, tables, items]``. Only the
+number of rows decides where the entries of rows are, so recorded launches find them in the same place. The header and
+the items say where the rest is.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SPLIT = 256  # positions whose softmax is one partial
-MAX_WINDOWS = 4  # kinds of windows among a model's layers, none being one of them
-HEADER = 2 * MAX_WINDOWS  # ints: of every window the number of items, and where they begin
+MAX_WINDOWS = 4  # different windows among a model's layers; no window counts as one
+HEADER = 2 * MAX_WINDOWS  # ints: for every window the number of items and the place of the first
 ITEM = 8  # ints: see ``engine.cuda.plan.items``
 # Rows of a step that launches are recorded for: the row tiles of products, then multiples of 64. All arrays of a plan
 # then lie at multiples of 16 bytes: for others Triton compiles other kernels.
@@ -23,7 +23,7 @@ DRAFTER_PARTIAL_BYTES = 128 << 20  # of a trained drafter's: 512 rows behind 3,8
 
 
 def bucket(n_rows: int, buckets: tuple[int, ...] = BUCKETS) -> int:
-    """The number of rows that a step of ``n_rows`` is padded to: a bucket, and above these a multiple of the largest.
+    """Return the rows that a step of ``n_rows`` is padded to: a bucket, or a multiple of the largest bucket.
 
     Raises:
         ValueError: there is no row, or there are more than ``MAX_ROWS``.
@@ -36,12 +36,12 @@ def bucket(n_rows: int, buckets: tuple[int, ...] = BUCKETS) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a plan's arrays lie.
+    """Places of a plan's arrays.
 
     Args:
         n_rows: of the bucket.
-        windows: of the layers, ascending, None (no window) first.
-        split: positions of a split, a multiple of 64 or a power of two below it.
+        windows: of the layers, ascending; None (no window) first.
+        split: positions per split, a multiple of 64 or a smaller power of two.
     """
 
     n_rows: int
@@ -50,45 +50,45 @@ class Layout:
 
     @property
     def positions(self) -> slice:
-        """Of every row its position in its text; 0 for rows that fill the bucket."""
+        """Position of every row in its text; 0 for rows that fill the bucket."""
         return self._array(0)
 
     @property
     def slots(self) -> slice:
-        """Of every row the slot that its key and value are written to."""
+        """Slot that the key and value of every row are written to."""
         return self._array(1)
 
     def firsts(self, place: int) -> slice:
-        """Of every row its first partial under a window; -1 for rows that fill the bucket."""
+        """First partial of every row under a window; -1 for rows that fill the bucket."""
         return self._array(2 + place)
 
     @property
     def tokens(self) -> slice:
-        """Of every row its token; 0 for rows that fill the bucket."""
+        """Token of every row; 0 for rows that fill the bucket."""
         return self._array(2 + len(self.windows))
 
     @property
     def sources(self) -> slice:
-        """Slots that are copied before the step's own are written; -1 where there is nothing to copy."""
+        """Slots that are copied before the step writes its own; -1 where there is nothing to copy."""
         return self._array(3 + len(self.windows))
 
     @property
     def targets(self) -> slice:
-        """Where these are copied to."""
+        """Slots that ``sources`` are copied to."""
         return self._array(4 + len(self.windows))
 
     @property
     def lists(self) -> int:
-        """Where what follows the rows begins."""
+        """Place of the first member or table."""
         return HEADER + (5 + len(self.windows)) * self.n_rows
 
     def _array(self, number: int) -> slice:
         return slice(HEADER + number * self.n_rows, HEADER + (number + 1) * self.n_rows)
 
     def place(self, window: int | None) -> int:
-        """Of a window among the windows."""
+        """Return the number of a window."""
         return self.windows.index(window)
 
     def first_split(self, position: int, window: int | None) -> int:
-        """The first split that a row at ``position`` sees something of."""
+        """Return the first split of which a row at ``position`` sees something."""
         return 0 if window is None else max(0, position - window + 1) // self.split

@@ -15,28 +15,28 @@ from engine.cuda.plan.layout import BUCKETS, HEADER, ITEM, MAX_INTS, MAX_WINDOWS
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step on its way to the device."""
+    """A planned step."""
 
-    ints: Ints  # as ``layout`` lays it out
+    ints: Ints  # arranged by ``layout``
     layout: Layout
-    n_rows: int  # of the step; the others fill the bucket
+    n_rows: int  # of the step; the other rows fill the bucket
     n_items: tuple[int, ...]  # of every window
-    n_partials: int  # of the window that has the most
+    n_partials: int  # of the window with the most
     n_moves: int = 0  # slots that are copied
 
 
 @dataclass(frozen=True, slots=True)
 class PlanShape:
-    """What is the same for every step of a stage.
+    """Parameters that all steps of a stage share.
 
     Args:
-        windows: of its layers; None: one without.
-        groups: query heads of a key head.
-        block_size: slots of a block of the arena.
-        scratch: a slot that no sequence has; rows that fill a bucket are written there.
-        split: positions of a split, a parameter for tests: texts longer than it are tests of merging.
-        tile: rows times groups that are multiplied at once.
-        buckets: of rows.
+        windows: sliding windows of the layers, ascending; None (no window) first.
+        groups: query heads per key head.
+        block_size: slots per block of the arena.
+        scratch: a slot that belongs to no sequence; rows that fill a bucket are written there.
+        split: positions per split; tests use small ones, so that short texts have several.
+        tile: rows times groups of an item.
+        buckets: numbers of rows that launches are recorded for.
     """
 
     windows: tuple[int | None, ...]
@@ -57,7 +57,7 @@ class PlanShape:
         split: int = SPLIT,
         buckets: tuple[int, ...] = BUCKETS,
     ) -> PlanShape:
-        """With the windows in the order of a layout.
+        """Return the shape with its windows in order.
 
         Raises:
             ValueError: there are more kinds of windows than a plan has room for.
@@ -85,12 +85,13 @@ def make_plan(
     Args:
         works: of the step, at least one row among them.
         shape: of the stage.
-        tokens: of all rows; (): the stage receives their states.
-        moves: slots that are copied before, and where to; the rows' bucket has room for them.
-        attends: whether rows attend, and are not only written.
+        tokens: of all rows; (): the stage receives hidden states.
+        moves: slots that are copied before the step, and the slots that they are copied to.
+        attends: whether rows attend; otherwise their keys and values are only written.
 
     Raises:
-        ValueError: the step has no row, or more rows or keys than a plan can address, or a work contradicts itself.
+        ValueError: the step has no row, or more rows or keys than a plan can address, or the rows, parents and blocks
+            of a work do not fit each other.
     """
     # Imports Numba, 0.2 s and 58 MB, which a stage on a CPU does without.
     from engine.cuda.plan.fill import add_items, fill_rows, find_invalid

@@ -59,13 +59,14 @@ def test_a_table_that_moves_keeps_its_contents(blocks: list[int], n: int, data: 
     moved = [free.pop() if free and data.draw(st.booleans()) else block for block in blocks[:n]]
     arena, table = numbered(), BlockTable(BLOCK)
     table.extend(blocks[: n - 1])  # the last block is new: it holds nothing yet
+    assert table.block_array.tolist() == blocks[: n - 1]
     held = [table.row(slot) for slot in range((n - 1) * BLOCK)]
     runs = table.runs_to(moved)
     arena.move_runs(runs)
     table.replace(moved)
     for layer in range(2):
         assert [contents(arena, layer)[table.row(slot)] for slot in range((n - 1) * BLOCK)] == held
-    assert table.blocks == moved
+    assert table.blocks == moved == table.block_array.tolist()
     assert sum(run.n for run in runs) == BLOCK * sum(old != new for old, new in zip(blocks, moved[:-1], strict=False))
 
 
