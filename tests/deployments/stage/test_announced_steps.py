@@ -85,7 +85,7 @@ class Record:
 def test_only_an_idle_stage_receives_before_the_header(
     announced: tuple[TensorHeader, ...], is_idle: bool, log: list[str]
 ) -> None:
-    frames = [encode_step_frame(first_step(), announced), encode_outcome(OutcomeFrame(ROWS))]
+    frames = [encode_step_frame(first_step(), announced), bytes(encode_outcome(OutcomeFrame(ROWS)))]
     link = Record("socket", frames)  # this kind needs no thread yet
     inbox = StageInbox(link, lambda: is_idle)
     assert inbox.take_step().tensors == announced
