@@ -11,13 +11,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from engine.drafter.serving.forwards import ModuleForwards
 from engine.errors import ConfigError
 from engine.model.loader import load_config
 from engine.model.ranges import split_layers
 from engine.target import numerics
 from engine.target.loading import describe_target, load_stage
 from engine.target.local import LocalTarget
-from engine.target.numerics import adopt, executors_of, layers_to_test, missing_tools, weakest, with_numerics
+from engine.target.numerics import (
+    adopt,
+    drafter_forwards,
+    executors_of,
+    layers_to_test,
+    missing_tools,
+    weakest,
+    with_numerics,
+)
 from engine.target.options import EXACT, FAST, LAYERS, Resolution, TargetOptions
 from tests.support.tiny_models import saved_model, tiny_shards
 
@@ -215,3 +224,25 @@ def test_a_layer_of_each_type_is_tested_in_its_own_sizes(
         [layer] = model.model.layers
         assert layer.mlp.down_proj.weight.shape == (config.hidden_size, config.intermediate_size)
         assert model.lm_head.weight.shape == (50, config.hidden_size)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("resolution", "products", "row_tile"),
+    [
+        (Resolution(EXACT), "TreeProducts", None),
+        (Resolution(EXACT, row_tile=64), "TreeProducts", 64),
+        (Resolution(FAST), "LibraryProducts", None),
+    ],
+)
+def test_executors_multiply_as_resolved_and_a_trained_drafter_runs_by_graphs(
+    resolution: Resolution, products: str, row_tile: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.cuda.drafter import KernelForwards
+
+    monkeypatch.setattr("engine.cuda.executor.Executor", lambda shard, products, taps: products)
+    options = TargetOptions("model", device="cuda", resolution=resolution)
+    for made in executors_of(options, tiny_shards("llama", 2)):
+        assert (type(made).__name__, getattr(made, "row_tile", None)) == (products, row_tile)
+    assert drafter_forwards(options) is KernelForwards
+    assert drafter_forwards(replace(options, resolution=Resolution(LAYERS))) is ModuleForwards
