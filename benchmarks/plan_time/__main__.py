@@ -109,25 +109,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=300, help="per figure (default: 300)")
     arguments = parser.parse_args()
     rows = []
-    print(heading(("step", "temperature", "plan", "answer", "sum", "step, all")), flush=True)
+    print(heading(("sequences x nodes", "temperature", "plan", "answer", "sum", "step")), flush=True)
     for n, n_nodes in STEPS:
         for temperature in TEMPERATURES:
             steps = PlannedSteps(n, n_nodes, arguments.context, temperature)
-            plan, answer, step = (
-                least_ms(run, steps.works, arguments.runs) for run in (steps.plan, steps.answer, steps.step)
-            )
-            rows.append(
-                {
-                    "sequences": n,
-                    "nodes": n_nodes,
-                    "temperature": temperature,
-                    "plan_ms": plan,
-                    "answer_ms": answer,
-                    "step_ms": step,
-                }
-            )
-            cells = (f"{time_ms:.3f}" for time_ms in (plan, answer, plan + answer, step))
-            print(row((f"{n} x {n_nodes}", temperature, *cells)), flush=True)
+            kinds = {"plan_ms": steps.plan, "answer_ms": steps.answer, "step_ms": steps.step}
+            ms = {name: least_ms(run, steps.works, arguments.runs) for name, run in kinds.items()}
+            rows.append({"sequences": n, "nodes": n_nodes, "temperature": temperature, **ms})
+            times = ms["plan_ms"], ms["answer_ms"], ms["plan_ms"] + ms["answer_ms"], ms["step_ms"]
+            print(row((f"{n} x {n_nodes}", temperature, *(f"{one:.3f}" for one in times))), flush=True)
     print(as_line({"context": arguments.context, "rows": rows}))
 
 

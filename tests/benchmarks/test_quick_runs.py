@@ -19,6 +19,7 @@ from benchmarks.contiguity.load import Load
 from benchmarks.drafters import ablations, latency
 from benchmarks.never_slower import __main__ as never_slower
 from benchmarks.never_slower.cells import CPU, NONE
+from benchmarks.plan_time import __main__ as plan_time
 from engine.model.loader import load_spec
 from engine.target.loading import describe_target
 from engine.target.options import TargetOptions
@@ -30,6 +31,16 @@ MODULES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (R
 def test_every_benchmark_imports() -> None:
     for module in MODULES:
         import_module(module)
+
+
+def test_planning_is_timed_for_every_kind_of_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["plan_time", "--runs", "1", "--context", "20"])
+    plan_time.main()
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(row["sequences"], row["nodes"]) for row in rows[::2]] == list(plan_time.STEPS)
+    assert all(row["plan_ms"] > 0 and row["answer_ms"] > 0 and row["step_ms"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize("sharing", [False, True])

@@ -112,7 +112,7 @@ def make_plan(
     n_items = places[1:] // ITEM
     ints = np.empty(ends[-1], np.int32)
     ints[:HEADER] = 0
-    ints[: 2 * len(n_items)].reshape(-1, 2)[:] = np.stack((n_items, ends[:-1]), 1)
+    ints[: 2 * len(n_items) : 2], ints[1 : 2 * len(n_items) : 2] = n_items, ends[:-1]
     n_partials = fill_rows(flat, ints[HEADER : layout.lists].reshape(-1, layout.n_rows), shape.scratch)
     if attends:
         places[0], places[1:] = layout.lists, ends[:-1]
