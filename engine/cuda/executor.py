@@ -21,7 +21,7 @@ from engine.cuda.kernels.embed import embed
 from engine.cuda.kernels.moves import MOST_MOVES, move_rows
 from engine.cuda.layer import StepOnDevice, run_layer
 from engine.cuda.plan.layout import BUCKETS, PARTIAL_BYTES, SPLIT
-from engine.cuda.plan.plan import Plan, PlanShape
+from engine.cuda.plan.plan import Plan, PlanShape, compile_planner
 from engine.cuda.planned_step import PlannedStep
 from engine.cuda.products import Products, TreeProducts
 from engine.cuda.recorder import Recorder
@@ -62,6 +62,7 @@ class Executor:
     ) -> None:
         self._shard, self._taps, self._overlaps = shard, sorted(set(taps)), overlaps
         self._products = TreeProducts() if products is None else products
+        compile_planner()
         self._layers = pack_layers(shard)
         self._embedding = Embedding.of(shard.embedding) if shard.range.is_first else None
         if shard.device.type == "cuda":
@@ -89,12 +90,12 @@ class Executor:
         """
         if self._graphs is None:
             return
-        logger.info("kernels are compiled and steps recorded")
+        logger.info("compiling kernels and recording steps")
         began = time.monotonic()
         with torch.cuda.device_of(arena.layer(0).keys):  # type: ignore[no-untyped-call]
             done = map("layers over {}".format, self._graphs.warm_up(self.plan_shape(arena), arena))
             for what in chain(done, self.answers.warm_up() if answers and self.answers is not None else (), besides):
-                logger.info("recorded: %s, %.1f s since the beginning", what, time.monotonic() - began)
+                logger.info("recorded %s, %.1f s after the beginning", what, time.monotonic() - began)
 
     def embed(self, packed: PackedStep) -> Tensor:
         """What the first layer reads, ``[1, n, hidden]``: a trained drafter may read it, too."""
