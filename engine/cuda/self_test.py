@@ -73,24 +73,28 @@ def self_test(models: Iterable[Any], is_exact: bool) -> Verdict:
         is_exact: whether to check what ``exact`` alone needs.
     """
     began = time.monotonic()
-    kernel_fault, order_fault, tiles = "", "", [None, FIXED_TILE]
+    kernel_fault, order_fault, row_tile = _find_faults(models, is_exact)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the target's weights need this memory
+    return Verdict(kernel_fault, order_fault, row_tile, time.monotonic() - began)
+
+
+def _find_faults(models: Iterable[Any], is_exact: bool) -> tuple[str, str, int | None]:
+    """The first three fields of a verdict."""
+    order_fault, tiles = "", [None, FIXED_TILE]
     try:
         for model in models:
             test = _LayerTest(model)
-            kernel_fault = test.attention_fault() or test.layer_fault(LibraryProducts())
-            if kernel_fault:
-                break
+            if kernel_fault := test.attention_fault() or test.layer_fault(LibraryProducts()):
+                return kernel_fault, "", None
             while is_exact and tiles and (fault := test.order_fault(TreeProducts(tiles[0]))):
                 order_fault = fault
                 del tiles[0]
     except Exception as error:  # such as a kernel that this device cannot run
         logger.debug("the self-test failed", exc_info=error)
-        kernel_fault = str(error) if isinstance(error, SpectraError) else f"{type(error).__name__}: {error}"
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # the target's weights need this memory
-    seconds = time.monotonic() - began
-    return Verdict(kernel_fault, "", tiles[0], seconds) if tiles else Verdict(kernel_fault, order_fault, None, seconds)
+        return str(error) if isinstance(error, SpectraError) else f"{type(error).__name__}: {error}", "", None
+    return ("", "", tiles[0]) if tiles else ("", order_fault, None)
 
 
 class _LayerTest:
