@@ -23,7 +23,7 @@ from engine.cuda.plan.answer_layout import (
 )
 from engine.cuda.plan.items import Ints
 
-DRAWS, TRUNCATES, ASKS = 1, 2, 4  # bits of what ``fill_answer`` found
+DRAWS, TRUNCATES, ASKS = 1, 2, 4  # bits that ``fill_answer`` returns
 _FIRST, _NODES, _POSITION, _MOST, _LOGPROBS = range(5)  # columns of ``Draws.table``
 _TOP_P, _LOG_MIN_P = range(2)  # lines of the limits
 
@@ -32,15 +32,15 @@ _TOP_P, _LOG_MIN_P = range(2)  # lines of the limits
 def fill_answer(
     draws: Draws, first: int, asked: Ints, lines: Ints, floats: NDArray[np.float32], limits: NDArray[np.float64]
 ) -> int:
-    """Fill the lines of an answer's plan but for the rows' numbers in the step; returns what was found, as bits.
+    """Fill an answer's plan, except for the rows' numbers in the step, which become 0; return what rows need as bits.
 
     Args:
-        draws: of all rows of logits.
-        first: number of the first row that is answered among these.
-        asked: of the rows that are answered; what trees ask for is added.
-        lines: ``[lines of the layout, rows of the bucket]``.
-        floats: the same memory.
-        limits: top-p and the logarithm of min-p, ``[2, rows of the bucket]``, the same memory.
+        draws: for all rows of logits.
+        first: number of the first answered row among all rows of logits.
+        asked: what the answered rows are asked for; drawn rows are added in place.
+        lines: the plan, ``[N_LINES, rows of the bucket]``.
+        floats: a view of the same memory.
+        limits: a view of its top-p and logarithms of min-p, ``[2, rows of the bucket]``.
     """
     lines[ROWS], lines[KEYS], lines[KEYS + 1], lines[TOP_K] = 0, 0, 0, 0
     lines[ASKED], floats[TEMPERATURES], limits[_TOP_P], limits[_LOG_MIN_P] = NOTHING, NOT_DRAWN, 1.0, -np.inf
@@ -68,12 +68,8 @@ def _fill_tree(
 ) -> int:
     """Fill the rows of a tree that a walk could pass: no probes, and none deeper than the last token to be drawn."""
     found, root = 0, draws.table[tree, _FIRST] - first
-    temperature, top_k, top_p, log_min_p = (
-        draws.rules[tree, 0],
-        draws.rules[tree, 1],
-        draws.rules[tree, 2],
-        draws.rules[tree, 3],
-    )
+    rules = draws.rules[tree]
+    temperature, top_k, top_p, log_min_p = rules[0], rules[1], rules[2], rules[3]
     for node in range(-1, draws.table[tree, _NODES]):
         depth = 0 if node < 0 else draws.depths[draws.parents[nodes_at + node] + 1] + 1
         draws.depths[node + 1] = depth
