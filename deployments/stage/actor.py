@@ -93,7 +93,7 @@ class StageActor:
         self._sockets: SocketFolder | None = None
 
     def identity(self) -> ProcessIdentity:
-        """Of this process; needs nothing loaded."""
+        """Identify this process; needs nothing loaded."""
         return ProcessIdentity.here()
 
     def room(self) -> StageRoom:
@@ -122,7 +122,7 @@ class StageActor:
         return plan_stages(self._options, texts_of(self._options), rooms)
 
     def prepare(self) -> None:
-        """Do what loading begins with, whichever layers it is of, so that it takes less time later.
+        """Do the part of loading that is the same for all layers, so that ``load`` takes less time later.
 
         Raises:
             SpectraError: the checkpoint cannot be read here.
@@ -178,14 +178,14 @@ class StageActor:
 
         assert self._stage is not None, "load comes before listen"
         here = ProcessIdentity.here()
-        wanted = []
+        addresses = []
         if self._transport != ONLY_TCP:
             self._sockets = SocketFolder(SOCKETS)
-            wanted.append(f"unix:{self._sockets.path}/s")
+            addresses.append(f"unix:{self._sockets.path}/s")
         if self._transport != ONLY_UNIX:
-            wanted.append(tcp(here.ip))
+            addresses.append(tcp(here.ip))
         self._worker = StageWorker(
-            self._stage, self._device, wanted[0], secret, self._transport, also="".join(wanted[1:])
+            self._stage, self._device, addresses[0], secret, self._transport, also="".join(addresses[1:])
         )
         gc.collect()
         gc.freeze()  # everything loaded now stays: a full collection would stall a step by tens of milliseconds

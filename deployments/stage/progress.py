@@ -1,4 +1,4 @@
-"""Steps of a stage that are not over: since when, and what its device still does of them."""
+"""Tracks the steps of a stage that are not over, and the newest work of its device."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Progress:
         return partial(_wait, self._begun, computing)
 
     def settle(self) -> None:
-        """Wait for the device, after an upstream is lost: as long as it is in a step, the stage shows as busy. One that
-        hangs is found by that, and would be lost to whatever is sent next. Raises what the device failed with."""
+        """Wait for the device after an upstream is lost. Meanwhile the stage shows as busy, so that a device that hangs
+        is found, and not given the next steps. Raises what the device failed with."""
         computing, self._computing = self._computing, None
         try:
             if computing is not None:

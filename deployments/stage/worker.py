@@ -34,7 +34,7 @@ class StageWorker:
     stage, which connects to the next stage at once. The newest upstream replaces the one before and starts with an
     empty stage, because a router that reconnects has forgotten what was in flight. Results go to the last peer that
     connected with role ``results`` before the upstream did: a router connects in that order. The loss of one neighbour
-    drops the other, so that the router hears of the loss of any stage at once.
+    drops the other, so that the router notices the loss of any stage at once.
 
     Args:
         stage: the layers and their cache.
