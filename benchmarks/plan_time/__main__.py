@@ -66,7 +66,7 @@ class PlannedSteps:
         self._spans = [Span(number * (1 + n_nodes), 1 + n_nodes) for number in self._numbers]
         parents = np.array(self._tree.parents, np.int32) if n_nodes else None
         blocks = [np.array(table.blocks, np.int32) for table in self._tables.values()]
-        self._paths = [PathWork(n_context, 1 + n_nodes, parents, its) for its in blocks]
+        self._paths = [PathWork(n_context, 1 + n_nodes, parents, one) for one in blocks]
 
     def works(self) -> list[Work]:
         """Works with new trees, of which nothing has been computed yet."""
@@ -95,9 +95,9 @@ def least_ms(run: Callable[[list[Work]], None], works: Callable[[], list[Work]],
     """Milliseconds of CPU time of the fastest of several runs, each with new works."""
     least = float("inf")
     for _ in range(runs):
-        its = works()
+        new = works()
         began = time.thread_time()
-        run(its)
+        run(new)
         least = min(least, time.thread_time() - began)
     return least * 1e3
 

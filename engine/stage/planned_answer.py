@@ -58,16 +58,16 @@ class _Rows:
         self.of_prompts: list[int] = []
         self.roots: list[int] = []  # of every work: its root, or the last token of its chunk
         in_prompts: list[int | None] = []
-        for work, span, its in zip(works, spans, needed, strict=True):
+        for work, span, logits in zip(works, spans, needed, strict=True):
             self.roots.append(len(self.of_walks))
-            reads_prompt = work.tree is None and (its.top_k or work.logprobs_of)
+            reads_prompt = work.tree is None and (logits.top_k or work.logprobs_of)
             in_prompts.append(len(self.of_prompts) if reads_prompt else None)
             if reads_prompt:
-                self.of_prompts += [span.first + row for row in its.rows]
+                self.of_prompts += [span.first + row for row in logits.rows]
             if work.tree is not None:
-                is_all = len(its.rows) == span.n
+                is_all = len(logits.rows) == span.n
                 span_rows = range(span.first, span.first + span.n)
-                self.of_walks += span_rows if is_all else [span_rows[row] for row in its.rows]
+                self.of_walks += span_rows if is_all else [span_rows[row] for row in logits.rows]
             elif work.draw:
                 self.of_walks.append(span.first + span.n - 1)
         n = len(self.of_walks)
@@ -126,10 +126,10 @@ class PlannedAnswer:
         # Torch needs the logits of all walks at once; otherwise pieces bound the memory.
         n = max(1, n_walks) if self._others.any else self._answers.buckets[-1]
         walks = [(at, rows.of_walks[at : at + n]) for at in range(0, n_walks, n)]
-        n, its = PROMPT_ROWS, rows.of_prompts
-        prompts = [(n_walks + at, its[at : at + n]) for at in range(0, len(its), n)]
-        for first, its in [*prompts, *walks]:  # walks come last: their logits are kept
-            plan = make_answer(its, first, draws, asked[first : first + len(its)], width, self._answers.buckets)
+        starts = range(0, len(rows.of_prompts), PROMPT_ROWS)
+        prompts = [(n_walks + at, rows.of_prompts[at : at + PROMPT_ROWS]) for at in starts]
+        for first, some in [*prompts, *walks]:  # walks come last: their logits are kept
+            plan = make_answer(some, first, draws, asked[first : first + len(some)], width, self._answers.buckets)
             yield _Piece(first, plan, upload.add(plan.ints, np.int32))
 
     def results(self, activations: Activations) -> list[WorkResult]:

@@ -19,7 +19,7 @@ BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512)
 MAX_ROWS = 1 << 16  # of a step
 MAX_INTS = 1 << 28  # of a plan: its offsets are int32
 PARTIAL_BYTES = 256 << 20  # of partial softmaxes that are held at once
-DRAFTER_PARTIAL_BYTES = 128 << 20  # of a trained drafter's: 512 rows behind 3,800 tokens, for 32 heads of 128
+DRAFTER_PARTIAL_BYTES = 128 << 20  # of a trained drafter's: 512 rows after 3,800 tokens, for 32 heads of 128
 
 
 def bucket(n_rows: int, buckets: tuple[int, ...] = BUCKETS) -> int:

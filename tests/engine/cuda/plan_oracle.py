@@ -162,21 +162,21 @@ def slow_plan(
 
 
 def _lay_out(works: Sequence[PathWork], n_rows: int, lists: ItemLists, scratch: int) -> Plan:
-    layout, items = lists.layout, [np.concatenate(its) for its in lists.items]
-    ints = np.zeros(lists.end + sum(its.size for its in items), np.int32)
+    layout, items = lists.layout, [np.concatenate(some) for some in lists.items]
+    ints = np.zeros(lists.end + sum(some.size for some in items), np.int32)
     positions, slots = ints[layout.positions], ints[layout.slots]
     ints[layout.sources], ints[layout.targets], slots[n_rows:] = -1, -1, scratch
     positions[:n_rows] = np.concatenate([positions_of(work)[work.n_run :] for work in works])
     written = [(work, work.n_cached + work.n_run, work.n_cached + work.n_rows) for work in works]
-    slots[:n_rows] = np.concatenate([slots_of(*its, lists.block_size) for its in written])
+    slots[:n_rows] = np.concatenate([slots_of(*rows, lists.block_size) for rows in written])
     n_partials = [_number_partials(ints, layout, place, n_rows) for place in range(len(layout.windows))]
     ints[layout.lists : lists.end] = np.concatenate([np.empty(0, np.int32), *lists.ints])
     at = lists.end
-    for place, its in enumerate(items):
-        ints[2 * place : 2 * place + 2] = len(its), at
-        ints[at : at + its.size] = its.reshape(-1)
-        at += its.size
-    return Plan(ints, layout, n_rows, tuple(len(its) for its in items), max(n_partials))
+    for place, some in enumerate(items):
+        ints[2 * place : 2 * place + 2] = len(some), at
+        ints[at : at + some.size] = some.reshape(-1)
+        at += some.size
+    return Plan(ints, layout, n_rows, tuple(len(some) for some in items), max(n_partials))
 
 
 def _number_partials(ints: Ints, layout: Layout, place: int, n_rows: int) -> int:

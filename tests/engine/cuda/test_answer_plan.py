@@ -57,7 +57,7 @@ def planned_rows(plan: AnswerPlan) -> list[Row]:
         list(zip(*(numbers.tolist() for numbers in limits), strict=True)),
         ints[layout.asked].tolist(),
     )
-    return [Row(*its) for its in zip(*columns, strict=True)]
+    return [Row(*line) for line in zip(*columns, strict=True)]
 
 
 def rows_of(item: WalkItem, asked: Sequence[int]) -> Iterator[Row]:
