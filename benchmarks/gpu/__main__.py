@@ -3,7 +3,6 @@
     python3 -m benchmarks.gpu first --out out       # eight minutes: are results right, and how fast are steps?
     python3 -m benchmarks.gpu exact --out out       # then, in this order: exact, kernels, seventy, drafts, train
     python3 -m benchmarks.gpu first --tiny          # before: the same code, small, on a CPU
-    python3 -m benchmarks.gpu first --help          # the options of a command
 
 A bare checkout is enough and nothing is downloaded: models have random weights in the geometry of Llama 8B and 70B,
 made on the GPU. Needed are Python 3.11 or later, torch 2.11 or later with CUDA, Triton, a C compiler, Python's headers,
@@ -33,7 +32,7 @@ COMMANDS = ("first", "exact", "kernels", "seventy", "drafts", "train", "counts")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line, with each command's docstring as its help."""
+    """Return the parser; a command's docstring is its help."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python3 -m benchmarks.gpu", description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -61,8 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # also ends the worker
     import torch
 
-    from benchmarks.gpu.running.runner import run_parts
-    from benchmarks.gpu.running.worker import parts_of
+    from benchmarks.gpu.running.runner import parts_of, run_parts
     from benchmarks.gpu.setting import Setting
 
     if device != "cpu" and not torch.cuda.is_available():

@@ -6,26 +6,22 @@ decoding; times with what the card's own memory bandwidth allows, which is measu
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import chain
+from typing import Any
 
+from triton import knobs
+
+from benchmarks.gpu.kernels import check_draws
+from benchmarks.gpu.measuring import steps
 from benchmarks.gpu.measuring.attention import check_attention, tune_attention
-from benchmarks.gpu.measuring.compiling import measure_card
-from benchmarks.gpu.measuring.draws import check_draws
-from benchmarks.gpu.measuring.models import LLAMA_8B, fit_layers, make_random_model, shrink
-from benchmarks.gpu.measuring.products import check_products, time_products
+from benchmarks.gpu.measuring.clock import measure_copy_bandwidth, measure_latency
+from benchmarks.gpu.measuring.models import LLAMA_8B
+from benchmarks.gpu.measuring.products import measure_products
 from benchmarks.gpu.measuring.scoring import compare_ways
-from benchmarks.gpu.measuring.steps import (
-    EXACT,
-    FAST,
-    Bench,
-    Shape,
-    executor_maker,
-    profile_steps,
-    time_prompt,
-    time_steps,
-)
+from benchmarks.gpu.measuring.steps import EXACT, FAST, Bench, Shape, executor_maker
 from benchmarks.gpu.setting import Part, Row, Setting, attempt
 
 CONTEXT, PROMPT = 2048, 2048
@@ -33,12 +29,34 @@ SHAPES = (Shape(1, 0, CONTEXT), Shape(1, 63, CONTEXT), Shape(1, 15, CONTEXT), Sh
 TINY_SHAPES = (Shape(1, 0, 20), Shape(2, 3, 20))
 
 
+def measure_card(setting: Setting) -> Iterator[Row]:
+    """Yield the speed of a copy, and compile times of the kernels of one layer of 8B that Triton's cache lacks."""
+    copy, n_bytes = measure_copy_bandwidth(setting), LLAMA_8B.bytes_read(setting.dtype, setting.dtype.itemsize)
+    free = setting.free_bytes / 1e9
+    yield {"copy, GB/s": copy / 1e9, "limit of a step of 8B, ms": n_bytes / copy * 1e3, "free memory, GB": free}
+    compiled, shape = defaultdict[str, list[float]](list), Shape(1, 3, 20, is_sampled=True)
+
+    def note(*, metadata: Any, times: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            compiled[metadata["name"]].append(times.total / 1e6)
+
+    knobs.compilation.listener = note
+    bench = Bench(setting, replace(LLAMA_8B, n_layers=1), executor_maker(EXACT), [shape])
+    warm_up = measure_latency(setting, bench.stage.warm_up, 1, warmup=0)
+    bench.decode(shape)()
+    knobs.compilation.listener = None
+    for name, taken in sorted(compiled.items(), key=lambda item: -sum(item[1])):
+        yield {"kernel": name, "variants": len(taken), "seconds": sum(taken), "longest": max(taken)}
+    n, total = sum(map(len, compiled.values())), float(sum(map(sum, compiled.values())))
+    yield {"kernel": f"all, of {warm_up:.1f} s of warm-up", "variants": n, "seconds": total, "longest": None}
+
+
 def check_executor(setting: Setting) -> Iterator[Row]:
     """Compare logits of 8B with the oracle's, and ways of scoring with each other."""
-    geometry = shrink(setting, fit_layers(LLAMA_8B, setting.free_bytes, setting.dtype.itemsize, 4096))
-    model = make_random_model(geometry, setting.device, setting.dtype)
-    for n_context in (30,) if setting.is_tiny else (300, CONTEXT):
-        yield from compare_ways(setting, geometry, model, executor_maker(EXACT), n_context)
+    contexts = (30,) if setting.is_tiny else (300, CONTEXT)
+    bench = Bench(setting, LLAMA_8B, executor_maker(EXACT), [Shape(1, 63, contexts[-1])])
+    for n_context in contexts:
+        yield from compare_ways(bench, n_context)
 
 
 def time_exact(setting: Setting) -> Iterator[Row]:
@@ -47,9 +65,9 @@ def time_exact(setting: Setting) -> Iterator[Row]:
 
     def measure(way: str, some: Sequence[Shape], **options: bool) -> Iterator[Row]:
         bench = Bench(setting, LLAMA_8B, executor_maker(EXACT, **options), some)
-        yield from time_steps(bench, some, way)
+        yield from steps.time_steps(bench, some, way)
         if not options:
-            yield from profile_steps(bench, some[:2])
+            yield from steps.profile_steps(bench, some[:2])
 
     few = shapes[:1] if setting.is_tiny else shapes[:2]
     yield from attempt(setting, "graph", partial(measure, "graph", shapes))
@@ -64,22 +82,17 @@ def time_fast(setting: Setting) -> Iterator[Row]:
     def measure(mode: str) -> Iterator[Row]:
         bench = Bench(setting, LLAMA_8B, executor_maker(mode), [*shapes, Shape(1, 0, n_tokens)])
         if mode == FAST:
-            yield from time_steps(bench, shapes, "fast, graph")
-        yield from time_prompt(bench, n_tokens, mode)
+            yield from steps.time_steps(bench, shapes, "fast, graph")
+        yield from steps.time_prompt(bench, n_tokens, mode)
 
     for mode in (FAST, EXACT):
         yield from attempt(setting, mode, partial(measure, mode))
 
 
-def check_and_time_products(setting: Setting) -> Iterator[Row]:
-    """Check all products, then time them."""
-    return chain(check_products(setting), time_products(setting))
-
-
 PARTS = (
     Part("card", 1, "How fast is the memory, and how long do kernels compile?", measure_card),
     Part("attention", 1, "Is attention what fp64 says, and does nothing after a row's end matter?", check_attention),
-    Part("products", 1.5, "Are rows equal in every row tile, and how fast are weights read?", check_and_time_products),
+    Part("products", 1.5, "Are rows equal in every row tile, and how fast are weights read?", measure_products),
     Part("tuning", 0.5, "Which stages and programs make attention fast?", tune_attention),
     Part("executor", 1.5, "Are logits the oracle's, and equal plainly, in a tree and in a chunk?", check_executor),
     Part("steps", 1.5, "How long are steps of numerics exact, and which kernels take the time?", time_exact),

@@ -7,31 +7,46 @@ others, in another place, or once more. Products of 70B are checked as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.gpu.measuring.attention import check_attention
-from benchmarks.gpu.measuring.draws import check_draws
+from benchmarks.gpu.measuring.clock import measure_throughput
 from benchmarks.gpu.measuring.models import LLAMA_8B, LLAMA_70B, shrink
 from benchmarks.gpu.measuring.products import check_products, count_unequal, relative_error
 from benchmarks.gpu.setting import Part, Row, Setting
 from engine.cuda.kernels.activation import gated
+from engine.cuda.kernels.best import best_ids
+from engine.cuda.kernels.draw import draw
 from engine.cuda.kernels.embed import embed
 from engine.cuda.kernels.moves import move_rows
 from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.rope import rope_write
+from engine.cuda.kernels.truncation import Truncation
+from engine.sampling.draw import draw_tokens
+from engine.sampling.noise import gumbel_keys
+from engine.sampling.params import SamplingParams
+from engine.sampling.processors import process
 
 EPS = 1e-5
 ROWS, ROWS_TINY, FEW = 512, 20, (1, 8, 63, 64, 65)
 MOVED = 64  # rows of an arena
 ALLOWED = {torch.float32: 500.0, torch.bfloat16: 4.0}  # cos and sin of large angles are computed in fp32
 
-# What a kernel writes for some rows, whose numbers are given, and the same for all rows in fp64.
-Case = tuple[str, Callable[[Tensor], Tensor], Tensor]
+DRAWN_ROWS, VOCAB_TINY, N_BEST = (1, 64), 300, 32
+TEMPERATURE, TOP_K, TOP_P, MIN_P = 0.8, 100, 0.9, 0.01
+PARAMS = {
+    "greedy": SamplingParams(),
+    "temperature": SamplingParams(temperature=TEMPERATURE),
+    "top-k, top-p, min-p": SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, min_p=MIN_P),
+}
+
+Case = tuple[str, Callable[[Tensor], Tensor], Tensor]  # name, what is written for rows [n], fp64 of all rows
 
 
 def check_rows(setting: Setting) -> Iterator[Row]:
@@ -56,10 +71,9 @@ class RowKernels:
 
     def cases(self) -> Iterator[Case]:
         """Make one case after the other."""
-        for offset in (0.0, 1.0):
-            yield from (self._norm(offset, adds=False), self._norm(offset, adds=True))
-        yield from (self._gated("silu"), self._gated("gelu_tanh"), self._embed())
-        yield from (self._rope(has_norm=False), self._rope(has_norm=True), self._moves())
+        yield from (self._norm(offset, adds) for offset in (0.0, 1.0) for adds in (False, True))
+        yield from map(self._gated, ("silu", "gelu_tanh"))
+        yield from (self._embed(), self._rope(has_norm=False), self._rope(has_norm=True), self._moves())
 
     def _normal(self, *shape: int) -> Tensor:
         made = torch.empty(shape, dtype=self._setting.dtype, device=self._setting.device)
@@ -67,9 +81,6 @@ class RowKernels:
 
     def _nans(self, *shape: int) -> Tensor:
         return torch.full(shape, torch.nan, dtype=self._setting.dtype, device=self._setting.device)
-
-    def _ints(self, limit: int) -> Tensor:
-        return torch.randint(0, limit, (self._n,), generator=self._random, device=self._setting.device).int()
 
     def _norm(self, offset: float, adds: bool) -> Case:
         width = self._geometry.hidden
@@ -97,7 +108,8 @@ class RowKernels:
         return f"gated, {kind}", result, up * activated
 
     def _embed(self) -> Case:
-        table, tokens = self._normal(1000, self._geometry.hidden), self._ints(1000)
+        table = self._normal(1000, self._geometry.hidden)
+        tokens = torch.randint(0, 1000, (self._n,), generator=self._random, device=table.device).int()
 
         def result(rows: Tensor) -> Tensor:
             out = self._nans(len(rows), self._geometry.hidden)
@@ -109,7 +121,8 @@ class RowKernels:
     def _rope(self, has_norm: bool) -> Case:
         g = self._geometry
         heads, dim = g.n_heads + 2 * g.n_kv_heads, g.head_dim
-        qkv, positions = self._normal(self._n, heads * dim), self._ints(131072)
+        qkv = self._normal(self._n, heads * dim)
+        positions = torch.randint(0, 131072, (self._n,), generator=self._random, device=qkv.device).int()
         frequencies = 5e5 ** -(torch.arange(0, dim, 2, device=qkv.device) / dim)
         weights = [self._normal(dim) if has_norm else None for _ in range(2)]
 
@@ -133,8 +146,7 @@ class RowKernels:
         expected = torch.cat([one.flatten(1) for one in (*rotated, parts[2])], -1)
         return f"rope{', norms' if has_norm else ''}", result, expected
 
-    def _moves(self) -> Case:
-        """An arena whose rows move by one; the numbers of rows do not matter."""
+    def _moves(self) -> Case:  # a whole arena moves by one; the numbers of rows do not matter
         arena = self._normal(2, 2, MOVED, self._geometry.n_kv_heads, self._geometry.head_dim)
         sources = torch.arange(1, MOVED, dtype=torch.int32, device=arena.device)
 
@@ -146,9 +158,50 @@ class RowKernels:
         return "moves", result, arena[..., 1:, :, :].double().flatten()[None].expand(self._n, -1)
 
 
+def check_draws(setting: Setting) -> Iterator[Row]:
+    """Yield a row for each way of drawing and number of rows: rows unlike a CPU's, and the time.
+
+    Logits are rounded to bf16, so that many are equal.
+    """
+    for n in (1, 4) if setting.is_tiny else DRAWN_ROWS:
+        shape = n, VOCAB_TINY if setting.is_tiny else LLAMA_8B.vocab
+        logits = torch.from_numpy(np.random.default_rng(0).normal(0, 3, shape).astype(np.float32))
+        logits = logits.to(torch.bfloat16).float()
+        for name, params in PARAMS.items():
+            yield _check_draw(setting, name, logits, params)
+        yield _check_best(setting, logits)
+
+
+def _check_draw(setting: Setting, name: str, host: Tensor, params: SamplingParams) -> Row:
+    n, device, truncation = len(host), setting.device, None
+    keys = [(7, 0, row) for row in range(n)]
+    expected = draw_tokens(process(host, [params] * n, [None] * n), [None] * n if params.is_greedy else keys)
+    logits, noise = host.to(device), torch.from_numpy(gumbel_keys(keys)).to(device)
+    tokens, temperatures = logits.new_full((n,), -1, dtype=torch.int32), logits.new_full((n,), params.temperature)
+    if params.top_k:
+        rules = (TOP_K, torch.int32), (TOP_P, torch.float64), (math.log(MIN_P), torch.float64)
+        truncation = Truncation(*(torch.full((n,), rule, dtype=dtype, device=device) for rule, dtype in rules))
+    seconds = measure_throughput(setting, lambda: draw(logits, temperatures, noise, tokens, truncation=truncation), 10)
+    unlike = sum(found != other for found, other in zip(tokens.tolist(), expected, strict=True))
+    return {"draw": name, "rows": n, "us": seconds * 1e6, "unlike a CPU's": unlike, "ok": not unlike}
+
+
+def _check_best(setting: Setting, host: Tensor) -> Row:
+    logits, n = host.to(setting.device), len(host)
+    ids, asked = logits.new_full((n, N_BEST), -1, dtype=torch.int32), logits.new_zeros(n, dtype=torch.int32)
+    found = logits.new_empty(n, 1 + N_BEST)
+    seconds = measure_throughput(
+        setting, lambda: best_ids(logits, N_BEST, asked, asked, ids, found[:, 1:], found[:, 0]), 10
+    )
+    expected, order = host.double().log_softmax(-1), host.argsort(dim=-1, descending=True, stable=True)[:, :N_BEST]
+    unlike = int((ids.cpu() != order).any(-1).sum())
+    error = float((found[:, 1:].cpu() - expected.gather(-1, order)).abs().max())
+    ok = not unlike and error < 1e-4
+    return {"draw": f"{N_BEST} best ids", "rows": n, "us": seconds * 1e6, "unlike a CPU's": unlike, "ok": ok}
+
+
 PARTS = (
     Part("rows", 1, "Do norm, activation, embedding, rotation and moves compute what fp64 says?", check_rows),
-    Part("attention", 1, "Is attention what fp64 says?", check_attention),
     Part("8B", 1, "Are products of 8B what fp64 says, in every row tile?", check_products),
     Part("70B", 1.5, "Are products of 70B?", partial(check_products, geometry=LLAMA_70B)),
     Part("draws", 0.5, "Are tokens and best ids a CPU's?", check_draws),

@@ -16,8 +16,7 @@ import torch
 from benchmarks.gpu.__main__ import COMMANDS
 from benchmarks.gpu.measuring.models import LLAMA_8B, LLAMA_70B, fit_layers
 from benchmarks.gpu.running.results import ARCHIVE, REPOSITORY
-from benchmarks.gpu.running.runner import run_parts
-from benchmarks.gpu.running.worker import parts_of
+from benchmarks.gpu.running.runner import parts_of, run_parts
 from benchmarks.gpu.setting import Part, Setting, attempt
 
 # Python imports this module at the start of every process. Imports of this repository's packages that the machine lacks

@@ -19,7 +19,7 @@ from engine.cuda.kernels import combine as merging
 from engine.cuda.kernels.attention import Heads, Partials, attend
 from engine.cuda.kernels.combine import combine
 from engine.cuda.plan.items import PathWork
-from engine.cuda.plan.plan import Plan, PlanShape, make_plan
+from engine.cuda.plan.plan import PlanShape, make_plan
 from engine.tree import TokenTree
 
 HEADS = {
@@ -51,15 +51,10 @@ class AttentionCase:
     keys: Tensor  # [n_slots, n_kv_heads, head_dim]
     values: Tensor
 
-    @property
-    def plan(self) -> Plan:
-        """The step's plan, with the heads' window as the only one."""
-        groups = self.heads.n_heads // self.heads.n_kv_heads
-        return make_plan(self.works, PlanShape.of({self.heads.window}, groups, BLOCK, len(self.keys) - 1))
-
     def prepare(self) -> tuple[Callable[..., None], Callable[[], None], Tensor]:
         """Return what attends (keys, values, programs, stages), what merges, and the output; its memory is NaN."""
-        plan, heads, every = self.plan, self.heads, range(self.heads.n_kv_heads)
+        heads, every, last = self.heads, range(self.heads.n_kv_heads), len(self.keys) - 1
+        plan = make_plan(self.works, PlanShape.of({heads.window}, heads.n_heads // heads.n_kv_heads, BLOCK, last))
         q = self.q.new_full((plan.layout.n_rows, heads.n_heads * heads.head_dim), torch.nan)
         q[: plan.n_rows] = self.q.flatten(1)
         out, ints = torch.full_like(q, torch.nan), torch.from_numpy(plan.ints).to(q.device)
@@ -87,7 +82,7 @@ class AttentionCase:
     def expected(self) -> Tensor:
         """Return the attention in fp64."""
         queries = torch.split(self.q.double(), [work.n_rows for work in self.works])
-        return torch.cat([self._expected(*one) for one in zip(self.works, queries, strict=True)])
+        return torch.cat(list(map(self._expected, self.works, queries)))
 
     def _expected(self, work: PathWork, q: Tensor) -> Tensor:
         heads, n, slots, device = self.heads, work.n_rows, self.slots(work), q.device
@@ -129,11 +124,7 @@ def make_case(setting: Setting, heads: Heads, sizes: Sequence[tuple[int, int, bo
 
 
 def check_attention(setting: Setting) -> Iterator[Row]:
-    """Yield a row for each kind of heads: its error against fp64, and rows that a value after their end changes.
-
-    The value of the last row of each work becomes 0, then 3e38. Kernels multiply by 0 what a row does not see, so no
-    other row may change in any bit.
-    """
+    """Yield a row for each kind of heads: its error against fp64, and rows that a value after their end changes."""
     allowed = ALLOWED[setting.dtype]
     for name, heads in (TINY_HEADS if setting.is_tiny else HEADS).items():
         case = make_case(setting, heads, TINY_WORKS if setting.is_tiny else WORKS)
@@ -148,7 +139,7 @@ def check_attention(setting: Setting) -> Iterator[Row]:
 
 
 def _count_changed(case: AttentionCase) -> int:
-    """Count rows that differ when the last value of each work is 0 or 3e38; the last rows are left out."""
+    """Count rows, but the last of each work, that change with the work's last value, which kernels multiply by 0."""
     lasts, outs = torch.stack([case.slots(work)[-1] for work in case.works]), list[Tensor]()
     for value in (0.0, HUGE):
         values = case.values.clone()
@@ -160,10 +151,7 @@ def _count_changed(case: AttentionCase) -> int:
 
 
 def tune_attention(setting: Setting) -> Iterator[Row]:
-    """Yield the time of attention for each step, context and choice of stages and programs, none of which changes bits.
-
-    "GB/s" is the speed at which keys and values are read.
-    """
+    """Yield the time of attention, and the speed at which it reads keys and values, by stages and programs."""
     heads, processors = TINY_HEADS["grouped"] if setting.is_tiny else HEADS["8B"], 4
     if setting.is_cuda:
         processors = torch.cuda.get_device_properties(setting.device).multi_processor_count

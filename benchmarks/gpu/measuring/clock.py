@@ -1,16 +1,22 @@
-"""Times of what a device does, and the speed of its memory."""
+"""Times of what a device does, of its kernels, and the speed of its memory."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.setting import Setting
+from benchmarks.gpu.setting import Row, Setting
 
 COPY_BYTES = 2 << 30
+ANCHOR = "_attend"  # a kernel that runs once in every layer
+LONGEST = 8  # kernels outside the layers that are shown
 
 
 def measure_latency(setting: Setting, call: Callable[[], object], runs: int, warmup: int = 3) -> float:
@@ -25,14 +31,21 @@ def measure_latency(setting: Setting, call: Callable[[], object], runs: int, war
     return statistics.median(taken[warmup:])
 
 
-def measure_throughput(setting: Setting, call: Callable[[], object], calls: int = 1, runs: int = 5) -> float:
-    """Return the device's seconds for one of ``calls`` calls, which on CUDA are one graph: the median of runs."""
+def measure_throughput(setting: Setting, call: Callable[[], object], calls: int = 1) -> float:
+    """Return the device's seconds for one of ``calls`` calls, which on CUDA are one graph: the median of five runs."""
     if not setting.is_cuda:
         return measure_latency(setting, call, 1, warmup=0)
-    graph = record_graph(call, calls)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # compiles kernels and allocates workspaces, which a graph cannot record
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
     graph.replay()
     taken = []
-    for _ in range(runs):
+    for _ in range(5):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         first.record()
         graph.replay()
@@ -42,22 +55,52 @@ def measure_throughput(setting: Setting, call: Callable[[], object], calls: int 
     return statistics.median(taken)
 
 
-def record_graph(call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
-    """Return a graph of ``calls`` calls."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # compiles kernels and allocates workspaces, which a graph cannot record
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    return graph
-
-
 def measure_copy_bandwidth(setting: Setting) -> float:
     """Return the bytes a second of a copy in the device's memory, reads and writes counted."""
     n = 1 << 20 if setting.is_tiny else COPY_BYTES
     source, target = (torch.zeros(n, dtype=torch.uint8, device=setting.device) for _ in range(2))
     return 2 * n / measure_throughput(setting, lambda: target.copy_(source), calls=3)
+
+
+class Kernel(NamedTuple):
+    """One run of a kernel or copy, or on a CPU of an operator; times are in us."""
+
+    name: str
+    start: float
+    end: float
+
+
+def profile_kernels(setting: Setting, call: Callable[[], object]) -> list[Kernel]:
+    """Return the kernels of a call in the order of their starts; none where the driver hides them."""
+    setting.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA if setting.is_cuda else ProfilerActivity.CPU]) as trace:
+        call()
+        setting.synchronize()
+    events = [one for one in trace.events() if one.device_type.name != "CPU" or not setting.is_cuda]
+    kernels = [Kernel(one.name, one.time_range.start, one.time_range.end) for one in events]
+    return sorted(kernels, key=lambda kernel: kernel.start)
+
+
+def kernel_rows(step: str, kernels: Sequence[Kernel]) -> Iterator[Row]:
+    """Yield the kernels of a layer by their place in it, then the longest ones outside the layers.
+
+    A layer begins at its attention. Products have one name, and their places tell them apart: after attention come o,
+    gate_up, down, and qkv of the next layer. "gap" is the idle time before a kernel.
+    """
+    anchors = [place for place, kernel in enumerate(kernels) if kernel.name.startswith(ANCHOR)]
+    lengths = [last - first for first, last in pairwise(anchors)]
+    length = statistics.mode(lengths) if lengths else 0
+    layers = [first for first, n in zip(anchors, lengths, strict=False) if n == length]
+    for place in range(length):
+        runs = [(kernels[first + place - 1], kernels[first + place]) for first in layers]
+        times = [(run.end - run.start, run.start - previous.end) for previous, run in runs]
+        each, gap = (statistics.median(some) for some in zip(*times, strict=True))
+        name = f"layer, {place + 1}: {runs[0][1].name}"
+        yield {"step": step, "kernel": name, "runs": len(runs), "us each": each, "gap, us": gap}
+    inside, others = {first + place for first in layers for place in range(length)}, defaultdict[str, list[float]](list)
+    for place, kernel in enumerate(kernels):
+        if place not in inside:
+            others[kernel.name].append(kernel.end - kernel.start)
+    for name, taken in sorted(others.items(), key=lambda item: -sum(item[1]))[:LONGEST]:
+        row: Row = {"step": step, "kernel": name[:60], "runs": len(taken)}
+        yield {**row, "us each": statistics.mean(taken), "gap, us": None}

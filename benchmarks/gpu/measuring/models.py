@@ -62,16 +62,10 @@ def shrink(setting: Setting, geometry: Geometry) -> Geometry:
 
 
 def fit_layers(geometry: Geometry, free_bytes: int, weight_bytes: int, cached_tokens: int = 0) -> Geometry:
-    """Return the geometry with as many of its layers as fit.
+    """Return the geometry with as many of its layers, of ``weight_bytes`` a weight, as fit next to the cache.
 
-    Args:
-        geometry: of the whole model; embedding, head and cache are in two bytes.
-        free_bytes: of the device; a fifth of it stays free for activations and graphs.
-        weight_bytes: bytes of a layer's weight.
-        cached_tokens: tokens whose keys and values are cached.
-
-    Raises:
-        ValueError: not even one layer fits.
+    Embedding, head and cache have two bytes a number; a fifth of ``free_bytes`` stays free for activations and graphs.
+    Raises ValueError if not even one layer fits.
     """
     ends = 2 * 2 * geometry.vocab * geometry.hidden
     layer = weight_bytes * geometry.layer_weights + 4 * geometry.n_kv_heads * geometry.head_dim * cached_tokens

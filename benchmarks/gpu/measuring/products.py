@@ -64,18 +64,19 @@ def check_products(setting: Setting, geometry: Geometry = LLAMA_8B) -> Iterator[
         yield {"product": label, "leaves": matrix.leaves, **unequal, "error": error, "allowed": allowed, "ok": ok}
 
 
-def time_products(setting: Setting) -> Iterator[Row]:
-    """Yield a row for each matrix of 8B, precision and number of rows, with cuBLAS alongside."""
+def measure_products(setting: Setting) -> Iterator[Row]:
+    """Check products of 8B; then yield a row for each matrix, precision and number of rows, with cuBLAS alongside."""
+    yield from check_products(setting)
     copy = measure_copy_bandwidth(setting)
     for (name, shape), dtype in product(shrink(setting, LLAMA_8B).matrices().items(), (setting.dtype, torch.int8)):
         n_bytes = shape[0] * shape[1] * dtype.itemsize
         n = 1 if setting.is_tiny else -(-READ_BYTES // n_bytes)
         matrices = [make_matrix(setting, name, shape, dtype) for _ in range(n)]
         for n_rows in TIMED[: 1 if setting.is_tiny else None] + (PROMPT,) * (not setting.is_tiny and name != "head"):
-            seconds, library, flops = time_product(setting, TreeProducts(), matrices, n_rows), None, 2e-12 * n_rows
+            seconds, library = time_product(setting, TreeProducts(), matrices, n_rows), None
             if dtype == setting.dtype:
                 library = time_product(setting, LibraryProducts(), matrices, n_rows)
-            flops *= shape[0] * shape[1]
+            flops = 2e-12 * n_rows * shape[0] * shape[1]
             yield {
                 "product": f"{name}, {str(dtype).removeprefix('torch.')}", "rows": n_rows,
                 "us": seconds * 1e6, "cuBLAS, us": library and library * 1e6, "GB/s": n_bytes / seconds / 1e9,

@@ -10,20 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.measuring.models import BLOCK, Geometry
-from benchmarks.gpu.measuring.steps import ENDLESS, MakeExecutor
-from benchmarks.gpu.setting import Row, Setting
-from engine.model.ranges import split_layers
-from engine.model.shard import ModelShard
-from engine.model.spec import read_spec
+from benchmarks.gpu.measuring.models import BLOCK
+from benchmarks.gpu.measuring.steps import ENDLESS, Bench
+from benchmarks.gpu.setting import Row
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
-from engine.stage.stage import Stage
-from engine.step import SequenceStart, Step, Work
+from engine.step import SequenceStart, Work
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 
 PLAIN = "token by token"
 N_TEXT, N_TEXT_TINY = 21, 5  # scored tokens
+HIGHER = {torch.float32: torch.float64, torch.bfloat16: torch.float32}  # precisions to compare with
 
 
 @torch.inference_mode()
@@ -44,37 +41,27 @@ def reference_logits(model: Any, tokens: Tensor, n_last: int, dtype: torch.dtype
     return logits
 
 
-def reference_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the precision to compare results in ``dtype`` with."""
-    return torch.float64 if dtype == torch.float32 else torch.float32
-
-
 def rms(numbers: Tensor) -> float:
     """Return the root of the mean square."""
     return float(numbers.double().square().mean().sqrt())
 
 
 class Scorer:
-    """Scores a text after a context as one sequence of one stage."""
+    """Scores a text after a context as one sequence, with room for trees of 63 nodes."""
 
-    def __init__(self, model: Any, make: MakeExecutor, context: Sequence[int], text: Sequence[int]) -> None:
-        spec, blocks = read_spec(model.config, ()), list(range(-(-(len(context) + 4 * len(text)) // BLOCK)))
-        shard = ModelShard(model, spec, split_layers(spec.n_layers, 1)[0], len(blocks) * BLOCK)
-        self._executor = make(shard)
-        self._stage = Stage(shard, len(blocks), BLOCK, executor=self._executor)
-        self._n, self._text, self._vocab, self._number = len(context), list(text), spec.vocab_size, 0
+    def __init__(self, bench: Bench, context: Sequence[int], text: Sequence[int]) -> None:
+        self._bench, self._n, self._text, self._vocab = bench, len(context), list(text), bench.geometry.vocab
+        bench.stage.reset()
         start = SequenceStart(0, SamplingParams(max_tokens=ENDLESS), len(context), Needs())
-        self._score(Work(0, 0, list(context), new_blocks=blocks, draw=False), [start])
+        blocks = list(range(-(-(len(context) + 64) // BLOCK)))
+        bench.forward([Work(0, 0, list(context), new_blocks=blocks, draw=False)], [start])
 
     def score(self) -> dict[str, Tensor]:
         """Return logits fp32 ``[len(text), vocab]`` by the way in which the rows were computed."""
         first, nodes = self._text[:1], self._text[1:]
-        return {
-            PLAIN: torch.cat([self._rows(place, [token], EMPTY_TREE) for place, token in enumerate(self._text)]),
-            "chain": self._rows(0, first, TokenTree(nodes, range(ROOT, len(nodes) - 1))),
-            "path of a tree": self._path(),
-            "chunk of a prompt": self._rows(0, self._text, None),
-        }
+        plain = torch.cat([self._rows(place, [token], EMPTY_TREE) for place, token in enumerate(self._text)])
+        chain = self._rows(0, first, TokenTree(nodes, range(ROOT, len(nodes) - 1)))
+        return {PLAIN: plain, "chain": chain, "tree": self._path(), "chunk": self._rows(0, self._text, None)}
 
     def _path(self) -> Tensor:
         """Score the text among wrong siblings, some of which have children: three nodes for each token."""
@@ -87,31 +74,28 @@ class Scorer:
         return self._rows(0, self._text[:1], TokenTree(tokens, parents))[rows]
 
     def _rows(self, place: int, tokens: list[int], tree: TokenTree | None) -> Tensor:
-        return self._score(Work(0, self._n + place, tokens, tree))
-
-    def _score(self, work: Work, starts: Sequence[SequenceStart] = ()) -> Tensor:
-        self._number += 1
-        activations = self._stage.forward(Step(self._number, [work], list(starts)), None)
+        hidden = self._bench.forward([Work(0, self._n + place, tokens, tree)])[0].hidden[0]
         with torch.inference_mode():
-            return self._executor.logits(activations.hidden[0])
+            return self._bench.executor.logits(hidden)
 
 
-def compare_ways(setting: Setting, geometry: Geometry, model: Any, make: MakeExecutor, n: int) -> Iterator[Row]:
+def compare_ways(bench: Bench, n: int) -> Iterator[Row]:
     """Yield a row for each way of scoring after ``n`` tokens, which must have the bits of plain decoding.
 
     Errors are root mean squares of the differences of logits from the oracle's. Hugging Face's layers in the executor's
     precision have an error as well; twice that is allowed.
     """
-    rng, m = random.Random(n), N_TEXT_TINY if setting.is_tiny else N_TEXT
-    tokens = [rng.randrange(geometry.vocab) for _ in range(n + m)]
+    setting, model, rng = bench.setting, bench.model, random.Random(n)
+    m = N_TEXT_TINY if setting.is_tiny else N_TEXT
+    tokens = [rng.randrange(bench.geometry.vocab) for _ in range(n + m)]
     ids = torch.tensor(tokens, device=setting.device)
-    oracle = reference_logits(model, ids, m, reference_dtype(setting.dtype))
+    oracle = reference_logits(model, ids, m, HIGHER[setting.dtype])
     allowed, best = 2 * rms(reference_logits(model, ids, m, setting.dtype) - oracle), oracle.argmax(-1)
-    found = Scorer(model, make, tokens[:n], tokens[n:]).score()
+    found = Scorer(bench, tokens[:n], tokens[n:]).score()
     for way, logits in found.items():
         error, equal = rms(logits - oracle), int((logits == found[PLAIN]).all(-1).sum())
         yield {
-            "context": n, "scored": way, "rows": m, "bitwise as plain": equal, "error": error,
-            "allowed error": allowed, "spread of logits": rms(oracle - oracle.mean(-1, keepdim=True)),
+            "layers": bench.geometry.n_layers, "context": n, "scored": way, "rows": m, "bitwise as plain": equal,
+            "error": error, "allowed": allowed, "spread of logits": rms(oracle - oracle.mean(-1, keepdim=True)),
             "oracle's best token": int((logits.argmax(-1) == best).sum()), "ok": equal == m and error <= allowed,
         }  # fmt: skip

@@ -11,21 +11,17 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from benchmarks.gpu.measuring.clock import measure_copy_bandwidth
+from benchmarks.gpu.measuring.clock import kernel_rows, measure_copy_bandwidth, profile_kernels
 from benchmarks.gpu.measuring.models import BLOCK, Geometry, fit_layers, make_random_model, shrink
-from benchmarks.gpu.measuring.profiling import device_seconds, kernel_rows, profile_kernels
 from benchmarks.gpu.setting import Row, Setting
-from engine.cuda.plan.items import PathWork
-from engine.cuda.plan.plan import PlanShape, make_plan
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
+from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.tree import ROOT, TokenTree
@@ -75,24 +71,19 @@ def bushy(n_nodes: int, vocab: int, seed: int = 0) -> TokenTree:
     return TokenTree([rng.randrange(vocab) for _ in range(n_nodes)], parents)
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """Seconds of a step."""
 
     total: float  # until its tokens are on the host
-    host: float  # until its layers are queued: plan, upload, launches
+    plan: float  # until it is planned, packed and its upload is queued
+    host: float  # until its layers are queued
     layers: float  # until the device has run them, if that is waited for
 
 
 class Bench:
-    """A stage of all layers of a model with random weights, cut to what fits the card; its graphs are recorded late.
+    """One stage of a model with random weights and room for ``shapes``, cut to as many layers as fit the card.
 
-    Args:
-        setting: of the part.
-        geometry: of the whole model.
-        make: makes its executor.
-        shapes: of the steps that there must be room for.
-        is_int8: whether layers have weights of one byte.
+    Its graphs are recorded when a step first needs them. With ``is_int8`` weights of layers have one byte.
     """
 
     def __init__(
@@ -102,22 +93,30 @@ class Bench:
         self.weight_bytes = 1 if is_int8 else setting.dtype.itemsize
         fitting = fit_layers(geometry, setting.free_bytes, self.weight_bytes, n_blocks * BLOCK)
         self.geometry = shrink(setting, fitting)
-        model = make_random_model(self.geometry, setting.device, setting.dtype, is_int8)
-        spec, longest = read_spec(model.config, ()), max(shape.context + shape.nodes + 2 for shape in shapes)
-        shard = ModelShard(model, spec, split_layers(spec.n_layers, 1)[0], longest + BLOCK)
-        self.stage, self._number = Stage(shard, n_blocks, BLOCK, executor=make(shard)), 0
+        self.model = make_random_model(self.geometry, setting.device, setting.dtype, is_int8)
+        spec, longest = read_spec(self.model.config, ()), max(shape.context + shape.nodes + 2 for shape in shapes)
+        shard = ModelShard(self.model, spec, split_layers(spec.n_layers, 1)[0], longest + BLOCK)
+        self.executor, self._number = make(shard), 0
+        self.stage = Stage(shard, n_blocks, BLOCK, executor=self.executor)
+
+    def forward(self, work: list[Work], starts: Sequence[SequenceStart] = ()) -> tuple[Activations, float]:
+        """Run the layers of a step; returns their output, and the time at which the step was planned."""
+        self._number += 1
+        step = Step(self._number, work, list(starts))
+        self.stage.prepare(step)
+        planned = time.perf_counter()
+        return self.stage.forward(step, None), planned
 
     def run(self, work: list[Work], starts: Sequence[SequenceStart] = (), waits: bool = False) -> StepTimes:
         """Run a step and return its times."""
-        self._number += 1
         began = time.perf_counter()
-        activations = self.stage.forward(Step(self._number, work, list(starts)), None)
+        activations, planned = self.forward(work, starts)
         queued = time.perf_counter()
         if waits:
             self.setting.synchronize()
         layers = time.perf_counter()
         self.stage.verify(activations)
-        return StepTimes(time.perf_counter() - began, queued - began, layers - began)
+        return StepTimes(time.perf_counter() - began, planned - began, queued - began, layers - began)
 
     def decode(self, shape: Shape) -> Callable[..., StepTimes]:
         """Return what runs a step of a shape, always from the same place; earlier sequences are forgotten."""
@@ -131,44 +130,34 @@ class Bench:
 
         def step(waits: bool = False) -> StepTimes:
             trees = [TokenTree(drafted.tokens, drafted.parents) for _ in sequences]  # what a tree caches is new work
-            root = self._number % vocab
-            return self.run(
-                [Work(seq, shape.context, [root], trees[seq], max_new=ENDLESS) for seq in sequences], waits=waits
-            )
+            given = shape.context, [self._number % vocab]
+            return self.run([Work(seq, *given, trees[seq], max_new=ENDLESS) for seq in sequences], waits=waits)
 
         return step
 
-    def read_prompt(self, n_tokens: int) -> float:
-        """Return the seconds of reading a prompt in one step."""
-        self.stage.reset()
-        start = SequenceStart(0, SamplingParams(max_tokens=ENDLESS), n_tokens, Needs())
-        tokens = [place % self.geometry.vocab for place in range(n_tokens)]
-        return self.run([Work(0, 0, tokens, new_blocks=list(range(-(-n_tokens // BLOCK))))], [start]).total
-
 
 def time_steps(bench: Bench, shapes: Sequence[Shape], way: str) -> Iterator[Row]:
-    """Yield a row for each shape. "limit": weights, keys and values at the speed of a copy.
+    """Yield a row for each shape, with times as in ``StepTimes``.
 
-    "layers": until the device has run them; "of copy": the speed at which their weights are read, over a copy's;
-    "device": from the first kernel's start to the last one's end, by a profiler; "host": until the layers are queued;
-    "plan": the part of it that plans attention.
+    "limit": weights, keys and values at the speed of a copy; "of copy": the speed at which weights of layers are read,
+    over a copy's; "device": from the first kernel's start to the last one's end, by a profiler.
     """
     setting, geometry, copy = bench.setting, bench.geometry, measure_copy_bandwidth(bench.setting)
     runs, warmup = (1, 0) if setting.is_tiny else (20, 3)
     for shape in shapes:
         step = bench.decode(shape)
         taken = [step() for _ in range(warmup + runs)][warmup:]
-        total, host = statistics.median(one.total for one in taken), statistics.median(one.host for one in taken)
+        total, plan, host, _ = map(statistics.median, zip(*taken, strict=True))
         layers = statistics.median(step(waits=True).layers for _ in range(runs))
-        device = device_seconds(profile_kernels(setting, step))
+        kernels = profile_kernels(setting, step)
+        device = (max(kernel.end for kernel in kernels) - kernels[0].start) / 1e3 if kernels else None
         limit = geometry.bytes_read(setting.dtype, bench.weight_bytes, shape.sequences * shape.context) / copy
         of_copy = bench.weight_bytes * geometry.n_layers * geometry.layer_weights / layers / copy
-        plan = measure_plan(shape, geometry.n_heads // geometry.n_kv_heads, 10 * runs)
         yield {
             "way": way, "layers": geometry.n_layers, "step": shape.name, "context": shape.context,
             "limit, ms": limit * 1e3, "step, ms": total * 1e3, "of limit": total / limit,
             "layers, ms": layers * 1e3, "of copy": of_copy,
-            "device, ms": device and device * 1e3, "host, ms": host * 1e3, "plan, ms": plan * 1e3,
+            "device, ms": device, "host, ms": host * 1e3, "plan, ms": plan * 1e3,
         }  # fmt: skip
 
 
@@ -180,21 +169,11 @@ def profile_steps(bench: Bench, shapes: Sequence[Shape]) -> Iterator[Row]:
 
 def time_prompt(bench: Bench, n_tokens: int, way: str) -> Iterator[Row]:
     """Yield the time of a prompt that is read in one step."""
-    seconds = statistics.median([bench.read_prompt(n_tokens) for _ in range(2 if bench.setting.is_tiny else 6)][1:])
+    start = SequenceStart(0, SamplingParams(max_tokens=ENDLESS), n_tokens, Needs())
+    tokens, taken = [place % bench.geometry.vocab for place in range(n_tokens)], []
+    for _ in range(2 if bench.setting.is_tiny else 6):
+        bench.stage.reset()
+        taken.append(bench.run([Work(0, 0, tokens, new_blocks=list(range(-(-n_tokens // BLOCK))))], [start]).total)
+    seconds = statistics.median(taken[1:])  # the first one compiles
     flops = 2e-12 * n_tokens * bench.geometry.n_layers * bench.geometry.layer_weights
     yield {"way": way, "prompt tokens": n_tokens, "ms": seconds * 1e3, "TFLOP/s of products": flops / seconds}
-
-
-def measure_plan(shape: Shape, groups: int, runs: int) -> float:
-    """Return the median CPU seconds of planning the attention of a step."""
-    each, n_rows = shape.blocks_each, 1 + shape.nodes
-    parents = np.asarray(bushy(shape.nodes, 1000).parents, np.int32) if shape.nodes else None
-    blocks = [np.arange(seq * each, (seq + 1) * each, dtype=np.int32) for seq in range(shape.sequences)]
-    works = [PathWork(shape.context, n_rows, parents, some) for some in blocks]
-    plan_shape = PlanShape.of({None}, groups, BLOCK, len(blocks) * each * BLOCK)
-    taken = []
-    for _ in range(runs + 3):
-        began = time.thread_time()
-        make_plan(works, plan_shape, [1] * (n_rows * shape.sequences))
-        taken.append(time.thread_time() - began)
-    return statistics.median(taken[3:])

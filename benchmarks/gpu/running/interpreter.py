@@ -13,9 +13,8 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 def prepare_interpreter() -> None:
     """Make the interpreter quicker, and sums a row's own, for as long as this process lives; it cannot compile then.
 
-    The interpreter would search the whole language at every launch and call, a third of its time. NumPy's products
-    depend on a row's place in a matrix, a tensor core's do not: here every number of a product is summed by itself, so
-    equal bits are due to the order of operations in the kernels. Overlapping launches wait for nothing.
+    It would search the whole language at every launch, a third of its time. NumPy's products depend on a row's place in
+    a matrix, a tensor core's do not: here every number is summed by itself. Overlapping launches wait for nothing.
     """
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda _: interpreter._LangPatchScope()

@@ -41,8 +41,8 @@ def describe_machine(setting: Setting) -> dict[str, Any]:
 
 def format_tables(rows: Sequence[Row]) -> str:
     """Return Markdown: one table for each run of rows with the same headings."""
-    groups = ((headings, list(group)) for headings, group in groupby(rows, tuple))
-    return "\n\n".join(markdown(head, [list(map(format_value, row.values())) for row in some]) for head, some in groups)
+    groups = ((head, [list(map(format_value, row.values())) for row in some]) for head, some in groupby(rows, tuple))
+    return "\n\n".join(markdown(head, body) for head, body in groups)
 
 
 def format_value(value: Value) -> str:

@@ -1,18 +1,31 @@
-"""Runs the parts of a command in their order, whatever becomes of any of them."""
+"""Runs the parts of a command in a process, which is replaced after an error: a fault leaves no usable CUDA context."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from app.reporting.tables import markdown
-from benchmarks.gpu.running.results import ARCHIVE, Results
-from benchmarks.gpu.running.worker import Worker
-from benchmarks.gpu.setting import Part, Setting
+from benchmarks.gpu.running.results import ARCHIVE, Results, describe_machine
+from benchmarks.gpu.setting import Part, Row, Setting
 
 LIMIT_FACTOR = 2  # of a part's estimate; the budget limits it as well
+
+
+def parts_of(command: str) -> Sequence[Part]:
+    """Return the parts of a command in their order."""
+    parts: Sequence[Part] = import_module(f"benchmarks.gpu.{command}").PARTS
+    return parts
 
 
 def run_parts(command: str, parts: Sequence[Part], setting: Setting, out: Path, budget: float) -> int:
@@ -39,3 +52,76 @@ def run_parts(command: str, parts: Sequence[Part], setting: Setting, out: Path, 
         worker.stop()
     print(f"\nResults: {out / ARCHIVE}\n\n{markdown(['part', 'outcome', 'seconds'], summary, n_names=2)}", flush=True)
     return int(any(outcome != "ok" for _, outcome, _ in summary))
+
+
+class Worker:
+    """Runs parts of a command one after the other in a process that starts with the first."""
+
+    def __init__(self, command: str, setting: Setting) -> None:
+        self._command, self._setting = command, setting
+        self._process: Any = None
+        self._connection: Any = None
+        self.machine: Mapping[str, Any] = {}
+
+    def run(self, name: str, seconds: float, keep: Callable[[Row], None]) -> str | None:
+        """Pass each row of a part to ``keep`` when it is measured; returns the error that ended the part, or None.
+
+        The process is killed after ``seconds``.
+        """
+        ends, error = time.monotonic() + seconds, f"ended at its limit of {seconds / 60:.1f} minutes"
+        try:
+            self._start()
+            self._connection.send((name, seconds))
+            while self._connection.poll(max(0.0, ends - time.monotonic())):
+                kind, content = self._connection.recv()
+                if kind == "row":
+                    keep(content)
+                elif kind == "machine":
+                    self.machine = content
+                elif content is None:
+                    return None
+                else:
+                    error = content
+                    break
+        except (EOFError, OSError):
+            self._process.join()
+            error = f"the process ended with exit status {self._process.exitcode}"
+        self.stop()
+        return error
+
+    def stop(self) -> None:
+        """Kill the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._process = None
+
+    def _start(self) -> None:
+        if self._process is None:
+            context = get_context("spawn")
+            self._connection, of_worker = context.Pipe()
+            given = of_worker, self._command, self._setting
+            self._process = context.Process(target=_serve_parts, args=given, daemon=True)
+            self._process.start()
+            of_worker.close()  # else the end of the process would not close the pipe
+
+
+def _serve_parts(connection: Connection, command: str, setting: Setting) -> None:
+    """Run the parts whose names arrive, until the process is killed."""
+    if not setting.is_cuda:
+        from benchmarks.gpu.running.interpreter import prepare_interpreter
+
+        torch.set_num_threads(1)  # threads of small products wait for each other
+        prepare_interpreter()
+    parts = {part.name: part for part in parts_of(command)}
+    connection.send(("machine", describe_machine(setting)))
+    while True:
+        name, seconds = connection.recv()
+        setting.release_memory()
+        try:
+            for row in parts[name].run(replace(setting, deadline=time.monotonic() + seconds)):
+                connection.send(("row", row))
+            setting.synchronize()  # a fault of a kernel is reported within its part
+            connection.send(("end", None))
+        except Exception:
+            connection.send(("end", traceback.format_exc()))
