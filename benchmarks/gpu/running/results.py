@@ -35,7 +35,7 @@ def describe_machine(setting: Setting) -> dict[str, Any]:
         found["commit"] = git.stdout.strip()
     if setting.is_cuda:
         card = torch.cuda.get_device_properties(setting.device)
-        found |= {name: getattr(card, name) for name in PROPERTIES}
+        found |= {name: getattr(card, name, None) for name in PROPERTIES}
     return found
 
 

@@ -29,10 +29,7 @@ def parts_of(command: str) -> Sequence[Part]:
 
 
 def run_parts(command: str, parts: Sequence[Part], setting: Setting, out: Path, budget: float) -> int:
-    """Run parts, print each one's tables and time, write results; returns 1 if anything failed or was wrong.
-
-    ``budget``: minutes for all parts together.
-    """
+    """Run parts within ``budget`` minutes, print and write their results; returns 1 if anything failed or was wrong."""
     arguments = {"device": str(setting.device), "dtype": str(setting.dtype), "tiny": setting.is_tiny}
     results, worker = Results(out, command, arguments), Worker(command, setting)
     ends, summary = time.monotonic() + 60 * budget, list[list[str]]()
@@ -50,7 +47,8 @@ def run_parts(command: str, parts: Sequence[Part], setting: Setting, out: Path, 
             print(f"\n{tables}\n{error}\n{part.name}: {outcome}, {seconds:.1f} s", flush=True)
     finally:
         worker.stop()
-    print(f"\nResults: {out / ARCHIVE}\n\n{markdown(['part', 'outcome', 'seconds'], summary, n_names=2)}", flush=True)
+    summarized = markdown(["part", "outcome", "seconds"], summary, n_names=2)
+    print(f"\n{worker.machine.get('name', 'CPU')}: {out / ARCHIVE}\n\n{summarized}", flush=True)
     return int(any(outcome != "ok" for _, outcome, _ in summary))
 
 
@@ -71,7 +69,7 @@ class Worker:
         ends, error = time.monotonic() + seconds, f"ended at its limit of {seconds / 60:.1f} minutes"
         try:
             self._start()
-            self._connection.send((name, seconds))
+            self._connection.send((name, ends))
             while self._connection.poll(max(0.0, ends - time.monotonic())):
                 kind, content = self._connection.recv()
                 if kind == "row":
@@ -116,10 +114,10 @@ def _serve_parts(connection: Connection, command: str, setting: Setting) -> None
     parts = {part.name: part for part in parts_of(command)}
     connection.send(("machine", describe_machine(setting)))
     while True:
-        name, seconds = connection.recv()
+        name, deadline = connection.recv()  # of a clock that processes share
         setting.release_memory()
         try:
-            for row in parts[name].run(replace(setting, deadline=time.monotonic() + seconds)):
+            for row in parts[name].run(replace(setting, deadline=deadline)):
                 connection.send(("row", row))
             setting.synchronize()  # a fault of a kernel is reported within its part
             connection.send(("end", None))
