@@ -23,7 +23,7 @@ import torch
 
 from app.reporting.tables import markdown
 from benchmarks.gpu.measuring.models import LLAMA_8B, Geometry
-from benchmarks.support.weight_loading import far, forget, seconds_library, seconds_ours, write_checkpoint
+from benchmarks.processes.weight_loading import far, forget, seconds_library, seconds_ours, write_checkpoint
 from engine.model.ranges import LayerRange, split_layers
 
 LIBRARY = 0  # in place of a number of threads
