@@ -30,7 +30,7 @@ TEXT = [5, 6, 7]
         pytest.param(TreeProducts(), "tensor", None, marks=pytest.mark.matrix),
         pytest.param(TreeProducts(16), "channel", None, marks=pytest.mark.matrix),
     ],
-    ids=str,
+    ids=lambda one: type(one).__name__ if isinstance(one, TreeProducts | LibraryProducts) else str(one),
 )
 def test_texts_are_those_of_hugging_face_layers(
     products: Products, strategy: str | None, quantization: str | None, tmp_path: Path
