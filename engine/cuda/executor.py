@@ -66,7 +66,7 @@ class Executor:
         self._layers = pack_layers(shard)
         self._embedding = Embedding.of(shard.embedding) if shard.range.is_first else None
         if shard.device.type == "cuda":
-            torch.cuda.empty_cache()  # matrices that became one: NCCL and graphs ask for memory beside torch's cache
+            torch.cuda.empty_cache()  # frees the unfused matrices: NCCL and graphs use memory outside it
         self._split, self._buckets, self._partial_bytes = split, buckets, partial_bytes
         records = shard.device.type == "cuda" if records is None else records
         recorder = Recorder() if records else None
@@ -98,7 +98,7 @@ class Executor:
                 logger.info("recorded %s, %.1f s after the beginning", what, time.monotonic() - began)
 
     def embed(self, packed: PackedStep) -> Tensor:
-        """What the first layer reads, ``[1, n, hidden]``: a trained drafter may read it, too."""
+        """Return the embeddings of the step's tokens ``[1, n, hidden]``, which a trained drafter may read, too."""
         assert isinstance(packed, PlannedStep), "an executor's steps are planned"
         plan = packed.plan
         with torch.cuda.device_of(packed.ints.tensor):  # type: ignore[no-untyped-call]  # launches go to the current device
@@ -107,7 +107,7 @@ class Executor:
     def run(
         self, hidden: Tensor | None, packed: PackedStep, taps: Collection[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The step's moves in the cache, and all layers.
+        """Move cache rows as the step says, then run all layers.
 
         A step that captures queries or taps other layers than ``taps`` of the executor, and a first stage that reads an
         embedding instead of tokens, cannot replay a CUDA graph: they run launch by launch.

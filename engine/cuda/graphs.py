@@ -1,4 +1,4 @@
-"""Rows on their way through layers as recorded CUDA graphs, one for each bucket. **Never run on a GPU so far.**
+"""CUDA graphs of layers, one for each bucket of rows. **Never run on a GPU so far.**
 
 A graph replays launches with the pointers and sizes of their recording, so all that differs between steps is data in
 buffers that stay: rows, and the plan, through which kernels find the rest. A step that does not fit them runs launch by
@@ -24,7 +24,7 @@ from engine.kv.arena import KVArena
 
 PLAN_INTS = 1 << 19  # of a plan that graphs have room for: 2 MiB
 
-# What rows of a bucket are, ``[bucket, width]`` each, the step and the arena -> their outcomes, of the same form.
+# Takes a bucket's inputs ``[bucket, width]``, the step and the arena; returns the bucket's outputs, of the same form.
 RunLayers = Callable[[Sequence[Tensor], StepOnDevice, KVArena], tuple[Tensor, ...]]
 
 
@@ -42,7 +42,7 @@ class RowFunction:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A graph, and where its rows come and go."""
+    """A graph with its input and output buffers."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
@@ -53,7 +53,7 @@ class Graphs:
     """Graphs of layers, recorded when they are warmed up, or when their bucket is first used.
 
     Args:
-        function: what runs.
+        function: its launches are recorded.
         buckets: of rows.
         recorder: of graphs.
         partial_bytes: of partial softmaxes that there is room for.
@@ -102,7 +102,7 @@ class Graphs:
         )
 
     def record(self, plan: Plan, ints: Tensor, arena: KVArena) -> _Recorded:
-        """Record the layers for a plan's bucket. Meanwhile nothing moves, and rows are written where no sequence is.
+        """Record the layers for a plan's bucket, without moves in the cache; its rows are written to the unused slot.
 
         A path that was moved cannot be moved again, and a step's rows may stand where one is still to be moved from.
         """

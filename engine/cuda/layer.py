@@ -1,4 +1,4 @@
-"""The launches of a decoder layer: 10, and one more for each product whose leaves several programs share."""
+"""The launches of a decoder layer: 10, and one more per shared sum of leaves and per norm after a product."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run_layer(
         hidden: the stream, changed in place. Every sum is rounded to its dtype before it is added.
         step: which rows see which keys.
         arena: the layer's keys and values; the step's own are written there.
-        products: multiplies.
+        products: multiplies rows by the layer's matrices.
         capture_query: is called with the rotated queries ``[n_rows, n_heads * head_dim]``.
     """
     heads, overlaps = layer.heads, step.overlaps

@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-SMALL_HEAD = 64  # numbers of a head up to which a multiprocessor runs two programs of attention at once, by registers
+SMALL_HEAD = 64  # largest head_dim of which a multiprocessor's registers hold two programs of attention at once
 # Tiles of keys (and as many of values) that Triton holds in shared memory, by the number of stages. With 5 stages two
 # tiles are copied while one is multiplied. With 2 no copy overlaps; 3 and 4 hold as many tiles as 2.
 _TILES_HELD = {5: 3, 2: 2}

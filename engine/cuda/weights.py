@@ -24,7 +24,7 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """What a product needs."""
+    """A weight that ``Products`` multiplies by."""
 
     weight: Tensor  # [n_out, n_in], of the dtype of rows, int8 or fp8
     scales: Tensor | None  # fp32 [n_out], of a weight of one byte
@@ -38,7 +38,7 @@ class Norm:
 
     weight: Tensor
     eps: float
-    offset: float  # 1 where the weight is what is added to 1
+    offset: float  # added to the weight: 1 in Gemma's norms, else 0
 
     @classmethod
     def of(cls, module: nn.Module) -> Norm:
@@ -50,10 +50,10 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """What tokens become."""
+    """The embedding table, and the factor of its rows."""
 
     table: Tensor  # [vocab, hidden]
-    scale: float  # Gemma multiplies by it
+    scale: float  # 1 except in Gemma
 
     @classmethod
     def of(cls, module: nn.Module) -> Embedding:
@@ -74,7 +74,7 @@ class LayerWeights:
     q_norm: Norm | None
     k_norm: Norm | None
     attention_out: Matrix
-    after_attention: Norm | None  # of what attention adds
+    after_attention: Norm | None  # of attention's output, before it is added
     before_mlp: Norm
     gate_up: Matrix
     down: Matrix

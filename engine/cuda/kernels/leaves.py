@@ -20,7 +20,7 @@ _ROWS, _OUTPUTS = 4, 256  # of a program
 def add_tree(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and knows only its own
     values, rows, outs, inside, n_rows, stride, first: tl.constexpr, parts: tl.constexpr
 ):
-    """The fp32 sum of ``parts`` partial sums from ``first`` on, as a binary tree: ``[n_parts * n_rows, n_out]``."""
+    """The fp32 sum, as a binary tree, of ``parts`` parts of ``values`` from ``first`` on, each ``[n_rows, n_out]``."""
     if parts == 1:
         return tl.load(values + (first * n_rows + rows) * stride + outs, mask=inside, other=0.0)
     else:  # noqa: RET505  # Triton compiles only the branch that a constant chooses

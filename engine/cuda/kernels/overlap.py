@@ -1,4 +1,4 @@
-"""Programmatic dependent launch: a kernel starts while the one before it still finishes."""
+"""Programmatic dependent launch: a kernel starts while the previous one still runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def await_previous(overlaps: tl.constexpr):  # type: ignore[no-untyped-def]  # T
     """Wait until the kernels launched before have written everything, and let the next one start.
 
     Every kernel of a chain must wait before it reads or writes: only then does its end imply the end of all earlier
-    ones. With ``overlaps`` False this is no instruction at all.
+    ones. With ``overlaps`` False this emits no instruction.
     """
     if overlaps:
         tl.extra.cuda.gdc_wait()
