@@ -43,10 +43,11 @@ class ModelFields(FieldGroup):
         description="makes the layers' matrices int8 or fp8, with a scale per output; int8 on a CPU is bitsandbytes' "
         "(extra int8)",
     )
-    numerics: Literal["auto", "exact", "fast"] = Field(
+    numerics: Literal["auto", "exact", "fast", "layers"] = Field(
         "auto",
         description="on cuda: exact gives a token the same bits in every step (compute capability 9.0 or higher); fast "
-        "multiplies by cuBLAS (8.0); auto is exact where it can run and passes a self-test at load, else fast",
+        "multiplies by cuBLAS (8.0); layers is Hugging Face's and slow; auto is the first that can run and passes a "
+        "self-test at load",
     )
     simulate: str | None = Field(
         None,

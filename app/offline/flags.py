@@ -32,7 +32,8 @@ def add_model(parser: argparse.ArgumentParser, flag: str = "--model", batch_size
         "--numerics",
         choices=NUMERICS,
         default=AUTO,
-        help="on cuda, exact: the same bits in every step; fast: cuBLAS; auto: exact where it can run (default: auto)",
+        help="on cuda: exact (the same bits in every step), fast (cuBLAS), layers (Hugging Face's); default: auto, the "
+        "first that can run",
     )
     parser.add_argument(
         "--quantization", choices=["int8", "fp8"], help="int8 (on a CPU: extra int8) or fp8 matrices in the layers"

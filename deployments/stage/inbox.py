@@ -68,7 +68,7 @@ class StageInbox:
         self._is_idle = is_idle
         self._frames: queue.SimpleQueue[StepFrame | Arrived | Exception] = queue.SimpleQueue()
         self._room = threading.Semaphore(READ_AHEAD)
-        self._n_served = -1  # steps that the loop is through with, once it has asked for the first one
+        self._n_served = -1  # steps that the loop has finished; -1 before it takes the first one
         self._n_read = 0  # steps whose frame was read
         self._announced: StepFrame  # the step that was read last
         self._receiving: Callable[[], list[Tensor]] | None = None  # its tensors, if they are received already
@@ -92,7 +92,7 @@ class StageInbox:
         return frame
 
     def take_outcome(self) -> Arrived:
-        """What earlier stages made of the step that was taken last; raises like ``take_step``."""
+        """The outcome of earlier stages for the last step, and its activations; raises like ``take_step``."""
         if not self._is_ahead:
             arrived = self._read_outcome()
             if sum(header.n_bytes for header in arrived.outcome.tensors) > AT_ONCE:

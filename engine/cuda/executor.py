@@ -83,8 +83,8 @@ class Executor:
         windows, size = self._shard.windows, arena.block_size
         return PlanShape.of(windows, groups, size, arena.n_rows - 1, self._split, self._buckets)
 
-    def warm_up(self, arena: KVArena, answers: bool = True, besides: Iterable[str] = ()) -> None:
-        """Compile kernels and record steps, with their answers unless ``answers`` is False; ``besides`` runs last.
+    def warm_up(self, arena: KVArena, answers: bool = True, more_work: Iterable[str] = ()) -> None:
+        """Compile kernels and record steps, with their answers unless ``answers`` is False; ``more_work`` runs last.
 
         A step that was not foreseen (see ``Answers.warm_up``) is recorded when it comes, of kernels that are there.
         """
@@ -94,7 +94,7 @@ class Executor:
         began = time.monotonic()
         with torch.cuda.device_of(arena.layer(0).keys):  # type: ignore[no-untyped-call]
             done = map("layers over {}".format, self._graphs.warm_up(self.plan_shape(arena), arena))
-            for what in chain(done, self.answers.warm_up() if answers and self.answers is not None else (), besides):
+            for what in chain(done, self.answers.warm_up() if answers and self.answers is not None else (), more_work):
                 logger.info("recorded %s, %.1f s after the beginning", what, time.monotonic() - began)
 
     def embed(self, packed: PackedStep) -> Tensor:

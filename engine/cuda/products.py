@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from engine.cuda.kernels.gemm import multiply, tile_of
+from engine.cuda.kernels.gemm import multiply
 from engine.cuda.weights import Matrix
 
 
@@ -56,14 +56,13 @@ class TreeProducts:
         overlaps: bool = False,
     ) -> Tensor:
         """Implements ``Products``."""
-        weight = matrix.weight
-        out = rows.new_empty(len(rows), len(weight)) if out is None else out
+        out = rows.new_empty(len(rows), len(matrix.weight)) if out is None else out
         multiply(
             rows,
-            weight,
+            matrix.weight,
             out,
             leaves=matrix.leaves,
-            tile=tile_of(len(rows), weight.dtype, self.row_tile),
+            row_tile=self.row_tile,
             scales=matrix.scales,
             bias=matrix.bias,
             residual=residual,

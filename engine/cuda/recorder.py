@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 class Recorder:
-    """Graphs of a stage, which share one memory: none runs beside another."""
+    """Graphs of a stage, which share one memory: no two run at the same time."""
 
     def __init__(self) -> None:
         self._first: torch.cuda.CUDAGraph | None = None

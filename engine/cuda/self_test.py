@@ -23,12 +23,12 @@ from engine.cuda.kernels.attention import Heads
 from engine.cuda.kernels.gemm import ROW_TILES
 from engine.cuda.layer import StepOnDevice, attended
 from engine.cuda.plan.items import PathWork
-from engine.cuda.plan.layout import PARTIAL_BYTES, SPLIT
+from engine.cuda.plan.layout import BUCKETS, PARTIAL_BYTES, SPLIT
 from engine.cuda.plan.plan import PlanShape, make_plan
 from engine.cuda.planned_step import PlannedStep
 from engine.cuda.products import LibraryProducts, Products, TreeProducts
 from engine.cuda.weights import pack_layers
-from engine.errors import SpectraError
+from engine.errors import ConfigError, SpectraError
 from engine.kv.arena import BlockTable, KVArena, KVLayer
 from engine.model.ranges import LayerRange
 from engine.model.shard import ModelShard
@@ -39,7 +39,7 @@ from engine.upload import Upload
 logger = logging.getLogger(__name__)
 
 BLOCK = 64  # slots
-ROWS = ROW_TILES[-1]  # of the longest step
+ROWS = BUCKETS[-1]  # of the longest step: all tiles and programs of recorded steps are tested
 FIXED_TILE = 64  # rows, where products of different tiles disagree
 TREE = TokenTree([0] * 8, [-1, 0, -1, 2, 2, 4, 0, 6])  # the path of nodes 2, 4 and 5 lies among others
 CHAIN = TokenTree([0] * 8, [*range(-1, 7)])
@@ -88,13 +88,31 @@ def _find_faults(models: Iterable[Any], is_exact: bool) -> tuple[str, str, int |
             test = _LayerTest(model)
             if kernel_fault := test.attention_fault() or test.layer_fault(LibraryProducts()):
                 return kernel_fault, "", None
-            while is_exact and tiles and (fault := test.order_fault(TreeProducts(tiles[0]))):
+            while is_exact and tiles and (fault := _fault_of_order(test, tiles[0])):
                 order_fault = fault
                 del tiles[0]
+    except torch.AcceleratorError as error:
+        raise ConfigError(
+            f"the self-test broke the device: {error}; numerics layers needs no kernels of ours"
+        ) from error
     except Exception as error:  # such as a kernel that this device cannot run
-        logger.debug("the self-test failed", exc_info=error)
-        return str(error) if isinstance(error, SpectraError) else f"{type(error).__name__}: {error}", "", None
+        return _text_of(error), "", None
     return ("", "", tiles[0]) if tiles else ("", order_fault, None)
+
+
+def _fault_of_order(test: _LayerTest, row_tile: int | None) -> str:
+    """What is wrong with exact products, errors of their kernels included; "": nothing."""
+    try:
+        return test.order_fault(TreeProducts(row_tile))
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:
+        return _text_of(error)
+
+
+def _text_of(error: Exception) -> str:
+    logger.debug("the self-test failed", exc_info=error)
+    return str(error) if isinstance(error, SpectraError) else f"{type(error).__name__}: {error}"
 
 
 class _LayerTest:
@@ -136,7 +154,7 @@ class _LayerTest:
         whole = self._run(executor, [ROWS])
         if fault := self._difference(whole):
             return fault
-        steps = [[n] for n in ROW_TILES[:-1]] + [[ROWS - last, *(1,) * last]]
+        steps = [[n] for n in ROW_TILES if n < ROWS] + [[ROWS - last, *(1,) * last]]
         for sizes, ends_in_tree in [*((sizes, False) for sizes in steps), ([ROWS - last], True)]:
             found = self._run(executor, sizes, ends_in_tree)
             if not torch.equal(found, whole[: len(found)]):

@@ -1,4 +1,4 @@
-"""In which arithmetic the stages of a target run: the dtype, and the numerics on a GPU.
+"""Chooses the dtype of a target's stages, and their numerics on a GPU.
 
 ``resolve`` decides for a process before it reads weights. The stages of a pipeline send what they found to the one that
 plans, and all run the weakest of these numerics (``weakest``, ``adopt``): no pipeline mixes them.
@@ -81,7 +81,7 @@ def find_numerics(options: TargetOptions, path: Path) -> Resolution:
     """The numerics that this process would run; arguments and errors as for ``with_numerics``."""
     if options.numerics not in NUMERICS:
         raise ConfigError(f"numerics is {options.numerics!r}; it must be {', '.join(NUMERICS[:-1])} or {NUMERICS[-1]}")
-    if options.simulation is not None or options.reference:
+    if options.simulation is not None or options.reference or options.numerics == LAYERS:
         return Resolution(LAYERS)
     if not is_cuda(options.device):
         if options.numerics == EXACT:

@@ -10,8 +10,7 @@ from engine.simulated.profile import Simulation
 GIB = 1 << 30
 CPU_CACHE = GIB // 2  # bytes of KV cache on a CPU where no number is named
 STEP_ROWS = 2048  # of the largest step: what a scheduler composes at most by default
-NUMERICS = AUTO, EXACT, FAST = "auto", "exact", "fast"  # that may be asked for
-LAYERS = "layers"  # what else numerics are resolved to: Hugging Face's layers
+NUMERICS = AUTO, EXACT, FAST, LAYERS = "auto", "exact", "fast", "layers"
 _NODES, _GPU_NODES = 64, 63  # drafted nodes of a step; GPUs multiply by tiles of 64 rows, and the root is one of them
 
 
@@ -70,7 +69,7 @@ class TargetOptions:
     cost_folder: str = ""  # in the cache, where split "measured" keeps what it measured; "": nowhere
     simulation: Simulation | None = None  # stages sleep instead of computing; ``model`` gives the vocabulary
     drafter: DrafterSettings | None = None  # trained for the model; on the last stage
-    numerics: str = AUTO  # on cuda: exact (a row's bits depend on its text alone), fast, or what ``auto`` resolves to
+    numerics: str = AUTO  # on cuda; ``Resolution`` says what it is there
     resolution: Resolution | None = None  # of ``numerics``, in the process that runs them (``numerics.with_numerics``)
     revision: str | None = None  # branch, tag or commit of ``model`` on the hub; None: the main branch
 

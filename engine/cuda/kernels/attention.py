@@ -21,9 +21,7 @@ from torch import Tensor
 
 from engine.cuda.kernels.overlap import await_previous
 from engine.cuda.occupancy import SMALL_HEAD, stages_for
-from engine.cuda.plan.layout import HEADER, ITEM, Layout
-
-ROWS = 64  # rows times query heads of a key head in a tile: what a Hopper GPU multiplies at once
+from engine.cuda.plan.layout import HEADER, ITEM, TILE, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +232,12 @@ def attend(
         block_d,
         layout.split,
         tile,
-        ROWS,
+        TILE,
         HEADER,
         ITEM,
         overlaps,
         num_warps=4 if block_d <= SMALL_HEAD else 8,  # with 4, the sums of large heads do not fit the registers
-        num_stages=stages or stages_for(q.device, ROWS * head_bytes, tile * head_bytes),
+        num_stages=stages or stages_for(q.device, TILE * head_bytes, tile * head_bytes),
         enable_fp_fusion=False,
         launch_pdl=overlaps,
     )

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from engine.cuda.kernels.leaves import add_leaves, finish
 from engine.cuda.kernels.overlap import await_previous
+from engine.cuda.occupancy import HOPPER, card_of
 from engine.cuda.plan.layout import BUCKETS
 
 ROW_TILES = (16, 32, 64, 128)  # chosen by the number of rows; the last one for more rows, too
@@ -67,14 +68,28 @@ def leaves_of(n_out: int) -> int:
     return 1 if tiles >= _SHARD_PROGRAMS else 2 if 2 * tiles >= _SHARD_PROGRAMS else 4
 
 
-def tile_of(n_rows: int, dtype: torch.dtype, row_tile: int | None = None) -> Tile:
-    """The tile of a step of ``n_rows`` rows and weights of ``dtype``; ``row_tile`` overrides its rows."""
+def tile_of(
+    n_rows: int,
+    dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    row_tile: int | None = None,
+    shared_bytes: int = HOPPER.shared_bytes,
+) -> Tile:
+    """The tile of a step of ``n_rows`` rows.
+
+    Args:
+        n_rows: of the step.
+        dtype: of the rows.
+        weight_dtype: of the weight.
+        row_tile: rows to multiply at once; None: by ``n_rows``.
+        shared_bytes: the largest shared memory of a program.
+    """
     rows = row_tile or next((size for size in ROW_TILES if size >= n_rows), ROW_TILES[-1])
-    is_byte = dtype.itemsize == 1
-    outputs = 64 if rows <= 32 or (is_byte and rows <= 64) else 128
+    is_byte = weight_dtype.itemsize == 1
+    outputs, inputs = 64 if rows <= 32 or (is_byte and rows <= 64) else 128, 128 if is_byte else 64
+    stage_bytes = inputs * (outputs * weight_dtype.itemsize + rows * dtype.itemsize)
     most_leaves = {16: 8, 32: 4, 64: 2, 128: 2}.get(rows, 1)  # what registers hold, as compiled for a Hopper GPU
-    stages = 3 if is_byte and rows > 128 else 4  # what shared memory holds
-    return Tile(rows, outputs, 128 if is_byte else 64, stages, most_leaves)
+    return Tile(rows, outputs, inputs, max(1, min(4, shared_bytes // stage_bytes)), most_leaves)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -161,6 +176,7 @@ def multiply(
     out: Tensor,
     *,
     leaves: int,
+    row_tile: int | None = None,
     tile: Tile | None = None,
     scales: Tensor | None = None,
     bias: Tensor | None = None,
@@ -174,14 +190,15 @@ def multiply(
         weight: ``[n_out, n_in]``, contiguous, of the dtype of ``x``, int8 or float8_e4m3fn.
         out: ``[rows, n_out]``, rows contiguous, of any float dtype; may be ``residual``, must not be ``x``.
         leaves: of the sums over inputs, a power of two; it decides the order of sums, which nothing else does.
-        tile: by default ``tile_of`` the number of rows.
+        row_tile: rows that are multiplied at once; None: by the number of rows.
+        tile: what a program takes; by default ``tile_of`` the rows.
         scales: fp32 ``[n_out]``, of a weight of one byte.
         bias: ``[n_out]``.
         residual: ``[rows, n_out]`` of the dtype of ``out``.
         overlaps: whether launches may overlap the previous kernel's end.
     """
     n_out = len(weight)
-    tile = tile or tile_of(len(x), weight.dtype)
+    tile = tile or tile_of(len(x), x.dtype, weight.dtype, row_tile, card_of(x.device).shared_bytes)
     programs = tile.programs(min(len(x), MOST_ROWS), n_out, leaves)
     size = MOST_ROWS if programs > 1 else max(1, len(x))
     for first in range(0, len(x), size):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TILE = 64  # rows times query heads of a key head in an item: a Hopper GPU multiplies so many at once
 SPLIT = 256  # positions whose softmax is one partial
 MAX_WINDOWS = 4  # different windows among a model's layers; no window counts as one
 HEADER = 2 * MAX_WINDOWS  # ints: for every window the number of items and the place of the first

@@ -10,7 +10,7 @@ import numpy as np
 from engine.cuda.plan.answer import make_answer
 from engine.cuda.plan.answer_layout import NO_DRAWS, READ
 from engine.cuda.plan.items import Ints, PathWork, flatten
-from engine.cuda.plan.layout import BUCKETS, HEADER, ITEM, MAX_INTS, MAX_WINDOWS, SPLIT, Layout, bucket
+from engine.cuda.plan.layout import BUCKETS, HEADER, ITEM, MAX_INTS, MAX_WINDOWS, SPLIT, TILE, Layout, bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class PlanShape:
     block_size: int
     scratch: int
     split: int = SPLIT
-    tile: int = 64
+    tile: int = TILE
     buckets: tuple[int, ...] = BUCKETS
 
     @classmethod

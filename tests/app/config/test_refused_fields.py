@@ -64,7 +64,7 @@ REFUSED = [
     # fields without effect
     (SIMULATED | {"layer_split": "even"}, "layer_split is even, but has no effect: simulate is set"),
     ({"numerics": "exact"}, "numerics is exact, but has no effect: device is cpu"),
-    ({"numerics": "odd"}, "numerics is odd; it must be auto, exact or fast"),
+    ({"numerics": "odd"}, "numerics is odd; it must be auto, exact, fast or layers"),
     ({"affinity": "prefix"}, "affinity is prefix, but has no effect: replicas is 1"),
     ({"failover": 1.0}, "failover is 1.0, but has no effect: replicas is 1"),
     (TWO | {"affinity_slack": 0}, "affinity_slack is 0, but has no effect: affinity is none"),

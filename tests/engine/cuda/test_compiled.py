@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from engine.cuda.kernels.attention import ROWS
 from engine.cuda.kernels.gemm import ROW_TILES
 from engine.cuda.occupancy import SMALL_HEAD, bytes_held
+from engine.cuda.plan.layout import TILE
 
 ROOT = Path(__file__).parents[3]
 KERNELS = ROOT / "engine/cuda/kernels"
@@ -70,7 +70,7 @@ def check(launches: list[dict[str, Any]]) -> None:
             assert one["programs"] >= 2, one
         if one["kernel"] == "_attend":
             head_bytes = 2 * constants["block_d"]
-            assert one["shared"] <= bytes_held(5, ROWS * head_bytes, constants["tile"] * head_bytes), one
+            assert one["shared"] <= bytes_held(5, TILE * head_bytes, constants["tile"] * head_bytes), one
             expected = 2 if constants["block_d"] <= SMALL_HEAD else 1  # as ``programs_for`` assumes
             assert one["programs"] == expected, one
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import Gemma3TextConfig, LlamaConfig
 
 from engine.cuda import layer, products, self_test
-from engine.cuda.kernels.gemm import Tile
+from engine.cuda.kernels.gemm import tile_of
 from engine.model.random_model import random_model
 
 pytestmark = pytest.mark.cluster
@@ -99,8 +99,17 @@ def by_rows(x: Tensor, weight: Tensor, out: Tensor, **_: Any) -> None:
     out += len(x) * 1e-8
 
 
-def by_tile(x: Tensor, weight: Tensor, out: Tensor, *, tile: Tile, **_: Any) -> None:
-    out += tile.rows * 1e-8
+def by_tile(x: Tensor, weight: Tensor, out: Tensor, *, row_tile: int | None, **_: Any) -> None:
+    out += (row_tile or tile_of(len(x), x.dtype, weight.dtype).rows) * 1e-8
+
+
+def large_tiles_fail(x: Tensor, weight: Tensor, out: Tensor, *, row_tile: int | None, **_: Any) -> None:
+    if row_tile is None and len(x) > 16:
+        raise RuntimeError("out of resource: shared memory")
+
+
+def all_tiles_fail(*_: Any, **__: Any) -> None:
+    raise RuntimeError("out of resource: shared memory")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +118,8 @@ def by_tile(x: Tensor, weight: Tensor, out: Tensor, *, tile: Tile, **_: Any) -> 
         (wrong, "a layer differs from the oracle by", None),
         (by_rows, "rows have other bits in steps of 8 rows than in a step of 20", None),
         (by_tile, "", 64),
+        (large_tiles_fail, "", 64),
+        (all_tiles_fail, "RuntimeError: out of resource: shared memory", None),
     ],
 )
 def test_products_that_exact_cannot_use_are_noticed(

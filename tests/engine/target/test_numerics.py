@@ -145,10 +145,14 @@ def test_layers_that_convert_weights_of_one_byte_say_so(gpu: GPU, caplog: pytest
     assert caplog.messages[0].endswith("; weights of one byte are converted at every use")
 
 
-def test_a_cpu_and_the_oracle_run_layers_without_a_log(gpu: GPU, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cpu_the_oracle_and_who_asks_for_them_run_layers_without_a_log(
+    gpu: GPU, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "engine.target.numerics")
     gpu.has(HOPPER)
     found = [resolved("auto", device="cpu"), resolved("fast", device="cpu"), resolved("auto", reference=True)]
+    found.append(resolved("layers"))
+    assert not gpu.tests
     assert {one.numerics for one in found} == {LAYERS}
     options = TargetOptions("model", resolution=found[0])
     assert executors_of(options, tiny_shards("llama", 2)) == [None, None]
@@ -166,7 +170,10 @@ def test_a_cpu_loads_no_kernels() -> None:
 
 @pytest.mark.parametrize(
     ("requested", "message"),
-    [("exact", "numerics is exact, but device is cpu"), ("odd", "numerics is 'odd'; it must be auto, exact or fast")],
+    [
+        ("exact", "numerics is exact, but device is cpu"),
+        ("odd", "numerics is 'odd'; it must be auto, exact, fast or layers"),
+    ],
 )
 def test_impossible_and_unknown_numerics_are_refused_before_weights_are_read(requested: str, message: str) -> None:
     path = saved_model("llama")
