@@ -17,6 +17,7 @@ from torch import Tensor
 
 from deployments.pipeline.frames import OutcomeFrame, encode_outcome, encode_step_frame
 from deployments.pipeline.tensor_header import TensorHeader
+from deployments.stage import step_server
 from deployments.stage.inbox import StageInbox
 from deployments.stage.links.negotiation import accept_link, offer_link
 from deployments.transport.channel import Channel
@@ -34,10 +35,17 @@ ROWS = (TensorHeader("float32", (1, 3, 8)),)
 
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
 async def test_later_stages_plan_a_step_before_the_first_one_has_computed_it(
-    transport: str, serving: Any, gate: Gate
+    transport: str, serving: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    announced: list[tuple[TensorHeader, ...]] = []
+
+    def encode(step: bytes, tensors: tuple[TensorHeader, ...]) -> bytes:
+        announced.append(tensors)
+        return encode_step_frame(step, tensors)
+
     async with serving(3, [Gated, Stage, Stage], transport=transport) as served:
         pipeline = await connected(served)
+        monkeypatch.setattr(step_server, "encode_step_frame", encode)
         gate.close()
         pipeline.send(first_step())
         later = served.stages.workers[1:]
@@ -47,6 +55,7 @@ async def test_later_stages_plan_a_step_before_the_first_one_has_computed_it(
         result = await pipeline.receive()
         assert result.results[0].tokens
         assert len(result.stage_seconds) == 3
+        assert [len(headers) for headers in announced] == [1, 1]  # hidden states, by each stage but the last
         pipeline.close()
 
 
