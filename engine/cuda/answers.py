@@ -32,7 +32,7 @@ class _Buffers:
     plan: Tensor  # int32, as much as the layout of ``most`` takes
     mask: Tensor  # int32 [most, ceil(vocab / 32)]
     logits: Tensor  # fp32 [most, vocab]
-    told: Tensor  # int32 [most * most columns]
+    table: Tensor  # int32 [most * most columns]
 
 
 class Answers:
@@ -65,7 +65,7 @@ class Answers:
         return out
 
     def answer(self, hidden: Tensor, plan: AnswerPlan, ints: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What is told of the plan's rows, and their logits; true until the next call.
+        """The answer table and the logits of the plan's rows, overwritten by the next call.
 
         Args:
             hidden: of the step, ``[n, hidden]``.
@@ -89,7 +89,7 @@ class Answers:
                 if mask is not None and rows.mask is not None:
                     rows.mask.copy_(mask)
                 self._graph(self._recorder, rows, kind).replay()
-        return rows.told[: plan.n_rows], rows.logits[: plan.n_rows]
+        return rows.table[: plan.n_rows], rows.logits[: plan.n_rows]
 
     def warm_up(self) -> Iterator[str]:
         """Compile all kernels and record usual answers; names what was done, one by one.
@@ -122,8 +122,8 @@ class Answers:
     def _fresh(self, plan: AnswerPlan, ints: Tensor, mask: Tensor | None) -> RowsOnDevice:
         n_rows = plan.layout.n_rows
         hidden, logits = self._empty(self._dtype, n_rows, self._width), self._empty(torch.float32, n_rows, self.vocab)
-        told = self._empty(torch.int32, n_rows, plan.kind.columns)
-        return RowsOnDevice(hidden, ints, plan.layout, mask, logits, told)
+        table = self._empty(torch.int32, n_rows, plan.kind.columns)
+        return RowsOnDevice(hidden, ints, plan.layout, mask, logits, table)
 
     def _fixed(self, layout: AnswerLayout, kind: AnswerKind, is_masked: bool) -> RowsOnDevice:
         """The rows' share of the memory that graphs know."""
@@ -137,10 +137,10 @@ class Answers:
                 self._empty(torch.int32, most * AnswerKind(True, True, min(MOST_BEST, self.vocab)).columns),
             )
         n_rows, buffers = layout.n_rows, self._buffers
-        told = buffers.told[: n_rows * kind.columns].view(n_rows, kind.columns)
+        table = buffers.table[: n_rows * kind.columns].view(n_rows, kind.columns)
         mask = buffers.mask[:n_rows] if is_masked else None
         plan, logits = buffers.plan[: layout.size], buffers.logits[:n_rows]
-        return RowsOnDevice(buffers.hidden[:n_rows], plan, layout, mask, logits, told)
+        return RowsOnDevice(buffers.hidden[:n_rows], plan, layout, mask, logits, table)
 
     def _graph(self, recorder: Recorder, rows: RowsOnDevice, kind: AnswerKind) -> torch.cuda.CUDAGraph:
         key = rows.layout.n_rows, kind, rows.mask is not None

@@ -1,9 +1,8 @@
-"""A trained drafter beside an executor: its own modules and this room's attention, so that a forward is a graph.
+"""Runs a trained drafter next to an executor: its own modules with the executor's attention, in one graph a forward.
 
-Drafts are no part of the promise that a row's bits depend on its text alone, so that products and norms are torch's.
-What stands between them and a graph is attention, which depends on the step: here a plan tells it, as for the target. A
-drafted tree is a set of paths behind the last committed row, of which earlier levels have run; a block of slots that
-see each other attends as if all of them stood at its end.
+Row-independent bits are promised for targets only, so products and norms are torch's. Attention depends on the step and
+reads a plan, as for the target. A drafted tree is a set of paths after the last committed row, whose earlier levels
+have run; a block of slots that see each other attends as if all of them stood at its end.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class RowsOnDevice:
     layout: AnswerLayout
     mask: Tensor | None  # bits of allowed ids, int32 [n_rows of the bucket, ceil(vocab / 32)]
     logits: Tensor  # fp32 [n_rows of the bucket, vocab], written
-    told: Tensor  # int32 [n_rows of the bucket, ``kind.columns``], written: see ``plan.answer.Told``
+    table: Tensor  # int32 [n_rows of the bucket, ``kind.columns``], written: the rows of an ``AnswerTable``
 
 
 class Head:
@@ -53,17 +53,17 @@ class Head:
             out.div_(self._cap).tanh_().mul_(self._cap)
 
     def answer(self, rows: RowsOnDevice, kind: AnswerKind) -> None:
-        """Logits of the rows, and what is told of them."""
+        """Write logits and answer table of the rows."""
         self.logits(rows.hidden, rows.logits)
-        plan, layout, told, width = rows.plan, rows.layout, rows.told, kind.width
+        plan, layout, table, width = rows.plan, rows.layout, rows.table, kind.width
         if kind.draws:
             truncation = None
             if kind.truncates:
                 top_p, log_min_p = (plan[one].view(torch.float64) for one in (layout.top_p, layout.log_min_p))
                 truncation = Truncation(plan[layout.top_k], top_p, log_min_p)
             temperatures, keys = plan[layout.temperatures].view(torch.float32), plan[layout.keys].view(2, -1)
-            draw(rows.logits, temperatures, keys, told[:, 0], mask=rows.mask, truncation=truncation)
+            draw(rows.logits, temperatures, keys, table[:, 0], mask=rows.mask, truncation=truncation)
         if width:
-            numbers = told.view(torch.float32)
-            ids, logprobs = told[:, 2 : 2 + width], numbers[:, 2 + width :]
-            best_ids(rows.logits, width, plan[layout.asked], told[:, 0], ids, logprobs, numbers[:, 1])
+            numbers = table.view(torch.float32)
+            ids, logprobs = table[:, 2 : 2 + width], numbers[:, 2 + width :]
+            best_ids(rows.logits, width, plan[layout.asked], table[:, 0], ids, logprobs, numbers[:, 1])

@@ -85,8 +85,8 @@ def best_ids(
     Args:
         logits: ``[rows, vocab]``, any float dtype, rows contiguous.
         n: from 1 to ``MOST``, at most the vocabulary.
-        asked: a token of every row whose log-probability is told, int32 ``[rows]``; -1: that in ``drawn``, -2: nothing
-            is told of the row, and nothing is read. One that no id has (logits that are no numbers may draw it): -inf.
+        asked: a token of every row whose log-probability is written, int32 ``[rows]``; -1: that in ``drawn``; -2: the
+            row is neither read nor written. A token outside the vocabulary (drawn from NaN logits): -inf.
         drawn: int32 ``[rows]``.
         out_ids: int32 ``[rows, n]``, rows contiguous, as below.
         out_logprobs: fp32 ``[rows, n]``.
