@@ -17,6 +17,7 @@ class Gate:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._left = math.inf
+        self.is_holding = False
 
     def open(self) -> None:
         self.close(after=math.inf)
@@ -29,7 +30,9 @@ class Gate:
 
     def enter(self) -> None:
         with self._changed:
+            self.is_holding = self._left <= 0
             assert self._changed.wait_for(lambda: self._left > 0, LIMIT_S)
+            self.is_holding = False
             self._left -= 1
 
 

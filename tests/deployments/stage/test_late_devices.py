@@ -101,10 +101,10 @@ async def test_a_stage_whose_device_hangs_shows_as_busy_and_serves_no_other_rout
         before = time.monotonic()
         pipeline.send(first_step())
         pipeline.send(Step(1, []))
-        await wait_until_async(lambda: first.busy_since is not None)
+        await wait_until_async(lambda: first._progress._computing is not None)  # the device has the step
         began = first.busy_since
         assert before <= began <= time.monotonic()
-        assert last.busy_since is None
+        await wait_until_async(lambda: last._stage._running.step is not None and last.busy_since is None)  # planned
         pipeline.close()
         await wait_until_async(lambda: first.n_sequences == 0)  # the loop has noticed
         again = await connected(served)

@@ -44,7 +44,7 @@ async def test_a_stage_stuck_in_a_step_is_replaced_when_a_router_reports_it(
     async with supervised() as pipeline:
         GATE.close(after=1)
         waiting = asyncio.create_task(pipeline.answer())
-        await wait_until_async(lambda: pipeline.stages[1].worker.busy_since is not None)  # type: ignore[union-attr]
+        await wait_until_async(lambda: GATE.is_holding)
         monkeypatch.setattr(diagnosis, "SUSPECT_S", LIMIT_S)
         await pipeline.supervisor.report_hang("too early")
         assert pipeline.started == [0, 1, 2]
