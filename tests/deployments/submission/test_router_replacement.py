@@ -73,9 +73,12 @@ async def test_a_router_that_leaves_finishes_running_requests_and_sends_new_ones
 async def test_the_next_router_takes_the_pipeline_over_and_continues_running_requests(serving: Serving) -> None:
     jobs = [job_of(n, METHODS[n % 4], temperature=0.8, max_tokens=100, stop_ids=()) for n in range(4)]
     async with serving(1, [Gated]) as served, submitting(served.router.stream) as pair:
-        GATE.close(after=8)
+        GATE.close()
         streams = [pair.channel.stream(job) for job in jobs]
-        events = [[await anext(stream)] for stream in streams]
+        begun = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        await wait_until_async(lambda: len(served.router._sessions) == 4)
+        GATE.close(after=8)
+        events = [[event] for event in await asyncio.gather(*begun)]
         first, old = served.router, pair.server
         served.router = served.another_router()
         pair.server = SubmissionServer(served.router.stream)
@@ -86,8 +89,8 @@ async def test_the_next_router_takes_the_pipeline_over_and_continues_running_req
         served.router.start()
         GATE.open()
         await leaving
-        for job, begun, stream in zip(jobs, events, streams, strict=True):
-            assert tokens(begun + [event async for event in stream]) == served.offline(job).token_ids
+        for job, first_events, stream in zip(jobs, events, streams, strict=True):
+            assert tokens(first_events + [event async for event in stream]) == served.offline(job).token_ids
         assert not first.is_ready
         assert pair.attached == 2
         await served.settled()
