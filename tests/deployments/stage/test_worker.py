@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,12 +40,16 @@ Offline = Callable[[Request], Completion]
 
 
 class Timed(Stage):
-    """Takes 5 seconds of a clock that stands still otherwise."""
+    """Takes 5 seconds of its thread's clock, which stands still otherwise; other stages plan meanwhile."""
 
-    now = 0.0
+    clock = threading.local()
+
+    @classmethod
+    def now(cls) -> float:
+        return getattr(cls.clock, "now", 0.0)
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        Timed.now += 5.0
+        self.clock.now = self.now() + 5.0
         return super().forward(step, incoming)
 
 
@@ -68,7 +73,7 @@ async def test_a_result_reports_the_seconds_of_each_stage_without_its_waiting(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    monkeypatch.setattr(step_server, "time", SimpleNamespace(perf_counter=lambda: Timed.now))
+    monkeypatch.setattr(step_server, "time", SimpleNamespace(perf_counter=Timed.now))
     async with serving(3, kinds) as served:
         pipeline = await connected(served)
         for step in (first_step(0), Step(1, []), first_step(2)):
