@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu.compiled                   # all kernels: a minute
     python -m benchmarks.gpu.compiled "8B, 16 rows"     # the cases whose names contain this text
+    python -m benchmarks.gpu.compiled --leaves          # products by leaves of a program, and bytes of leaves in memory
 
 A kernel that several cases launch is listed once, in its first case. `programs` run on a multiprocessor at once, by
 registers, warps and shared memory. `waits` are copies that may still be under way when the innermost loop waits for
@@ -14,7 +15,8 @@ import argparse
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,12 +26,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from benchmarks.gpu.compiled_cases import CASES
+from benchmarks.gpu.compiled_cases import CASES, LAYERS, LEAVES, count_leaf_bytes, make_layer
 from benchmarks.support.reporting import table
+from engine.cuda.kernels.attention import Heads
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 REGISTERS, WARPS, SHARED_BYTES, PROGRAMS = 65536, 64, 228 << 10, 32  # of a multiprocessor of an H100 or H200
-COLUMNS = ("kernel", "tile", "case", "registers", "warps", "programs", "shared KiB", "waits", "wgmma")
+COLUMNS = ("kernel", "tile", "case", "registers", "stack", "warps", "programs", "shared KiB", "waits", "wgmma")
 # A loop and its body: the lines that are indented further. The lookahead finds loops inside loops, too.
 LOOP = re.compile(r"(?=^( *)[^\n]*scf\.for[^\n]*\n((?:\1 [^\n]*\n)+))", re.MULTILINE)
 
@@ -104,16 +107,30 @@ def format_row(found: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **texts, "tile": tile, "shared KiB": f"{found['shared'] / 1024:.1f}"}
 
 
+def leaf_rows() -> Iterator[dict[str, Any]]:
+    """Rows of the table of leaves that pass through memory."""
+    layers = {"8B": LAYERS["8B"], "70B": make_layer(8192, 28672, Heads(64, 8, 128, 1.0))}
+    for name, n_rows in product(layers, (16, 64, 512)):  # of buckets: a step of one row is padded to 16
+        leaves, weights = count_leaf_bytes(layers[name], n_rows)
+        found = f"{leaves / 1e6:.1f}", f"{weights / 1e6:,.0f}", f"{leaves / weights:.1%}"
+        yield {"layer": name, "rows": n_rows} | dict(zip(("leaves, MB", "weights, MB", "share"), found, strict=True))
+
+
 def main() -> None:
     """Print the table."""
     shown = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser("python -m benchmarks.gpu.compiled", **shown)  # type: ignore[arg-type]
     parser.add_argument("names", nargs="*", metavar="NAME", help="texts in the names of cases (default: all cases)")
-    names = parser.parse_args().names or [""]
-    chosen = {case: launch for case, launch in CASES.items() if any(name in case for name in names)}
+    parser.add_argument("--leaves", action="store_true", help="products alone, by the leaves that a program adds up")
+    given = parser.parse_args()
+    names, cases = given.names or [""], LEAVES if given.leaves else CASES
+    chosen = {case: launch for case, launch in cases.items() if any(name in case for name in names)}
     if not chosen:
-        parser.error(f"no case has a name with {' or '.join(map(repr, names))}; a name is like {next(iter(CASES))!r}")
+        parser.error(f"no case has a name with {' or '.join(map(repr, names))}; a name is like {next(iter(cases))!r}")
     print(table({name: name for name in COLUMNS}, map(format_row, compile_kernels(chosen))))
+    if given.leaves:
+        rows = list(leaf_rows())
+        print(table({name: name for name in rows[0]}, rows))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,7 +13,7 @@ from engine.cuda.kernels.attention import Heads, Partials
 from engine.cuda.kernels.best import best_ids
 from engine.cuda.kernels.draw import draw
 from engine.cuda.kernels.embed import embed
-from engine.cuda.kernels.gemm import INPUT_LEAVES, leaves_of
+from engine.cuda.kernels.gemm import INPUT_LEAVES, ROW_TILES, leaves_of, multiply, tile_of
 from engine.cuda.kernels.moves import move_rows
 from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.truncation import Truncation
@@ -98,6 +99,21 @@ def run_head(vocab: int, dtype: torch.dtype, n_rows: int) -> None:
     TreeProducts().multiply(normed, head, make_meta(n_rows, vocab, dtype=FP32))
 
 
+def run_product(rows: int, leaves: int) -> None:
+    """Launch a product whose programs add up ``leaves`` leaves each."""
+    x, weight, out = make_meta(rows, 4096), make_meta(128256, 4096), make_meta(rows, 128256)
+    multiply(x, weight, out, leaves=leaves, tile=replace(tile_of(rows, BF16, BF16, rows), most_leaves=leaves))
+
+
+def count_leaf_bytes(weights: LayerWeights, n_rows: int) -> tuple[int, int]:
+    """Bytes of leaves that a step writes and reads in one layer, and bytes of the layer's weights."""
+    matrices, leaf_bytes = (weights.qkv, weights.attention_out, weights.gate_up, weights.down), 0
+    for matrix in matrices:
+        programs = tile_of(n_rows, BF16, matrix.weight.dtype).programs(n_rows, len(matrix.weight), matrix.leaves)
+        leaf_bytes += 2 * 4 * programs * n_rows * len(matrix.weight) if programs > 1 else 0
+    return leaf_bytes, sum(matrix.weight.nbytes for matrix in matrices)
+
+
 def run_draws(vocab: int, has_mask: bool, rules: str, n_rows: int = 64) -> None:
     """Launch draws and best ids of fp32 logits; ``rules`` of the truncation, separated by spaces."""
     wide = make_meta(n_rows, dtype=torch.float64)
@@ -131,6 +147,7 @@ CASES: dict[str, Callable[[], None]] = {
     "nucleus of 151,936": partial(run_draws, 151936, False, "top_p"),
     **{f"{n} moves": partial(run_moves, n) for n in (1, 1024)},
 }
+LEAVES = {f"{n} leaves, {rows} rows": partial(run_product, rows, n) for rows in (*ROW_TILES, 256) for n in (1, 2, 4, 8)}
 # Triton compiles apart for integers that are 1, or multiples of 16: another kernel might sum in another order. So other
 # numbers of rows, layers and pieces must launch the kernels of ``CASES``.
 REPEATED: dict[str, Callable[[], None]] = {

@@ -27,8 +27,8 @@ HIGHER = {torch.float32: torch.float64, torch.bfloat16: torch.float32}  # precis
 def reference_logits(model: Any, tokens: Tensor, n_last: int, dtype: torch.dtype) -> Tensor:
     """Return the logits of the last ``n_last`` positions of a text int64 ``[n]`` in ``dtype``, ``[n_last, vocab]``.
 
-    Layers are converted one at a time, so that a model needs little memory beside its own. Attention is torch's, causal
-    and without a cache: nothing of the engine runs. The model must have no sliding windows.
+    Layers are converted one at a time, to save memory. Attention is torch's, causal and without a cache: nothing of the
+    engine runs. The model must have no sliding windows.
     """
     inner = model.model
     hidden = inner.embed_tokens(tokens[None]).to(dtype)
