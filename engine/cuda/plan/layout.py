@@ -89,7 +89,3 @@ class Layout:
     def place(self, window: int | None) -> int:
         """Return the number of a window."""
         return self.windows.index(window)
-
-    def first_split(self, position: int, window: int | None) -> int:
-        """Return the first split of which a row at ``position`` sees something."""
-        return 0 if window is None else max(0, position - window + 1) // self.split

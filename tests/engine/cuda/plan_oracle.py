@@ -24,6 +24,11 @@ def positions_of(work: PathWork) -> Ints:
     return np.asarray(depths, np.int32) + np.int32(work.n_cached)
 
 
+def first_split(layout: Layout, position: int, window: int | None) -> int:
+    """The first split of which a row at ``position`` sees something."""
+    return 0 if window is None else max(0, position - window + 1) // layout.split
+
+
 def slots_of(work: PathWork, first: int, last: int, block_size: int) -> Ints:
     """Arena slots of a sequence's slots ``first`` to ``last - 1``."""
     own = np.arange(first, last)
@@ -98,7 +103,7 @@ class ItemLists:
             rows = range(tile, min(tile + self.tile, work.n_rows))
             members, lowest = self._put([first_row + row for row in rows]), int(positions[rows.start : rows.stop].min())
             for place, window in enumerate(self.layout.windows):
-                splits = np.arange(self.layout.first_split(lowest, window), -(-end // split), dtype=np.int32)
+                splits = np.arange(first_split(self.layout, lowest, window), -(-end // split), dtype=np.int32)
                 self._append(place, splits, members, len(rows), table, np.minimum((splits + 1) * split, end))
 
     def _add_paths(self, work: PathWork, first_row: int) -> None:
@@ -120,7 +125,7 @@ class ItemLists:
     def _add_run(self, members: int, n: int, position: int, table: Table, from_split: int) -> None:
         split = self.layout.split
         for place, window in enumerate(self.layout.windows):
-            first = max(from_split, self.layout.first_split(position, window))
+            first = max(from_split, first_split(self.layout, position, window))
             splits = np.arange(first, (position + n - 1) // split + 1, dtype=np.int32)
             skipped = np.maximum(splits * split - position, 0)
             ends = np.minimum((splits + 1) * split, position + n)

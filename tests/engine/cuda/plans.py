@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.layout import ITEM
 from engine.cuda.plan.plan import Plan
+from tests.engine.cuda.plan_oracle import first_split
 
 
 def random_parents(rng: random.Random, n: int) -> list[int]:
@@ -87,7 +88,7 @@ def seen_slots(plan: Plan, place: int) -> list[list[tuple[int, int, int]]]:
                     continue
                 slot = int(ints[table + (key - base) // unit]) * unit + (key - base) % unit
                 keys.append((split, key, slot))
-            if split < layout.first_split(position, window):
+            if split < first_split(layout, position, window):
                 assert not keys
                 continue
             assert (row, split) not in partials, "one partial has one writer"
