@@ -14,7 +14,7 @@ be identical to autoregressive decoding. ``--rows`` chooses:
     peers        goose, adapld and stand beside ours at 64 and 16 nodes, cold and warm
     pld-plus     PLD+ against prompt lookup; --categories summarization,rag is what PLD+ was made for
 
-A row of 36 prompts takes 20 to 60 s with the demo model. The last line of stdout is one JSON document.
+A row of 36 prompts takes 2 to 6 minutes with the default model. The last line of stdout is one JSON document.
 
     python -m benchmarks.acceptance --prompts DIR --rows ngrams [--temperature 0.8]
 """
@@ -31,8 +31,9 @@ import torch
 from tqdm import tqdm
 
 from app.bench.figures import steps_before
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.libraries import library_at
+from app.inputs.models import model_path
 from app.inputs.text_index import index_of
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.documents import as_line
@@ -156,7 +157,7 @@ def table_of(arguments: argparse.Namespace, target: LocalTarget) -> dict[str, Ro
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=DEMO_TARGET, help="checkpoint directory (default: demo)")
+    parser.add_argument("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--prompts", type=Path, required=True, help="folder with spec_bench, gsm8k and humaneval")
     parser.add_argument("--categories", default="", help="of Spec-Bench, comma-separated, not chat, math and code")
     parser.add_argument("--files", default=",".join(USUAL), help=f"kinds of prompts, of {', '.join(FILES)}")

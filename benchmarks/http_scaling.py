@@ -16,7 +16,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.models import model_path
 from app.inputs.simulation import profile_at
 from benchmarks.http_speed import at_concurrency
 from benchmarks.pipeline_scheduling.measurement import router_on
@@ -24,6 +25,7 @@ from benchmarks.pipeline_scheduling.requests import made_up
 from benchmarks.pipeline_scheduling.stages import Stages
 from benchmarks.support.server_process import ServerProcess
 from deployments.router.router import Router
+from engine.model.loader import load_spec
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.simulated.profile import PipelineProfile
@@ -59,10 +61,10 @@ async def _together(router: Router, prompts: Sequence[list[int]], method: str, n
 
 def over_http(profile: str, stages: int, runs: Sequence[tuple[str, int]], n: int) -> Rates:
     """The same through the server."""
-    vocab_size = 4096  # of the demo model
+    vocab_size = load_spec(model_path(DEFAULT_MODEL)).vocab_size
     flags = ("--simulate", profile, "--stages", str(stages), "--method", "autoregressive", "--prefix-cache", "false")
     found: Rates = {}
-    with ServerProcess(str(DEMO_TARGET), flags) as server:
+    with ServerProcess(DEFAULT_MODEL, flags) as server:
         for method, streams in runs:
             prompts = made_up(streams, PROMPT, vocab_size)
             asyncio.run(at_concurrency(server, prompts, streams, 4, True, method))

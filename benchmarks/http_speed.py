@@ -28,7 +28,8 @@ import psutil
 import torch
 from tqdm import tqdm
 
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.models import model_path
 from app.inputs.prompts import encode_chat
 from app.inputs.tokenizers import load_tokenizer
 from benchmarks.resilience.observation import part_of, processes, title
@@ -131,7 +132,7 @@ def one_by_one(
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=DEMO_TARGET, help="checkpoint directory (default: demo)")
+    parser.add_argument("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--prompts", type=Path, required=True, help="folder with spec_bench, gsm8k and humaneval")
     parser.add_argument("--methods", default="autoregressive,pld,spectra-core", help="for part 1")
     parser.add_argument("--max-new-tokens", type=int, default=128)

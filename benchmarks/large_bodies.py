@@ -24,7 +24,7 @@ from collections import Counter
 import aiohttp
 from tqdm import tqdm
 
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
 from app.reporting.summaries import Percentiles, percentiles
 from app.reporting.tables import markdown, number
 from benchmarks.support.server_process import ServerProcess
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--only", nargs="+", help="kinds of bodies; by default all")
     arguments = parser.parse_args()
-    with ServerProcess(str(DEMO_TARGET), FLAGS) as server:
+    with ServerProcess(DEFAULT_MODEL, FLAGS) as server:
         print(json.dumps(asyncio.run(measure(server, arguments.streams, arguments.seconds, arguments.only))))
 
 

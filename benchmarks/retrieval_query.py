@@ -27,7 +27,8 @@ import numpy.typing as npt
 import psutil
 from tqdm import tqdm
 
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.models import model_path
 from retrieval_store.index.index import Limits, Tokens
 from retrieval_store.snapshots.corpus import read_documents
 from retrieval_store.snapshots.files import read_through
@@ -49,7 +50,7 @@ def main() -> None:
     """Build, measure, print a table, then one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", type=Path, action="append", help="text, JSON lines or a folder; may be repeated")
-    parser.add_argument("--tokenizer", type=Path, default=DEMO_TARGET)
+    parser.add_argument("--tokenizer", type=model_path, default=DEFAULT_MODEL)
     parser.add_argument("--tokens", default="1000000,10000000", help="sizes, tokens")
     parser.add_argument("--readers", type=int, default=8)
     arguments = parser.parse_args()

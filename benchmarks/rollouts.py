@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.models import model_path
 from app.reporting.documents import as_line
 from app.speculation.heads import encoded, longest_prompt
 from benchmarks.support.prompt_sets import questions
@@ -83,7 +84,7 @@ def run(
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=DEMO_TARGET, help="checkpoint directory (default: demo)")
+    parser.add_argument("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--prompts", type=Path, required=True, help="folder with spec_bench, gsm8k and humaneval")
     parser.add_argument("--per-kind", type=int, default=4, help="prompts of each kind (default: 4)")
     parser.add_argument("--rollouts", type=int, default=8, help="samples of every prompt (default: 8)")

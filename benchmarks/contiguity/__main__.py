@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.models import model_path
 from app.reporting.documents import as_line
 from benchmarks.contiguity.load import Figures, Load
 from benchmarks.contiguity.replay import measure
@@ -56,7 +56,7 @@ def scheduled(info: TargetInfo, occupancy: float, sharing: bool, warm_up: int) -
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=DEMO_TARGET, help="checkpoint directory (default: demo)")
+    parser.add_argument("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--blocks", type=int, default=2048, help="of 64 tokens (default: 2048)")
     parser.add_argument("--occupancy", default="0.5,0.7,0.85,0.95", help="shares of blocks in use, comma-separated")
     parser.add_argument("--sharing", action="store_true", help="prompts begin alike, and prefixes are cached")

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
 from app.training.running.architecture import Asked, new_spec
 from benchmarks.support.reporting import Report, table
@@ -130,7 +131,7 @@ def measure(names: Sequence[str], batch: int, model: Path, arguments: argparse.N
 def main() -> int:
     """Measure, print the table and the document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo", help="target whose sizes drafters have (default: demo)")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="target of the drafters' sizes (default: %(default)s)")
     parser.add_argument("--batches", default="1,8", help="sequences that draft together (default: 1,8)")
     parser.add_argument("--context", type=int, default=256, help="tokens before a draft (default: 256)")
     parser.add_argument("--depth", type=int, default=5, help="drafted tokens on a path (default: 5)")

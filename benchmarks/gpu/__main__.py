@@ -1,7 +1,7 @@
 """Checks and measurements for a machine with a GPU, in the order in which they decide most.
 
     python3 -m benchmarks.gpu first --out out       # eight minutes: are results right, and how fast are steps?
-    python3 -m benchmarks.gpu exact --out out       # then, in this order: exact, kernels, seventy, drafts, train
+    python3 -m benchmarks.gpu exact --out out       # then, in this order: exact, kernels, seventy, drafts
     python3 -m benchmarks.gpu first --tiny          # before: the same code, small, on a CPU
 
 A bare checkout is enough and nothing is downloaded: models have random weights in the geometry of Llama 8B and 70B,
@@ -28,7 +28,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-COMMANDS = ("first", "exact", "kernels", "seventy", "drafts", "train", "counts")
+COMMANDS = ("first", "exact", "kernels", "seventy", "drafts", "counts")
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -28,7 +28,8 @@ from typing import Any
 
 import torch
 
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.models import model_path
 from app.reporting.progress import bar
 from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell, grid
 from benchmarks.never_slower.engines import CLOCKS
@@ -51,7 +52,7 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     """The command line; --quick changes the defaults."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", type=Path, default=DEMO_TARGET, help="checkpoint directory (default: demo)")
+    add("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
     add("--prompts", type=Path, help="folder with spec_bench, gsm8k and humaneval (default: packaged prompts)")
     add("--only", nargs="+", choices=(CPU, *MACHINES), default=[CPU, *MACHINES], help="machines (default: all)")
     add("--kinds", nargs="+", choices=KINDS, help="of prompts (default: all)")

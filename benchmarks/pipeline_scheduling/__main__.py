@@ -148,7 +148,7 @@ def main() -> int:
     parser.add_argument("--methods", nargs="*", default=["pld", "suffix"], help="methods of part 2; none: no part 2")
     parser.add_argument("--method-streams", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--method-stages", type=int, default=4)
-    parser.add_argument("--answers", type=Path, help="JSON lines of conversations; else the demo model writes some")
+    parser.add_argument("--answers", type=Path, help="JSON lines of conversations; else the default model writes some")
     parser.add_argument("--source", help="only lines of --answers of which 'source' is this")
     parser.add_argument("--goal", type=float, default=0.95, help="share below which the exit status is 1 (0.95)")
     parser.add_argument("--plot", type=Path, help="PNG file")

@@ -12,7 +12,8 @@ from types import TracebackType
 
 import torch
 
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.models import model_path
 from deployments.pipeline.endpoints import Endpoints
 from deployments.stage.worker import StageWorker
 from engine.model.ranges import split_layers
@@ -38,8 +39,10 @@ class StageReport:
 class Stages:
     """The stages of one pipeline; ``with Stages(profile, 4) as stages:``."""
 
-    def __init__(self, profile: PipelineProfile, n: int, recordings: bytes = b"", model: Path = DEMO_TARGET) -> None:
-        options = TargetOptions(str(model), stages=n, kv_bytes=GIB // 2, simulation=Simulation(profile, recordings))
+    def __init__(self, profile: PipelineProfile, n: int, recordings: bytes = b"", model: Path | None = None) -> None:
+        model = model or model_path(DEFAULT_MODEL)
+        # A simulated stage keeps 4 bytes a token, whatever the model's cache would take.
+        options = TargetOptions(str(model), stages=n, kv_bytes=8 * GIB, simulation=Simulation(profile, recordings))
         self.info = describe_target(options, model)
         self._folder = tempfile.TemporaryDirectory(prefix="st-")
         addresses = [f"unix:{self._folder.name}/{i}" for i in range(n)]

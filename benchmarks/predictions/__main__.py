@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.models import model_path
 from app.inputs.prompts import BUILTIN, Question, encode_chat, encode_prediction
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.documents import as_line
@@ -45,7 +46,7 @@ MODELS = ("suffix+token-recycling", "prediction", JOINED, "auto")
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=DEMO_TARGET, help="checkpoint directory (default: demo)")
+    parser.add_argument("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--prompts", type=Path, help="folder with spec_bench, gsm8k and humaneval (default: built-in)")
     parser.add_argument("--parts", default="files,answers", help="comma-separated (default: files,answers)")
     parser.add_argument("--files", type=int, default=4, help="files of each kind, 2 to 8 (default: 4)")

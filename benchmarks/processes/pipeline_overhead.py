@@ -32,7 +32,8 @@ import torch
 import uvloop
 from tqdm import tqdm
 
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.models import model_path
 from benchmarks.step_time import random_tree
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import Endpoints
@@ -131,7 +132,7 @@ async def measure(endpoints: Endpoints, local: LocalTarget, arguments: argparse.
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=DEMO_TARGET, help="checkpoint directory (default: demo)")
+    parser.add_argument("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 4], help="(default: 1 2 4)")
     parser.add_argument("--links", nargs="+", choices=list(TRANSPORT), default=list(TRANSPORT), help="(default: both)")
     parser.add_argument("--nodes", type=int, nargs="+", default=[0, 16, 64], help="of the tree (default: 0 16 64)")

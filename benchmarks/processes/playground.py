@@ -3,10 +3,10 @@
     python -m benchmarks.processes.playground
     python -m benchmarks.processes.playground --rates 200,1000 --tokens 2000
 
-Needs Chromium and its driver (apt-get install chromium chromium-driver). Starts ``spectra serve`` with the demo model,
-loads / some times in a fresh browser each (navigation timing: from the navigation to the end of the load event), and
-records one traced answer. A small server then sends the record to the same page at every rate, so that neither model
-nor speculation limits it. Columns:
+Needs Chromium and its driver (apt-get install chromium chromium-driver). Starts ``spectra serve``, loads / some times
+in a fresh browser each (navigation timing: from the navigation to the end of the load event), and records one traced
+answer. A small server then sends the record to the same page at every rate, so that neither model nor speculation
+limits it. Columns:
 
     lag p50, p99, max  what a timer of 10 ms came late on the page's main thread, ms: its backlog
     longest task       of that thread, ms, if it took more than 50; work of other processes prolongs both
@@ -37,6 +37,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from app.inputs.default_model import DEFAULT_MODEL
 from app.playground.options import PlaygroundOptions
 from app.playground.playground import Playground
 from app.reporting.documents import as_line
@@ -86,8 +87,8 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
 def record(url: str, tokens: int) -> list[Chunk]:
     """The events of one traced answer of 64 nodes a step."""
     body = {
-        "model": "demo",
-        "messages": [{"role": "user", "content": "Write a story about a panda named Anna and a notebook."}],
+        "model": DEFAULT_MODEL,
+        "messages": [{"role": "user", "content": "Write a story about a lighthouse keeper who finds a letter."}],
         "temperature": 2.0,
         "seed": 1,
         "max_tokens": tokens,
@@ -194,7 +195,7 @@ def follow(browser: Browser, feed: Feed, rate: float) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> None:
     """Load, record, send, and print a table."""
     asked = parsed(arguments)
-    with ServerProcess("demo", []) as server:
+    with ServerProcess(DEFAULT_MODEL, []) as server:
         loads = [load_ms(server.url) for _ in range(asked.loads)]
         print("Recording an answer ...", file=sys.stderr, flush=True)
         feed = Feed(record(server.url, asked.tokens), httpx.get(f"{server.url}/v1/models").json())

@@ -39,7 +39,7 @@ from typing import Any
 import psutil
 from tqdm import tqdm
 
-from app.demo.paths import DEMO
+from app.inputs.default_model import DEFAULT_MODEL
 from app.load.records import Break
 from benchmarks.resilience.faults import Cluster, Fault, faults, inject
 from benchmarks.resilience.observation import alive, is_running, left_over, sampled
@@ -74,11 +74,11 @@ class FaultPhase(Phase):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags."""
-    parser.add_argument("--model", default=DEMO, help="checkpoint directory (default: demo)")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--streams", type=int, default=32, help="clients (default: 32)")
     parser.add_argument("--stages", type=int, default=2, help="of the pipeline (default: 2)")
     parser.add_argument("--method", default="auto", help="of every sixth stream (default: auto)")
-    parser.add_argument("--max-tokens", type=int, default=600, help="of an answer (default: 600)")
+    parser.add_argument("--max-tokens", type=int, default=200, help="of an answer (default: 200)")
     parser.add_argument("--calm", type=float, default=3.0, help="seconds from recovery to the next fault (default: 3)")
     parser.add_argument("--only", help="faults to inject, comma-separated, such as 'kill router,stop stage'")
     parser.add_argument("--flags", default="", help="further flags of spectra serve, in one string")

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from app.demo.paths import DEMO
+from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.prompts import BUILTIN
 from benchmarks.resilience.hostile.clients import Outcome, send_all
 from benchmarks.resilience.hostile.requests import Hostile, hostile_requests
@@ -46,7 +46,7 @@ PARTS_OF_OURS = ("stages", "router", "ingress", "target")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags."""
-    parser.add_argument("--model", default=DEMO, help="checkpoint directory (default: demo)")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--requests", type=int, default=10_000, help="hostile ones (default: 10000)")
     parser.add_argument("--rate", type=float, default=50.0, help="of them per second (default: 50)")
     parser.add_argument("--streams", type=int, default=32, help="good clients (default: 32)")

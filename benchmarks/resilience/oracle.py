@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from app.demo.paths import DEMO
+from app.inputs.default_model import DEFAULT_MODEL
 from benchmarks.support.reporting import Report, table
 from benchmarks.support.server_process import ServerProcess
 
@@ -55,7 +55,7 @@ class Client:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags."""
-    parser.add_argument("--model", default=DEMO, help="checkpoint directory (default: demo)")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--url", help="of a running server, instead of starting one; needs blocks of --block-size")
     parser.add_argument("--flags", default="--method autoregressive", help="flags of spectra serve")
     parser.add_argument("--block-size", type=int, default=64, help="tokens per KV block (default: 64)")

@@ -16,7 +16,7 @@ import argparse
 import asyncio
 from typing import Any
 
-from app.demo.paths import DEMO
+from app.inputs.default_model import DEFAULT_MODEL
 from app.load.failures import TOO_MANY
 from benchmarks.support.reporting import Report, heading, row
 from benchmarks.support.server_process import ServerProcess, load
@@ -46,7 +46,7 @@ def run(settings: argparse.Namespace) -> Report:
     """Start a server, measure its capacity, then each factor."""
     flags = ["--simulate", settings.simulate, "--stages", settings.stages, "--max-sequences", settings.sequences]
     flags += ["--max-wait", settings.max_wait, "--method", settings.method, "--max-waiting", 100_000]
-    with ServerProcess(DEMO, list(map(str, flags))) as server:
+    with ServerProcess(DEFAULT_MODEL, list(map(str, flags))) as server:
         document = asyncio.run(_measure(settings, server.url))
     shown = "\n".join([heading(HEAD), *map(_line, document["rows"])])
     return Report(document, shown, bool(document["wrong"]))

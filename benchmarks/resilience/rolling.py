@@ -35,7 +35,7 @@ from typing import Any
 import aiohttp
 from tqdm import tqdm
 
-from app.demo.paths import DEMO
+from app.inputs.default_model import DEFAULT_MODEL
 from app.load.failures import REFUSED
 from app.load.records import Break
 from benchmarks.resilience.observation import ask_ready, left_over, sampled
@@ -113,10 +113,10 @@ class Site:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags."""
-    parser.add_argument("--model", default=DEMO, help="checkpoint directory (default: demo)")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--streams", type=int, default=32, help="clients (default: 32)")
     parser.add_argument("--stages", type=int, default=2, help="of the pipeline (default: 2)")
-    parser.add_argument("--max-tokens", type=int, default=600, help="of an answer (default: 600)")
+    parser.add_argument("--max-tokens", type=int, default=200, help="of an answer (default: 200)")
     parser.add_argument("--grace", type=float, default=5.0, help="seconds, as of spectra serve (default: 5)")
     parser.add_argument("--calm", type=float, default=3.0, help="seconds from recovery to the next update (default: 3)")
     parser.add_argument("--only", help=f"updates, comma-separated, of {', '.join(UPDATES)}")

@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from app.demo.paths import DEMO
+from app.inputs.default_model import DEFAULT_MODEL
 from benchmarks.resilience import plots
 from benchmarks.resilience.observation import Sample, ask_health, sampled
 from benchmarks.support.reporting import Report, table
@@ -40,7 +40,7 @@ Growth = dict[str, dict[str, float]]  # part -> figures
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags."""
-    parser.add_argument("--model", default=DEMO, help="checkpoint directory (default: demo)")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=30.0, help="of load (default: 30)")
     parser.add_argument("--concurrency", type=int, default=8, help="clients (default: 8)")
     parser.add_argument("--max-tokens", type=int, default=200, help="of an answer (default: 200)")

@@ -16,14 +16,14 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import torch
 
 from app.api.requests.structured import StructuredFields
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.models import model_path
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.documents import as_line
 from app.reporting.tables import markdown, number
@@ -204,7 +204,7 @@ class Bench:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=DEMO_TARGET, help="directory; default: the demo model")
+    parser.add_argument("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--schemas", type=int, default=20, help="how many are drawn; default: 20")
     parser.add_argument("--seed", type=int, default=0, help="of the schemas; default: 0")
     parser.add_argument(

@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerFast
 
 from app.api.tools.families import FAMILIES
 from app.api.tools.grammar import CallGrammars
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.models import model_path
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.documents import as_line
 from app.reporting.tables import markdown
@@ -98,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=Path, required=True, metavar="F.jsonl", help="conversations, one per line")
     parser.add_argument("--limit", type=int, default=50, metavar="N", help="texts (default: 50)")
-    parser.add_argument("--model", type=Path, nargs="+", default=[DEMO_TARGET], help="directories with a tokenizer")
+    parser.add_argument("--model", type=model_path, nargs="+", help=f"with a tokenizer (default: {DEFAULT_MODEL})")
     parser.add_argument(
         "--vocabulary",
         type=int,
@@ -109,7 +110,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     every = answers(arguments.texts)
-    tokenizers = [load_tokenizer(model) for model in arguments.model]
+    tokenizers = [load_tokenizer(model) for model in arguments.model or [model_path(DEFAULT_MODEL)]]
     tokenizers += [trained(every, size) for size in arguments.vocabulary]
     texts, forms = every[: arguments.limit], grammars()
     rows = [row(tokenizer, name, grammar, texts) for tokenizer in tokenizers for name, grammar in forms.items()]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from app.cli import parser
-from app.demo.paths import DEMO_TARGET
 from app.training.losses import check_terms
 from app.training.running.architecture import Asked, check_asked, new_spec
 from app.training.running.train import loss_settings
@@ -44,8 +43,8 @@ def test_planning_is_timed_for_every_kind_of_step(
 
 
 @pytest.mark.parametrize("sharing", [False, True])
-def test_blocks_stay_contiguous_in_a_cache_that_is_nearly_full(sharing: bool) -> None:
-    info = replace(describe_target(TargetOptions(str(DEMO_TARGET)), DEMO_TARGET), n_blocks=1024)
+def test_blocks_stay_contiguous_in_a_cache_that_is_nearly_full(tiny_checkpoint: Path, sharing: bool) -> None:
+    info = replace(describe_target(TargetOptions(str(tiny_checkpoint)), tiny_checkpoint), n_blocks=1024)
     load = Load(info, 0.85, sharing)
     load.warm_up(200)
     for _ in load.steps(100):
@@ -56,9 +55,10 @@ def test_blocks_stay_contiguous_in_a_cache_that_is_nearly_full(sharing: bool) ->
 
 
 def test_every_drafter_of_the_latency_benchmark_drafts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["latency", "--repeats", "1", "--context", "20", "--batches", "2"])
+    flags = ["--model", str(tiny_checkpoint), "--repeats", "1", "--context", "20", "--batches", "2"]
+    monkeypatch.setattr(sys, "argv", ["latency", *flags])
     assert latency.main() == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [row["method"] for row in rows] == list(latency.METHODS)

@@ -56,7 +56,8 @@ from typing import Any
 import aiohttp
 from tqdm import tqdm
 
-from app.demo.paths import DEMO, DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.models import model_path
 from app.inputs.prompts import CHAT, read_bodies
 from benchmarks.resilience import plots
 from benchmarks.resilience.phases import net_of, pauses
@@ -75,7 +76,7 @@ TIMER_S = 0.01
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags."""
-    parser.add_argument("--model", default=DEMO, help="checkpoint directory (default: demo)")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--method", default="spectra", help="(default: spectra)")
     parser.add_argument("--prompts", type=Path, help="JSON lines as spectra load takes them (default: eight built-in)")
     parser.add_argument("--limit", type=int, default=16, help="prompts taken (default: 16)")
@@ -94,7 +95,7 @@ def run(settings: argparse.Namespace) -> Report:
         if (value := getattr(settings, name)) < least:
             settings.fail(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
     questions = read_bodies(settings.prompts, CHAT)[: settings.limit]
-    model = DEMO_TARGET if settings.model == DEMO else Path(settings.model)
+    model = model_path(settings.model)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spectra-resilience-")))
         print("Building snapshots of the standard library ...", file=sys.stderr, flush=True)

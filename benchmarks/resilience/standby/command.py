@@ -26,7 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-from app.demo.paths import DEMO
+from app.inputs.default_model import DEFAULT_MODEL
 from benchmarks.resilience.faults import Cluster
 from benchmarks.resilience.phases import Phase, longest_and_recovery, pauses
 from benchmarks.resilience.recovery import FLOW_S, question
@@ -50,7 +50,7 @@ COLUMNS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags."""
-    parser.add_argument("--model", default=DEMO, help="checkpoint directory (default: demo)")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--stages", type=int, default=2, help="of the pipeline (default: 2)")
     parser.add_argument("--standby-stages", type=int, default=1, help="of the second server (default: 1)")
     parser.add_argument("--kills", type=int, default=4, help="of each server (default: 4)")
