@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from app.composition.checks import checked
 from app.config.errors import config_of
 from app.config.serve import ServeConfig
-from app.demo.paths import DEMO
+from app.inputs.default_model import HUB_ID
 from app.inputs.models import drafter_path, target_name
 from deployments.options import ScalingOptions
 from deployments.router.scaling.bounds import bounds_of
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 OURS = "app.builder.build_app"  # or with a colon; whose args are ours to judge
 CONFIG = "config.json"  # in every model's directory
-STAND_INS = {
-    "model": DEMO,
-    "draft_model": DEMO,
+STAND_INS = {  # for paths of other machines; no hub is asked
+    "model": HUB_ID,
+    "draft_model": HUB_ID,
     "heads": None,
     "retrieval": None,
     "api_keys": None,
-}  # for paths elsewhere
+}
 
 
 def check_deploy_file(path: Path, *, elsewhere: bool = False) -> list[str]:
