@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.inputs.chat_templates import with_tools
 from engine.errors import UnsupportedModelError
 
 if TYPE_CHECKING:  # transformers loads with the first tokenizer
@@ -16,7 +17,7 @@ MODEL_TYPE = "llama"  # of models whose generic tokenizers ``AutoTokenizer`` tak
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """The fast tokenizer in a checkpoint directory.
+    """The fast tokenizer in a checkpoint directory; its chat template has tools where we have a template with them.
 
     Raises:
         UnsupportedModelError: there is none, or only a slow one, which cannot decode incrementally.
@@ -25,14 +26,17 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 
     try:
         if _is_generic(path):
-            return PreTrainedTokenizerFast.from_pretrained(path)
-        from transformers import AutoTokenizer  # loads torch, which an ingress has no other use for
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+        else:
+            from transformers import AutoTokenizer  # loads torch, which an ingress does not need otherwise
 
-        tokenizer = AutoTokenizer.from_pretrained(path)
+            tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise UnsupportedModelError(f"{path} has no tokenizer that loads: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UnsupportedModelError(f"{path} has no fast tokenizer (tokenizer.json)")
+    if isinstance(tokenizer.chat_template, str):
+        tokenizer.chat_template = with_tools(tokenizer.chat_template)
     return tokenizer
 
 
