@@ -21,12 +21,14 @@ def is_default(model: str) -> bool:
 
 
 def default_model() -> str:
-    """The GGUF file of the installed package; without the package the hub id, whose bf16 weights write other texts."""
-    file = _packaged_file()
-    return HUB_ID if file is None else str(file)
+    """The model of the installed package; without the package the hub id, whose bf16 weights write other texts."""
+    packaged = _packaged()
+    return HUB_ID if packaged is None else str(packaged)
 
 
-def _packaged_file() -> Path | None:
+def _packaged() -> Path | None:
+    """The folder that an image converted at its build and put next to the GGUF file, or the GGUF file."""
     spec = find_spec(PACKAGE)
-    folders = [] if spec is None else [*(spec.submodule_search_locations or ())]
-    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+    folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
+    found = [path for folder in folders for path in (folder / DEFAULT_MODEL, *sorted(folder.glob("*.gguf")))]
+    return next((path for path in found if path.exists()), None)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from app.config.errors import config_of
+from app.inputs.default_model import DEFAULT_MODEL, PACKAGE, REQUIREMENT, default_model
 from app.serving.environment import node_environment
 from app.serving.kubernetes.pods import environment_of
 from tests.support.manifests import FOLDER, OVERLAYS, containers, documents, of_kind, pods, ray_service
@@ -167,3 +169,20 @@ def test_the_image_runs_as_the_pods_user_and_installs_pinned_packages() -> None:
         assert re.findall(r"^USER (.*)$", stages[target], re.MULTILINE)[-1] == "10001:10001", target
     for line in re.findall(r"pip install .*", DOCKERFILE):
         assert "constraints.txt" in line, line
+
+
+def test_the_cpu_image_has_the_default_model_where_the_server_looks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert re.findall(r"pip install .* (llm-\S+)", DOCKERFILE) == [REQUIREMENT]
+    (target,) = re.findall(r'mv "\$converted" (\S+)', DOCKERFILE)
+    installed, _, folder = target.rpartition(f"{PACKAGE}/")
+    assert installed.endswith("/site-packages/")
+    package = tmp_path / PACKAGE
+    (package / folder).mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / f"{DEFAULT_MODEL}.Q4_1.gguf").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert default_model() == str(package / folder)
+    (package / folder).rmdir()
+    assert default_model() == str(package / f"{DEFAULT_MODEL}.Q4_1.gguf")
