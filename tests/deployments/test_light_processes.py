@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from app.demo.paths import DEMO_TARGET
 from app.inputs.tokenizers import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +34,7 @@ from tests.support.virtual_pipeline import INFO
 config = checked(ServeConfig(model=sys.argv[1], method="auto", kv_gib=0.01, stages=2))
 target, pipeline = target_options(config), pipeline_options(config)
 assert router_options(config) and placement(config)
-assert library(checked(ServeConfig(model="demo", draft_model="demo", retrieval="builtin")))
+assert library(checked(ServeConfig(model=sys.argv[1], draft_model=sys.argv[1], retrieval="builtin")))
 assert deployments.target.deployment.replica_placement(pipeline, target.stages, 0.1)
 assert resolve(target.model).is_dir()
 pool = SpeculatorPool(speculator_options(config))
@@ -62,9 +61,8 @@ def test_processes_that_run_no_model_do_not_load_torch(tiny_checkpoint: Path) ->
 
 
 def test_a_generic_tokenizer_is_the_one_that_transformers_chooses(tiny_checkpoint: Path) -> None:
-    for path in (tiny_checkpoint, DEMO_TARGET):
-        ours, theirs = load_tokenizer(path), AutoTokenizer.from_pretrained(path)
-        assert type(ours) is type(theirs)
-        assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
-        assert ours.chat_template == theirs.chat_template
-        assert ours.special_tokens_map == theirs.special_tokens_map
+    ours, theirs = load_tokenizer(tiny_checkpoint), AutoTokenizer.from_pretrained(tiny_checkpoint)
+    assert type(ours) is type(theirs)
+    assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+    assert ours.chat_template == theirs.chat_template
+    assert ours.special_tokens_map == theirs.special_tokens_map

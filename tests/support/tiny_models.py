@@ -165,13 +165,13 @@ def saved_model(family: str) -> Path:
 
 
 @cache
-def saved_checkpoint() -> Path:
-    """Folder of a random Llama of four layers and its tokenizer."""
-    return _saved("checkpoint", _save_checkpoint)
+def saved_checkpoint(vocab_size: int = 320) -> Path:
+    """Folder of a random Llama of four layers and its tokenizer, which differs with the size of its vocabulary."""
+    return _saved(f"checkpoint-{vocab_size}", lambda folder: _save_checkpoint(folder, vocab_size))
 
 
-def _save_checkpoint(folder: Path) -> None:
-    tokenizer = tiny_tokenizer()
+def _save_checkpoint(folder: Path, vocab_size: int) -> None:
+    tokenizer = tiny_tokenizer(vocab_size)
     torch.manual_seed(7)
     config = {**_COMMON, "vocab_size": len(tokenizer), "max_position_embeddings": 4096}
     LlamaForCausalLM(LlamaConfig(**config, num_key_value_heads=2)).float().eval().save_pretrained(folder)

@@ -9,9 +9,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from transformers import PreTrainedTokenizerFast
 
 from app.api.requests.tokenizing import TextEncoder, most_characters_per_token
-from app.demo.paths import DEMO_TARGET
-from app.inputs.tokenizers import load_tokenizer
 from engine.errors import PromptTooLongError
+from tests.support.tiny_models import tiny_tokenizer
 
 COMPOSED = ["ᾂ", "α\u0313\u0300\u0345", "e\u0301", "ﷺ", "각", "각", "İ", "ﬃ"]
 
@@ -46,7 +45,7 @@ def byte_fallback() -> Tokenizer:
 
 
 BOUNDED = {
-    "demo": load_tokenizer(DEMO_TARGET).backend_tokenizer,
+    "trained": tiny_tokenizer().backend_tokenizer,
     "byte level": byte_level(),
     "composing": with_normalizer(normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])),
     "byte fallback": byte_fallback(),

@@ -1,4 +1,4 @@
-"""``spectra bench --replay``: recorded answers with the packaged tokenizer and without a model."""
+"""``spectra bench --replay``: recorded answers with a tokenizer and without a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.bench.replay import ReplayTarget
-from app.demo.paths import DEMO_TARGET
 from app.inputs.tokenizers import load_tokenizer
 from engine.loop import Engine
 from engine.request import Request
@@ -51,11 +50,11 @@ def write(tmp_path: Path) -> Write:
 
 
 @pytest.fixture
-def replay() -> Replay:
+def replay(tiny_checkpoint: Path) -> Replay:
     """``replay(logs, "pld", ..)``: runs the command in this process."""
 
     def run(logs: Path, methods: str, *more: object, status: int = 0) -> CliRun:
-        ran = run_cli("bench", "--replay", logs, "--tokenizer", "demo", "--methods", methods, *more)
+        ran = run_cli("bench", "--replay", logs, "--tokenizer", tiny_checkpoint, "--methods", methods, *more)
         assert ran.status == status, ran.err
         return ran
 
@@ -111,9 +110,9 @@ def test_the_engine_writes_the_record_whatever_is_drafted(chunk: int) -> None:
         assert max(forwards) == n_forwards
 
 
-def test_figures_are_those_of_the_recorded_answers(replay: Replay, write: Write) -> None:
+def test_figures_are_those_of_the_recorded_answers(replay: Replay, write: Write, tiny_checkpoint: Path) -> None:
     run = replay(write(talk("Write.", LIST, source="a"), talk("Sing.", POEM, source="b")), "pld,anpd")
-    tokenizer = load_tokenizer(DEMO_TARGET)
+    tokenizer = load_tokenizer(tiny_checkpoint)
     assert tokenizer.eos_token_id is not None
     n = sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in (LIST, POEM))
     assert set(run.methods) == {"autoregressive", "pld", "anpd"}

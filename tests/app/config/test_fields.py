@@ -32,7 +32,7 @@ def served(*flags: str) -> ServeConfig:
     [
         ({"model": "org/model-8b"}, ("model-8b",), ("org/model-8b",)),
         ({"model": "org/model-8b", "name": ["org/model-8b", "a", "a"]}, ("org/model-8b", "a"), ("a",)),
-        ({"model": "demo", "name": ["gpt-4o", "demo"]}, ("gpt-4o", "demo"), ("demo",)),
+        ({"model": "/tmp", "name": ["gpt-4o", "tiny"]}, ("gpt-4o", "tiny"), ("tiny",)),
         ({"model": "/tmp"}, ("tmp",), ()),  # a directory is not a hub id
     ],
 )
@@ -43,14 +43,15 @@ def test_the_first_name_is_shown_and_the_others_are_accepted(
     assert (config.served_names, config.served_name, aliases(config)) == (names, names[0], further)
 
 
-def test_flags_reach_the_configuration() -> None:
+def test_flags_reach_the_configuration(tiny_checkpoint: Path) -> None:
     assert served("--name", "a", "--name", "b").served_names == ("a", "b")
     for family in ("auto", "none", *FAMILIES):
         config = served("--tool-parser", family, "--reasoning-parser", "think")
         assert (config.tool_parser, config.reasoning_parser) == (family, "think")
     assert (ServeConfig().tool_parser, ServeConfig().reasoning_parser) == ("auto", "auto")
-    assert router_options(served()).scheduler.prefix_cache
-    assert not router_options(served("--prefix-cache", "false")).scheduler.prefix_cache
+    model = ("--model", str(tiny_checkpoint))
+    assert router_options(served(*model)).scheduler.prefix_cache
+    assert not router_options(served(*model, "--prefix-cache", "false")).scheduler.prefix_cache
     assert served("--edge-resources", '{"edge": 0.01}').edge_resources == {"edge": 0.01}
     assert config_of({"edge_resources": {"edge": 1, "rack-7.a": "0.5"}}).edge_resources == {"edge": 1, "rack-7.a": 0.5}
     assert served("--drafter", "org/drafter", "--drafter-options", '{"depth": 3}').drafter_options == {"depth": 3}
@@ -136,17 +137,20 @@ IN_ACTORS = {"speculator_actors": 1, "speculator_gpus": 0.5}
 def test_a_draft_model_runs_on_the_gpu_of_its_actor_with_the_numerics_of_the_target(
     given: dict[str, Any], device: str, numerics: str
 ) -> None:
-    config = ServeConfig.model_validate({"stage_gpus": 1, "numerics": "exact", "draft_model": "demo"} | given)
+    config = ServeConfig.model_validate({"stage_gpus": 1, "numerics": "exact", "draft_model": "small"} | given)
     assert (config.draft_model_settings["device"], config.draft_model_settings["numerics"]) == (device, numerics)
 
 
 @pytest.mark.parametrize(("device", "default"), [("cpu", 64), ("cuda", 63), ("cuda:1", 63)])
-def test_servers_and_commands_draft_a_number_of_nodes_that_suits_the_device(device: str, default: int) -> None:
+def test_servers_and_commands_draft_a_number_of_nodes_that_suits_the_device(
+    device: str, default: int, tiny_checkpoint: Path
+) -> None:
     flags = argparse.ArgumentParser()
     add_model(flags)
     add_speculation(flags)
     for given, expected in ((None, default), (0, 0), (300, 300)):
-        config = ServeConfig(device=device, stage_gpus=0 if device == "cpu" else 1, max_nodes=given)
+        gpus = 0 if device == "cpu" else 1
+        config = ServeConfig(model=str(tiny_checkpoint), device=device, stage_gpus=gpus, max_nodes=given)
         options = router_options(config)
         assert (config.draft_nodes, options.max_nodes, options.limit_nodes) == (expected, expected, max(256, expected))
         more = [] if given is None else ["--max-nodes", str(given)]

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from engine.errors import ConfigError
 FIELD = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b(?= (is|names|goes|has no)\b)")
 SIMULATED = {"simulate": "flat10"}
 TWO = {"replicas": 2}
-ON_GPUS = {"draft_model": "demo", "device": "cuda", "stage_gpus": 0.5}
+ON_GPUS = {"draft_model": "small", "device": "cuda", "stage_gpus": 0.5}
 SMALL_ON_GPU = "draft_model on cuda needs speculator_actors of at least 1 and speculator_gpus above 0"
 
 
@@ -149,14 +150,15 @@ def test_no_error_of_a_configuration_shows_a_password(wrong: dict[str, Any]) -> 
     assert "secret" not in str(refused.value)
 
 
-def test_ray_passes_the_keys_of_a_serve_config_file_unchanged() -> None:
+def test_ray_passes_the_keys_of_a_serve_config_file_unchanged(tiny_checkpoint: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # importing Serve warns
         from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as build
 
         from app.builder import build_app
 
-        assert type(build(build_app, {"stages": "2", "retrieval": "none", "kv_gib": 0.1})).__name__ == "Application"
+        args = {"model": str(tiny_checkpoint), "stages": "2", "kv_gib": 0.1}
+        assert type(build(build_app, args)).__name__ == "Application"
         for wrong, says in (
             ({"max_nodes": "many"}, "max_nodes is many; it must be an integer"),
             ({"modle": "demo"}, "modle is unknown; model is meant?"),

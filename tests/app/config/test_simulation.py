@@ -14,7 +14,6 @@ from app.commands.serve import config_from
 from app.composition.pipeline import router_options, target_options
 from app.composition.speculation import speculator_options
 from app.config.serve import ServeConfig
-from app.demo.paths import DEMO_TARGET
 from app.inputs.prompts import encode_chat
 from app.inputs.tokenizers import load_tokenizer
 from engine.errors import ConfigError
@@ -25,7 +24,9 @@ def configured(**flags: Any) -> ServeConfig:
     return config_from(argparse.Namespace(**flags))
 
 
-def test_stages_and_sources_of_auto_follow_from_the_profile_unless_they_are_given(tmp_path: Path) -> None:
+def test_stages_and_sources_of_auto_follow_from_the_profile_unless_they_are_given(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
     assert configured(simulate="70b-h100x8").stages == 8
     assert configured(simulate="70b-h100x8", stages="2").stages == 2
     assert target_options(configured(stages="2")).simulation is None
@@ -33,7 +34,9 @@ def test_stages_and_sources_of_auto_follow_from_the_profile_unless_they_are_give
     simulation = target_options(plain).simulation
     assert simulation is not None
     assert simulation.profile is PROFILES["flat10"]
-    files = {router_options(config).cost_file for config in (plain, configured(), configured(simulate="70b-h100x2"))}
+    model = str(tiny_checkpoint)
+    served = [configured(model=model, simulate=profile) for profile in ("flat10", None, "70b-h100x2")]
+    files = {router_options(config).cost_file for config in served}
     assert len(files - {""}) == 3  # times of simulated steps are not kept for a real target
     assert speculator_options(plain).auto.sources == ("suffix",)  # only methods that read text alone
     chosen = speculator_options(configured(simulate="flat10", auto='{"sources": ["pld"], "longest_pause": 2}')).auto
@@ -46,19 +49,20 @@ def test_stages_and_sources_of_auto_follow_from_the_profile_unless_they_are_give
     assert simulation.profile == PipelineProfile(0.02, 3, link_bytes_per_s=1.25e9)
 
 
-def test_recorded_answers_become_tokens_of_the_model(tmp_path: Path) -> None:
+def test_recorded_answers_become_tokens_of_the_model(tiny_checkpoint: Path, tmp_path: Path) -> None:
     logs = tmp_path / "logs.jsonl"
     logs.write_text(json.dumps({"prompt": "Why?", "answer": "Because it is."}) + "\n")
-    simulation = target_options(configured(simulate="flat10", simulate_answers=str(logs))).simulation
+    config = configured(model=str(tiny_checkpoint), simulate="flat10", simulate_answers=str(logs))
+    simulation = target_options(config).simulation
     assert simulation is not None
     [(prompt, answer)] = msgspec.msgpack.decode(simulation.recordings)
-    tokenizer = load_tokenizer(DEMO_TARGET)
+    tokenizer = load_tokenizer(tiny_checkpoint)
     assert prompt == encode_chat(tokenizer, [{"role": "user", "content": "Why?"}])
     assert tokenizer.decode(answer[:-1]) == "Because it is."
     assert answer[-1] == tokenizer.eos_token_id
     logs.write_text('{"prompt": "Why?"}\n')
     with pytest.raises(ConfigError, match="--simulate-answers"):
-        target_options(configured(simulate="flat10", simulate_answers=str(logs)))
+        target_options(config)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from app.commands.serve import config_from
 from app.composition.speculation import check_served_drafter, placement, speculator_options
 from app.config.serve import ServeConfig
-from app.demo.paths import DEMO_DRAFTER, DEMO_TARGET
 from deployments.options import SpeculatorPlacement
 from engine.errors import ConfigError, UnknownMethodError, UnsupportedModelError
 from speculators.pool import SpeculatorPool
@@ -22,9 +21,9 @@ PROMPT = ("--prompt", "Write a story about a fox.", "--max-new-tokens", 24)
 
 
 @pytest.fixture
-def other_tokenizer(tmp_path: Path) -> Path:
-    """The demo drafter with two of its ids exchanged."""
-    folder = shutil.copytree(DEMO_DRAFTER, tmp_path / "other")
+def other_tokenizer(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """The tiny checkpoint with two of its ids exchanged."""
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "other")
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = content["model"]["vocab"]
     one, two = list(vocabulary)[300:302]
@@ -33,18 +32,20 @@ def other_tokenizer(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_packaged_drafter_drafts_for_the_packaged_model() -> None:
-    [plain] = generated(DEMO_TARGET, *PROMPT, "--method", "autoregressive")
-    drafter = ("--method", "draft-model", "--draft-model", "demo")
+def test_a_draft_model_drafts_and_changes_no_text(tiny_checkpoint: Path) -> None:
+    [plain] = generated(tiny_checkpoint, *PROMPT, "--method", "autoregressive")
+    drafter = ("--method", "draft-model", "--draft-model", tiny_checkpoint)
     for tree, nodes in ((("--draft-nodes", 0), 5), (("--draft-nodes", 12, "--draft-tokens", 4), 12)):
-        [line] = generated(DEMO_TARGET, *PROMPT, *drafter, *tree)
+        [line] = generated(tiny_checkpoint, *PROMPT, *drafter, *tree)
         assert line["token_ids"] == plain["token_ids"]
         assert line["by_source"]["draft-model"]["accepted"] > 0
         assert line["max_nodes_used"] == nodes
 
 
-def test_a_drafter_with_another_vocabulary_is_refused(other_tokenizer: Path, tmp_path: Path) -> None:
-    larger = shutil.copytree(DEMO_DRAFTER, tmp_path / "larger")
+def test_a_drafter_with_another_vocabulary_is_refused(
+    other_tokenizer: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    larger = shutil.copytree(tiny_checkpoint, tmp_path / "larger")
     config = json.loads((larger / "config.json").read_text())
     (larger / "config.json").write_text(json.dumps(config | {"vocab_size": 5000}))
     for folder, method, says in (
@@ -53,27 +54,29 @@ def test_a_drafter_with_another_vocabulary_is_refused(other_tokenizer: Path, tmp
             "draft-model",
             "has another tokenizer than the target: the same ids stand for other tokens",
         ),
-        (larger, "pld", "has a vocabulary of 5000 token ids, the target one of 40"),
+        (larger, "pld", "has a vocabulary of 5000 token ids, the target one of 3"),
     ):
-        ran = run_cli("generate", *PROMPT, "--method", method, "--draft-model", folder)
+        ran = run_cli("generate", "--model", tiny_checkpoint, *PROMPT, "--method", method, "--draft-model", folder)
         assert (ran.status, ran.out) == (2, "")
         assert ran.err.startswith(f"spectra: --draft-model {folder} {says}")
 
 
-def test_a_server_takes_the_same_settings_and_makes_the_same_checks(other_tokenizer: Path, tmp_path: Path) -> None:
-    config = config_from(
-        Namespace(draft_model="demo", draft_model_options='{"draft_tokens": 3, "tree_nodes": 9}', dtype="bfloat16")
-    )
+def test_a_server_takes_the_same_settings_and_makes_the_same_checks(
+    other_tokenizer: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    model = str(tiny_checkpoint)
+    options = '{"draft_tokens": 3, "tree_nodes": 9}'
+    config = config_from(Namespace(model=model, draft_model=model, draft_model_options=options, dtype="bfloat16"))
     settings = speculator_options(config).draft_model
     assert (settings.draft_tokens, settings.tree_nodes, settings.dtype) == (3, 9, "bfloat16")
-    assert settings.path == str(DEMO_DRAFTER.resolve())
+    assert settings.path == str(tiny_checkpoint.resolve())
     check_served_drafter(config)
-    check_served_drafter(ServeConfig(model=str(DEMO_TARGET)))
+    check_served_drafter(ServeConfig(model=model))
     with pytest.raises(ConfigError, match="has another tokenizer"):
-        check_served_drafter(ServeConfig(draft_model=str(other_tokenizer)))
+        check_served_drafter(ServeConfig(model=model, draft_model=str(other_tokenizer)))
     with pytest.raises(UnsupportedModelError, match="--draft-model"):
-        check_served_drafter(ServeConfig(draft_model=str(tmp_path)))
-    given = {"draft_model": "demo", "device": "cuda", "stage_gpus": 0.5}
+        check_served_drafter(ServeConfig(model=model, draft_model=str(tmp_path)))
+    given = {"model": model, "draft_model": model, "device": "cuda", "stage_gpus": 0.5}
     in_actors = ServeConfig.model_validate(given | {"speculator_actors": 1, "speculator_gpus": 0.2})
     assert placement(in_actors) == SpeculatorPlacement(1, 2.0, 0.2)
     assert speculator_options(in_actors).draft_model.device == "cuda"
@@ -81,8 +84,8 @@ def test_a_server_takes_the_same_settings_and_makes_the_same_checks(other_tokeni
     assert speculator_options(on_cpu).draft_model.device == "cpu"
 
 
-def test_a_request_for_a_draft_model_that_a_server_lacks_is_an_error_of_the_client() -> None:
-    pool = SpeculatorPool(speculator_options(ServeConfig()))
+def test_a_request_for_a_draft_model_that_a_server_lacks_is_an_error_of_the_client(tiny_checkpoint: Path) -> None:
+    pool = SpeculatorPool(speculator_options(ServeConfig(model=str(tiny_checkpoint))))
     with pytest.raises(UnknownMethodError, match="--draft-model DIR") as caught:  # a status of 400 at the edge
         pool.needs("pld+draft-model")
     assert caught.value.param == "method"

@@ -12,7 +12,6 @@ import pytest
 
 from app.composition.pipeline import router_options
 from app.config.serve import ServeConfig
-from app.demo.paths import DEMO_TARGET
 from app.speculation import step_costs
 from app.speculation.step_costs import costs_name
 from engine.scheduling.scheduler import SchedulerOptions
@@ -21,6 +20,7 @@ from engine.target import step_timing
 from engine.target.local import LocalTarget
 from engine.target.step_timing import GRID
 from tests.support.spectra_command import generated
+from tests.support.tiny_models import saved_checkpoint
 
 FIXED = StepCosts({1: ((1, 300), (1.0, 1.0))})  # a second per step, whatever its rows
 WAY = {"device": "cpu", "stages": 1, "threads": 1, "cache": 0.5}
@@ -69,11 +69,13 @@ def test_the_first_run_of_auto_measures_and_later_runs_read_the_file(
             generate(*needs_costs)
 
 
-def test_the_packaged_model_writes_repeated_words_in_fewer_forwards_with_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_writes_a_repetitive_text_in_fewer_forwards(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(step_costs, "read_costs", lambda _: FIXED)
     flags = ("--prompt", "Repeat:" + 8 * " red blue", "--max-new-tokens", 60)
-    [plain] = generated(DEMO_TARGET, *flags, "--method", "autoregressive")
-    [line] = generated(DEMO_TARGET, *flags, "--method", "auto")
+    [plain] = generated(tiny_checkpoint, *flags, "--method", "autoregressive")
+    [line] = generated(tiny_checkpoint, *flags, "--method", "auto")
     assert line["text"] == plain["text"]
     assert line["target_forwards"] < 0.8 * len(line["token_ids"])
 
@@ -109,7 +111,7 @@ def test_every_way_to_run_every_model_and_every_machine_has_its_own_file(
     changes = {"device": "cuda", "stages": 2, "threads": 4, "cache": 4.0, "place": "served"}
     files = [file_of(tiny_checkpoint, **(WAY | {name: value})) for name, value in changes.items()]
     (copy / "config.json").write_text((copy / "config.json").read_text().replace("}", " }", 1))
-    files += [file_of(copy, **WAY), file_of(DEMO_TARGET, **WAY)]
+    files += [file_of(copy, **WAY), file_of(saved_checkpoint(400), **WAY)]
     monkeypatch.setattr(platform, "node", lambda: "elsewhere")
     files.append(file_of(tiny_checkpoint, **WAY))
     assert len({plain, *files}) == 1 + len(files)
@@ -122,7 +124,7 @@ def test_the_router_of_a_server_gets_the_place_of_step_times(tiny_checkpoint: Pa
     assert (options.model, options.max_nodes) == ("tiny", 9)
     assert options.scheduler == SchedulerOptions(64, 256, 2048, 512, 2, 0.1, True)
     files = {options.cost_file}
-    for change in ({"stages": 1}, {"kv_gib": 1.0}, {"threads": 2}, {"model": "demo"}):
+    for change in ({"stages": 1}, {"kv_gib": 1.0}, {"threads": 2}, {"model": str(saved_checkpoint(400))}):
         files.add(router_options(config.model_copy(update=change)).cost_file)
     assert len(files) == 5
     offline = file_of(tiny_checkpoint, "cpu", 2, 1, 0.5)

@@ -118,12 +118,15 @@ def test_a_node_without_the_password_is_refused_by_name() -> None:
     check_credentials((), "10.0.0.7", {})
 
 
-def test_options_hold_names_of_credentials_and_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_hold_names_of_credentials_and_no_values(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(PASSWORD, "4711-secret")
-    stored = retrieval_options(ServeConfig(retrieval="redis://127.0.0.1:1"))
+    model = str(tiny_checkpoint)
+    stored = retrieval_options(ServeConfig(model=model, retrieval="redis://127.0.0.1:1"))
     assert stored is not None
     assert stored.credentials == (PASSWORD,)
     assert b"4711-secret" not in pickle.dumps(stored)
-    in_memory = retrieval_options(ServeConfig(live="default"))
+    in_memory = retrieval_options(ServeConfig(model=model, live="default"))
     assert in_memory is not None
     assert in_memory.credentials == ()

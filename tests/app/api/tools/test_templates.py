@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from app.api.tools.families import FAMILIES, family_of
 from tests.app.api.tools.chat_templates import MISTRAL, OF_FAMILY, QWEN_3, WITH_EFFORT
 from tests.app.api.tools.conftest import edge_of
 from tests.app.conftest import client_of, error_of
-from tools.demo_world.tokenizer import CHAT_TEMPLATE as DEMO_WORLD
 
 PATH = "/v1/chat/completions"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -49,7 +47,7 @@ async def refusal_of(template: Any, *, path: str = PATH, tool_parser: str | None
         return error_of(await client.post(path, json=(BODY if path == PATH else {"prompt": "a"}) | fields), 400)
 
 
-@pytest.mark.parametrize(("family", "template"), [*OF_FAMILY.items(), ("hermes", DEMO_WORLD)])
+@pytest.mark.parametrize(("family", "template"), OF_FAMILY.items())
 async def test_every_familys_template_writes_tools_calls_and_results(family: str, template: str) -> None:
     assert family_of(template) is FAMILIES[family]
     prompt = await prompt_of(template, tools=[WEATHER], messages=CONVERSATION)
@@ -58,14 +56,6 @@ async def test_every_familys_template_writes_tools_calls_and_results(family: str
     without = await prompt_of(template)
     assert "get_weather" not in without
     assert await prompt_of(template, tools=[WEATHER], tool_choice="none") == without
-
-
-async def test_the_demo_models_template_is_exact() -> None:
-    assert await prompt_of(DEMO_WORLD, tools=[WEATHER], messages=CONVERSATION) == (
-        f"<|bos|><|system|>Tools:\n{json.dumps(FUNCTION)}<|end|><|user|>Is it cold?<|end|><|assistant|>"
-        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zug"}}\n</tool_call><|end|>'
-        '<|user|><tool_response>\n{"degrees": -3}\n</tool_response><|end|><|assistant|>'
-    )
 
 
 async def test_tokenize_renders_what_a_chat_renders() -> None:

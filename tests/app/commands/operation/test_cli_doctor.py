@@ -36,13 +36,13 @@ def findings(*flags: object, status: int = 0) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in ran.document["findings"]}
 
 
-def test_the_machine_of_these_tests_has_no_problem(port: int, tmp_path: Path) -> None:
-    found = findings("--port", port, "--model", "demo", "--redis", tmp_path)
+def test_the_machine_of_these_tests_has_no_problem(port: int, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    found = findings("--port", port, "--model", tiny_checkpoint, "--redis", tmp_path)
     assert found["spectra-serve"]["says"] == VERSION
     assert {"python", "torch", "ray", "packages", "haproxy", "numerics", "cache", "port", "ports behind"} < found.keys()
     assert found["numerics"]["says"].startswith("no GPU: auto is Hugging Face's layers on a CPU")
     assert "no version is published" in found["redis"]["says"]
-    assert "layers 0 to 5" in found["stage 0"]["says"]
+    assert "layers 0 to 3" in found["stage 0"]["says"]
     assert found["memory"]["status"] == "ok"
     lines = run_cli("doctor", "--port", port).out.splitlines()
     assert {line.split()[0] for line in lines} <= {"ok", "warning"}
@@ -89,18 +89,25 @@ def test_a_model_is_compared_with_the_memory_of_the_gpus(port: int, tmp_path: Pa
     ("model", "resolution", "status", "says"),
     [
         (None, Resolution("exact", seconds=1.9), "ok", "auto is exact (self-test passed in 1.9 s); tested with the"),
-        ("demo", Resolution("fast", "it is old"), "ok", "auto is fast, because it is old"),
-        ("demo", Resolution("layers", "it is ancient"), "warning", "auto is Hugging Face's layers, which are slow, be"),
+        (".", Resolution("fast", "it is old"), "ok", "auto is fast, because it is old"),
+        (".", Resolution("layers", "it is ancient"), "warning", "auto is Hugging Face's layers, which are slow, be"),
         ("/nowhere", Resolution("exact"), "warning", "not tested: "),
     ],
 )
 def test_the_numerics_that_auto_would_choose_on_a_gpu_are_told(
-    model: str | None, resolution: Resolution, status: str, says: str, monkeypatch: pytest.MonkeyPatch
+    model: str | None,
+    resolution: Resolution,
+    status: str,
+    says: str,
+    tiny_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def find(options: TargetOptions, path: Path) -> Resolution:
         assert (options.device, options.numerics, path.is_dir()) == ("cuda", "auto", True)
         return resolution
 
+    monkeypatch.chdir(tiny_checkpoint)
+    monkeypatch.setattr("app.doctor.numerics.DEFAULT_MODEL", ".")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("app.doctor.numerics.find_numerics", find)
     found = numerics(model, None, None)

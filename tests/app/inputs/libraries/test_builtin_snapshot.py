@@ -14,11 +14,10 @@ import pytest
 from app.composition.retrieval import library
 from app.composition.speculation import speculator_options
 from app.config.serve import ServeConfig
-from app.demo.paths import DEMO_TARGET
 from app.inputs import builtin_corpus
 from app.inputs.builtin_corpus import builtin_snapshot
 from app.inputs.current_snapshot import snapshot_folder
-from app.inputs.libraries import LibraryAt, prepare
+from app.inputs.libraries import LibraryAt, builtin_library, library_at, prepare
 from app.inputs.tokenizers import load_tokenizer
 from app.serving.preflight import check_model
 from engine.errors import ConfigError, UnsupportedModelError
@@ -28,6 +27,9 @@ from retrieval_store.index.index import Limits
 from retrieval_store.snapshots.snapshot import read_manifest
 from retrieval_store.snapshots.snapshot_index import open_snapshot
 from speculators.pool import SpeculatorPool
+from speculators.registry import SpeculatorOptions
+from tests.app.inputs.libraries.conftest import write
+from tests.support.tiny_models import saved_checkpoint
 
 INDEXING = "Indexing Python's standard library, which spectra and rest draft from (once) ..."
 
@@ -36,24 +38,24 @@ INDEXING = "Indexing Python's standard library, which spectra and rest draft fro
 def test_the_built_in_snapshot_is_built_once_per_tokenizer_and_again_when_damaged(
     tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = builtin_snapshot(DEMO_TARGET)
+    folder = builtin_snapshot(tiny_checkpoint)
     assert folder.parent == cache_folder() / "snapshots"
     assert capsys.readouterr().err.splitlines()[0] == INDEXING
     written_at = folder.stat().st_mtime_ns
-    assert builtin_snapshot(DEMO_TARGET) == folder
+    assert builtin_snapshot(tiny_checkpoint) == folder
     assert folder.stat().st_mtime_ns == written_at
     assert capsys.readouterr().err == ""
-    assert builtin_snapshot(tiny_checkpoint) != folder
-    tokenizer = load_tokenizer(DEMO_TARGET)
+    assert builtin_snapshot(saved_checkpoint(400)) != folder
+    tokenizer = load_tokenizer(tiny_checkpoint)
     ids = tokenizer.backend_tokenizer.encode(topics["import"][:80], add_special_tokens=False).ids
-    found = open_snapshot(folder, tokenizer_hash(DEMO_TARGET)).query(np.array(ids[:-1], np.int32), Limits())
+    found = open_snapshot(folder, tokenizer_hash(tiny_checkpoint)).query(np.array(ids[:-1], np.int32), Limits())
     assert found is not None
     assert found.tokens
     manifest = read_manifest(folder)
     os.truncate(folder / next(iter(manifest.files)), 3)
     left_over = folder.with_name(f".{folder.name}.1.partial")
     left_over.mkdir()
-    assert read_manifest(builtin_snapshot(DEMO_TARGET)).version == manifest.version
+    assert read_manifest(builtin_snapshot(tiny_checkpoint)).version == manifest.version
     open_snapshot(folder)
     assert not left_over.exists()
 
@@ -88,32 +90,34 @@ def test_only_the_demo_model_has_it_by_default_and_auto_only_where_it_is_request
 
 
 def test_a_server_that_cannot_keep_it_starts_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    config = ServeConfig()
+    model = str(tiny_checkpoint)
     with caplog.at_level(logging.WARNING):
-        prepare(library(config))
-        pool = SpeculatorPool(speculator_options(config))
+        prepare(builtin_library(model))
+        pool = SpeculatorPool(SpeculatorOptions(retrieval=builtin_library(model)))
     assert "retrieval from builtin is left out" in caplog.text
     assert pool.needs("spectra") is not None
     with pytest.raises(ConfigError, match=r"--retrieval builtin: .*file"):
-        prepare(library(ServeConfig(retrieval="builtin")))
+        prepare(library_at("builtin", model))
 
 
 @pytest.mark.usefixtures("small_builtin")
 def test_a_server_builds_it_before_it_starts_and_leaves_texts_and_stores_to_its_replicas(
-    corpus: Path, tmp_path: Path, snapshot: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_model(ServeConfig(method="spectra"), is_local=True)
+    model = str(tiny_checkpoint)
+    check_model(ServeConfig(model=model, method="spectra", retrieval="builtin"), is_local=True)
     assert INDEXING in capsys.readouterr().err
     assert list(snapshot_folder().glob("builtin-*/manifest.json"))
     (corpus / "bad.jsonl").write_text('{"no": "form"}')
-    prepare(library(ServeConfig(retrieval=str(corpus))))
-    prepare(library(ServeConfig(retrieval="redis://127.0.0.1:1")))  # the store may start later
+    prepare(library_at(str(corpus), model))
+    prepare(library_at("redis://127.0.0.1:1", model))  # the store may start later
+    foreign = write([1, 2, 3], saved_checkpoint(400), tmp_path / "foreign")
     with pytest.raises(ConfigError, match=r"--retrieval .*tokenizer"):
-        prepare(library(ServeConfig(retrieval=str(snapshot))))
+        prepare(library_at(str(foreign), model))
     (tmp_path / "model").mkdir()
     with pytest.raises(UnsupportedModelError, match=r"tokenizer\.json"):
-        LibraryAt(str(snapshot), str(tmp_path / "model"))()
+        LibraryAt(str(foreign), str(tmp_path / "model"))()

@@ -13,7 +13,6 @@ import pytest
 
 from app.composition.speculation import speculator_options
 from app.config.serve import ServeConfig
-from app.demo.paths import DEMO_TARGET
 from app.inputs import libraries
 from app.inputs.current_snapshot import snapshot_folder
 from app.inputs.libraries import library_at
@@ -31,6 +30,7 @@ from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 from tests.app.inputs.libraries.conftest import TALK, Generate, write
 from tests.support.redis_server import RedisServer
+from tests.support.tiny_models import saved_checkpoint
 
 
 def publish(folder: Path, where: str, namespace: str = "default") -> str:
@@ -46,9 +46,9 @@ def refusal(where: object, model: Path) -> str:
     return str(refused.value)
 
 
-def test_a_corpus_is_tokenised_as_the_target_reads_it(corpus: Path) -> None:
-    tokenizer = load_tokenizer(DEMO_TARGET)
-    make = library_at(str(corpus), str(DEMO_TARGET))
+def test_a_corpus_is_tokenised_as_the_target_reads_it(corpus: Path, tiny_checkpoint: Path) -> None:
+    tokenizer = load_tokenizer(tiny_checkpoint)
+    make = library_at(str(corpus), str(tiny_checkpoint))
     assert make is not None
     library = pickle.loads(pickle.dumps(make))()  # it is sent to routers and actors
     assert library is make()  # made once per process
@@ -62,8 +62,8 @@ def test_a_corpus_is_tokenised_as_the_target_reads_it(corpus: Path) -> None:
         assert tokenizer.decode(found.tokens).startswith(following)
 
 
-def test_messages_are_paragraphs_without_a_chat_template_and_refused_by_one_that_raises() -> None:
-    tokenizer = load_tokenizer(DEMO_TARGET)
+def test_messages_are_paragraphs_without_a_chat_template_and_refused_by_one_that_raises(tiny_checkpoint: Path) -> None:
+    tokenizer = load_tokenizer(tiny_checkpoint)
     tokenizer.chat_template = None
     talk = Document(origin="a, line 3", messages=[Message("user", "Sing."), Message("assistant", "Snow falls.")])
     assert as_text(talk, tokenizer) == "Sing.\n\nSnow falls."
@@ -73,8 +73,10 @@ def test_messages_are_paragraphs_without_a_chat_template_and_refused_by_one_that
         as_text(talk, tokenizer)
 
 
-def test_a_server_builds_the_library_with_its_speculators_before_any_request(corpus: Path) -> None:
-    config = ServeConfig(method="rest", retrieval=str(corpus), rest={"fill": False})
+def test_a_server_builds_the_library_with_its_speculators_before_any_request(
+    corpus: Path, tiny_checkpoint: Path
+) -> None:
+    config = ServeConfig(model=str(tiny_checkpoint), method="rest", retrieval=str(corpus), rest={"fill": False})
     options = pickle.loads(pickle.dumps(speculator_options(config)))
     assert options.rest == RestConfig(fill=False)
     assert SpeculatorPool(options).needs("pld+rest").probe_top_k == 0
@@ -166,12 +168,13 @@ def test_a_library_that_cannot_be_read_is_refused_by_name(
 ) -> None:
     (corpus / "bad.jsonl").write_text('{"no": "form"}')
     assert "bad.jsonl, line 1" in refusal(corpus, tiny_checkpoint)
-    foreign = write([1, 2, 3], DEMO_TARGET, tmp_path / "foreign")
+    other = saved_checkpoint(400)
+    foreign = write([1, 2, 3], other, tmp_path / "foreign")
     publish(foreign, str(tmp_path / "store"))
     for where in (foreign, tmp_path / "store"):
         said = refusal(where, tiny_checkpoint)
         assert read_manifest(foreign).version in said
-        assert tokenizer_hash(DEMO_TARGET) in said
+        assert tokenizer_hash(other) in said
     name = next(iter(read_manifest(snapshot).files))
     (snapshot / name).write_bytes(b"?")
     said = refusal(snapshot, tiny_checkpoint)
