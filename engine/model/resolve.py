@@ -7,24 +7,45 @@ from collections.abc import Collection
 from pathlib import Path
 
 from engine.errors import ConfigError
+from engine.model.gguf.folder import checkpoint_folder
 
 COMMIT = re.compile("[0-9a-f]{40}")
 HUB_ID = re.compile(r"(?!.{97})[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 PINNED = re.compile(rf"({HUB_ID.pattern})@(\w[\w./-]{{0,127}})", re.ASCII)
 TEXTS = ("*.json", "*.jinja", "tokenizer*")  # all that text and a plan need
 WEIGHTS = ("*.safetensors",)
+GGUF = ".gguf"
 
 
 def check_model_name(model: str, revision: str | None = None) -> None:
-    """Raises ConfigError if ``model`` is no directory and has not the form of a hub id either, or if it is a directory,
-    which has no revisions; asks no hub."""
-    if Path(model).expanduser().is_dir():
+    """Asks no hub.
+
+    Raises:
+        ConfigError: ``model`` is neither a directory nor a GGUF file nor has the form of a hub id; or it is a directory
+            or file, which have no revisions.
+    """
+    if is_local(model):
         if revision is not None:
+            kind = "file" if is_gguf(model) else "directory"
             raise ConfigError(
-                f"revision (--revision) is {revision!r}, but model {model!r} is a directory; revisions are the hub's"
+                f"revision (--revision) is {revision!r}, but model {model!r} is a {kind}; revisions are the hub's"
             )
+    elif model.endswith(GGUF):
+        raise ConfigError(f"model {model!r} is not a file; a name that ends in {GGUF} must be the path of a file")
     elif not HUB_ID.fullmatch(model) and not PINNED.fullmatch(model):
-        raise ConfigError(f"model {model!r} is neither a directory nor a hub id, as in Qwen/Qwen3-0.6B")
+        raise ConfigError(
+            f"model {model!r} is neither a directory nor a {GGUF} file nor a hub id, as in Qwen/Qwen3-0.6B"
+        )
+
+
+def is_gguf(model: str) -> bool:
+    """Whether a model is a GGUF file of this machine."""
+    return model.endswith(GGUF) and Path(model).expanduser().is_file()
+
+
+def is_local(model: str) -> bool:
+    """Whether a model is a directory or a GGUF file of this machine."""
+    return is_gguf(model) or Path(model).expanduser().is_dir()
 
 
 def revision_of(path: Path) -> str:
@@ -33,20 +54,25 @@ def revision_of(path: Path) -> str:
 
 
 def resolve(model: str, revision: str | None = None, weights: Collection[str] = WEIGHTS) -> Path:
-    """A local directory as it is; anything else is a hub id, downloaded (or taken from the hub's cache).
+    """A local directory as it is; for a GGUF file a folder in the user's cache, which is written the first time;
+    anything else is a hub id, downloaded (or taken from the hub's cache).
 
     Args:
-        model: directory or hub id, which may end in ``@REVISION``.
+        model: directory, GGUF file or hub id, which may end in ``@REVISION``.
         revision: branch, tag or commit on the hub; None: its main branch as it is now.
         weights: names or patterns of the weight files that are wanted; empty: what text and a plan need alone.
 
     Raises:
-        ConfigError: there is neither such a directory nor such a repository, or it lacks the revision.
+        ConfigError: there is neither such a directory nor such a repository, or it lacks the revision, or the folder
+            for a GGUF file cannot be written.
+        UnsupportedModelError: a GGUF file cannot be read, or is of a kind that is not supported.
     """
     check_model_name(model, revision)
     path = Path(model).expanduser()
     if path.is_dir():
         return path
+    if is_gguf(model):
+        return checkpoint_folder(path)
     from huggingface_hub import snapshot_download  # half a second, which a local directory need not wait for
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -61,11 +87,13 @@ def resolve(model: str, revision: str | None = None, weights: Collection[str] = 
 
 
 def pinned(model: str) -> str:
-    """A hub id with the commit that it is at now, so that processes which fetch it later read the same; a directory as
-    it is. Fetches no weights.
+    """A hub id with the commit that it is at now, so that processes which fetch it later read the same; a directory or
+    file as it is. Fetches no weights.
 
     Raises:
         ConfigError: as ``resolve``.
     """
+    if is_local(model):
+        return model
     commit = revision_of(resolve(model, weights=()))
-    return f"{model.partition('@')[0]}@{commit}" if commit and not Path(model).expanduser().is_dir() else model
+    return f"{model.partition('@')[0]}@{commit}" if commit else model

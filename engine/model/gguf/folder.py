@@ -1,0 +1,154 @@
+"""A checkpoint folder for a GGUF file, in the user's cache.
+
+The folder has the usual files. Weights that take at most ``KEPT_BYTES`` in fp32 are kept there as model.safetensors; of
+larger models the folder refers to the GGUF file, whose rows are dequantised whenever layers are loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tqdm import tqdm
+
+from engine.errors import ConfigError
+from engine.kept_files import cache_folder, hold_lock
+from engine.model.gguf.blocks import read_tensor
+from engine.model.gguf.config import read_config
+from engine.model.gguf.header import GgufHeader, read_gguf_header
+from engine.model.gguf.names import StoredTensor, stored_tensors
+from engine.model.gguf.settings import Metadata
+from engine.model.gguf.tokenizer import build_tokenizer
+
+RECIPE = 1  # grows when other files are written, so that older folders are not used
+KEPT_BYTES = 2_000_000_000  # of all weights in fp32
+WEIGHTS = "model.safetensors"
+SOURCE = "gguf.json"
+
+logger = logging.getLogger(__name__)
+
+
+class Source(msgspec.Struct, frozen=True):
+    """What ``gguf.json`` in the folder says: where it comes from, and what it must hold."""
+
+    path: str  # absolute, of the GGUF file
+    key: str  # its ``GgufHeader.key``
+    files: dict[str, int]  # name -> bytes
+
+
+def checkpoint_folder(file: Path) -> Path:
+    """Folder for a GGUF file; converted now if it is not there. Processes that ask meanwhile wait.
+
+    Raises:
+        UnsupportedModelError: the file cannot be read, or is of a kind that is not supported.
+        ConfigError: the folder cannot be written.
+    """
+    header = read_gguf_header(file)
+    key = header.key()
+    folder = cache_folder() / "gguf" / f"{key}-{RECIPE}"
+    if _is_whole(folder, file):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with hold_lock(folder):
+            if not _is_whole(folder, file):
+                _convert(header, key, folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be converted, because {folder} cannot be written: {error.strerror or error}; set "
+            f"XDG_CACHE_HOME to a folder that can, or convert the file where it can be written and give that folder "
+            f"as --model"
+        ) from error
+    return folder
+
+
+def read_source(folder: Path) -> Source | None:
+    """What a folder was converted from; None: not from a GGUF file."""
+    try:
+        return msgspec.json.decode((folder / SOURCE).read_bytes(), type=Source)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _is_whole(folder: Path, file: Path) -> bool:
+    """Whether a folder has all files, and weights or a reference to a file that is still there."""
+    source = read_source(folder)
+    if source is None:
+        return False
+    try:
+        sizes = {name: (folder / name).stat().st_size for name in source.files}
+    except OSError:
+        return False
+    has_weights = WEIGHTS in sizes or source.path == str(file.resolve()) or Path(source.path).is_file()
+    return sizes == source.files and has_weights
+
+
+def _convert(header: GgufHeader, key: str, folder: Path) -> None:
+    config = read_config(header)
+    tensors = stored_tensors(header, config)
+    print(f"Converting {header.path} into {folder} (once) ...", file=sys.stderr, flush=True)
+    for old in (folder, *folder.parent.glob(f".{folder.name}.*")):  # damaged, or of a process that was stopped
+        shutil.rmtree(old, ignore_errors=True)
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    unfinished.mkdir()
+    try:
+        _write_texts(header, config, unfinished)
+        if 4 * header.n_weights <= KEPT_BYTES:
+            _write_weights(header, tensors, unfinished / WEIGHTS)
+        files = {path.name: path.stat().st_size for path in unfinished.iterdir()}
+        source = Source(str(header.path.resolve()), key, files)
+        (unfinished / SOURCE).write_bytes(msgspec.json.encode(source))
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    logger.info("%s was converted into %s", header.path, folder)
+
+
+def _write_texts(header: GgufHeader, config: dict[str, Any], folder: Path) -> None:
+    """Everything except the weights."""
+    data = Metadata(header)
+    tokenizer, settings = build_tokenizer(header)
+    if tokenizer.get_vocab_size() > config["vocab_size"]:
+        raise data.refusal(
+            f"its tokenizer has {tokenizer.get_vocab_size()} tokens, its embedding {config['vocab_size']} rows"
+        )
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    ends = [data.integer(f"tokenizer.ggml.{name}_token_id", None) for name in ("eos", "eot")]
+    ids = sorted({index for index in ends if index is not None})
+    starts = {name: config[name] for name in ("bos_token_id", "pad_token_id") if config[name] is not None}
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", {"eos_token_id": ids} | starts if ids else starts)
+    _write_json(folder / "tokenizer_config.json", settings)
+    template = data.text("tokenizer.chat_template", None)
+    if template is not None:
+        (folder / "chat_template.jinja").write_bytes(template.encode())
+
+
+def _write_json(file: Path, value: dict[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_weights(header: GgufHeader, tensors: dict[str, StoredTensor], file: Path) -> None:
+    """All tensors in fp32, one after the other, as a safetensors file."""
+    places: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, stored in tensors.items():
+        begin, end = end, end + 4 * prod(stored.info.shape)
+        places[name] = {"dtype": "F32", "shape": [*stored.info.shape], "data_offsets": [begin, end]}
+    head = json.dumps(places).encode()
+    head += b" " * (-len(head) % 8)
+    with file.open("wb") as out, tqdm(desc=file.name, total=end, unit="B", unit_scale=True, disable=None) as bar:
+        out.write(len(head).to_bytes(8, "little") + head)
+        for stored in tensors.values():
+            for rows in read_tensor(header, stored):
+                out.write(rows.data)
+                bar.update(rows.nbytes)
+        out.flush()
+        os.fsync(out.fileno())
