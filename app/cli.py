@@ -14,7 +14,7 @@ from engine.errors import SpectraError
 DESCRIPTION = """\
 Lossless speculative decoding: a large language model, faster, writing exactly what it would have written.
 
-  spectra serve                      start the OpenAI-compatible server with the demo model
+  spectra serve                      start the OpenAI-compatible server, by default with a small model
   spectra generate --prompt "..."    complete one prompt (or a file of prompts) offline, without a server
   spectra chat                       talk to a running server, and see who drafted which token
   spectra bench --prompts F.jsonl    compare methods on the same prompts: acceptance, speed, identity

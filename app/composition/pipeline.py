@@ -72,8 +72,8 @@ def pipeline_options(config: ServeConfig) -> PipelineOptions:
 
 def aliases(config: ServeConfig) -> tuple[str, ...]:
     """Names of the model besides the first: those that are given, and its hub id."""
-    names = config.served_names
-    more = (config.model,) if is_on_hub(config.model) and config.model not in names else ()
+    names, model = config.served_names, target_name(config.model)
+    more = (model,) if is_on_hub(model) and model not in names else ()
     return names[1:] + more
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.config.serve import ServeConfig
-from app.demo.paths import DEMO
+from app.inputs.default_model import DEFAULT_MODEL
 from app.playground.options import PlaygroundOptions, Victim
 
 
@@ -16,11 +16,11 @@ def playground_options(config: ServeConfig, *, is_private: bool) -> PlaygroundOp
     """
     if not config.playground:
         return None
-    is_demo = config.model == DEMO
+    is_default = config.model == DEFAULT_MODEL
     is_open = config.api_keys is None and config.tenant_header is None and not config.origins
     is_one = config.ingress_replicas == config.most_pipelines == 1  # a token is of one process
-    may_kill = is_demo and is_private and is_open and is_one
-    return PlaygroundOptions(is_demo, _victims(config) if may_kill else ())
+    may_kill = is_default and is_private and is_open and is_one
+    return PlaygroundOptions(is_default, _victims(config) if may_kill else ())
 
 
 def _victims(config: ServeConfig) -> tuple[Victim, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.composition.operation import log_options
 from app.config.serve import ServeConfig
-from app.demo.paths import DEMO
+from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.libraries import FLAG, LibraryAt, builtin_library, checked_place, hash_of, library_at
 from app.inputs.models import target_name, texts_path
 from app.inputs.stores import is_store, open_store_at
@@ -19,12 +19,12 @@ from retrieval_store.service.learner import LiveOptions
 
 
 def library(config: ServeConfig) -> LibraryAt | None:
-    """What requests look up; the demo model has the built-in snapshot unless told otherwise.
+    """What requests look up; the default model has the built-in snapshot unless another is given.
 
     Raises:
         ConfigError: there is nothing where ``retrieval`` points.
     """
-    if config.retrieval is None and config.model == DEMO:
+    if config.retrieval is None and config.model == DEFAULT_MODEL:
         return builtin_library(target_name(config.model))
     return library_at(config.retrieval, target_name(config.model), revision=config.revision)
 

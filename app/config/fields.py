@@ -12,7 +12,7 @@ from app.config.field_group import NAMESPACE_PATTERN, AtLeastOne, FieldGroup
 from app.config.http_fields import HttpFields
 from app.config.operation_fields import FailureFields, LogFields
 from app.config.scaling_fields import ScalingFields
-from app.demo.paths import DEMO
+from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.stores import DEFAULT_NAMESPACE
 
 
@@ -21,7 +21,7 @@ class ModelFields(FieldGroup):
 
     TITLE: ClassVar[str] = "model"
 
-    model: str = Field(DEMO, description="directory or hub id of the target; 'demo' is the model in the package")
+    model: str = Field(DEFAULT_MODEL, description="directory, GGUF file or hub id of the target")
     revision: Annotated[str, Field(pattern=r"^\w[\w./-]{0,127}$")] | None = Field(
         None,
         description="branch, tag or commit of the model on the hub, its main branch by default; the commit it is at "
@@ -141,7 +141,7 @@ class SpeculationFields(FieldGroup):
     )
     heads: str | None = Field(None, description="file of the model's induction heads, for pld-plus-a")
     draft_model: str | None = Field(
-        None, description="directory or hub id (or ID@REVISION) of draft-model's small model; 'demo' works"
+        None, description="directory or hub id (or ID@REVISION) of draft-model's small model"
     )
     drafter: str | None = Field(
         None,
@@ -199,7 +199,7 @@ class RetrievalFields(FieldGroup):
         None,
         repr=False,  # may hold a password
         description="what requests look up: a snapshot's folder, a store's folder or redis://.. URL, text or JSON "
-        "lines, builtin, or none; by default builtin for the demo model and none for others",
+        "lines, builtin, or none; by default builtin for the default model and none for others",
     )
     retrieval_namespace: Annotated[str, Field(pattern=NAMESPACE_PATTERN)] = Field(
         DEFAULT_NAMESPACE, description="namespace of the store that all requests share, those that name none included"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from app.config.checks import (
     check_access_fields,
@@ -21,7 +21,7 @@ from app.config.checks import (
     stage_device,
 )
 from app.config.fields import AllFields, MethodFields
-from app.demo.paths import DEMO
+from app.inputs.default_model import DEFAULT_MODEL, is_default
 from app.inputs.devices import AUTO
 from engine.errors import ConfigError, UnknownMethodError
 from engine.target.options import default_nodes
@@ -33,6 +33,11 @@ MOST_NAME = 256  # characters: requests may have no longer ones
 
 class ServeConfig(AllFields):
     """Everything one application can be told. Sizes are in tokens unless the field says otherwise."""
+
+    @field_validator("model")
+    @classmethod
+    def _name_default(cls, model: str) -> str:
+        return DEFAULT_MODEL if is_default(model) else model
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:
@@ -103,7 +108,7 @@ class ServeConfig(AllFields):
     def served_names(self) -> tuple[str, ...]:
         """What clients may write as ``model``, but for a hub id, at least one name."""
         given = [self.name] if isinstance(self.name, str) else self.name or []
-        return tuple(dict.fromkeys(filter(None, given))) or (DEMO if self.model == DEMO else Path(self.model).name,)
+        return tuple(dict.fromkeys(filter(None, given))) or (Path(self.model).name.removesuffix(".gguf"),)
 
     @property
     def served_name(self) -> str:

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHAT, COMPLETIONS = "chat", "completions"  # endpoints
-BUILTIN = (  # that the demo model can answer, too
-    "Write a Python function that adds two numbers.",
-    "Write a story about a panda named Anna and a notebook.",
-    "There are 4 tables with 8 books on each. How many books are there?",
-    "Text: Mary, 73, comes from Paris.\nJSON with the keys name, age, city:",
+BUILTIN = (
+    "Write a Python function that checks whether a string is a palindrome.",
+    "Write a story about a fox that finds a lantern.",
+    "Give me three tips for sleeping better.",
+    "Mary is 73 years old and lives in Paris. Write her name, age and city as JSON.",
     "Write a short poem about rivers.",
-    "Mei buys 7 bags with 7 marbles each. Then Mei eats 6. How many marbles does Mei have in the end?",
-    "List crimson, pink, olive and golden as a list.",
-    "Write a Python function that squares a number.",
+    "What is a volcano?",
+    "Write a short letter to a friend about a trip to the sea.",
+    "Write a Python function that returns the largest number in a list.",
 )
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from app.demo.paths import DEMO
+from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.devices import AUTO, device_named, has_cuda_device
 from app.inputs.models import check_model
 from app.inputs.stores import DEFAULT_NAMESPACE
@@ -18,7 +18,9 @@ from speculators.methods import method_names
 
 def add_model(parser: argparse.ArgumentParser, flag: str = "--model", batch_size: int = 1) -> None:
     """Flags that say what runs, which ``flag`` names, and how; ``batch_size`` is the default of that flag."""
-    parser.add_argument(flag, dest="model", default=DEMO, help="directory or hub id (default: the demo model)")
+    parser.add_argument(
+        flag, dest="model", default=DEFAULT_MODEL, help="directory, GGUF file or hub id (default: %(default)s)"
+    )
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU)")
     parser.add_argument(
         "--device", type=device_named, default=AUTO, help="cpu, cuda, or auto: cuda if torch sees a GPU (default: auto)"
@@ -103,9 +105,7 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
         "--drafter-beam", type=int, metavar="N", help="nodes that eagle expands at a depth (default: 8)"
     )
     draft = DraftModelConfig()
-    parser.add_argument(
-        "--draft-model", metavar="DIR", help="the small model of draft-model ('demo': the packaged one)"
-    )
+    parser.add_argument("--draft-model", metavar="DIR", help="the small model of draft-model")
     parser.add_argument(
         "--draft-tokens",
         type=int,

@@ -1,11 +1,40 @@
-"""Prompts that the page offers: for the demo model those that it can answer."""
+"""Prompts that the page offers: for the default model those that it answers sensibly."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from app.demo.guide import QUESTIONS
-
+TIPS = "Give me three tips for sleeping better."
+PALINDROME = "Write a Python function that checks whether a string is a palindrome."
+PERSON = "Anna Berg is 34 years old and lives in Oslo. Extract name, age and city as JSON."
+PERSON_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+MUSEUM = (
+    "The museum opens at nine in the morning. Tickets cost ten euros for adults and five euros for children. Guided "
+    "tours start every hour. The cafe on the first floor sells soup and sandwiches."
+)
+WITH_ERRORS = (
+    "The museum open at nine in the morning. Tickets costs ten euros for adults and five euros for childs. Guided tours "
+    "starts every hour. The cafe on the first floor sell soup and sandwichs."
+)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the current weather in a city",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
 FUNCTION = """\
 def count_items(prices, limit):
     total = 0
@@ -13,52 +42,43 @@ def count_items(prices, limit):
         if price > limit:
             total += price
     return total"""
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "send_message",
-            "description": "Send a message to a person",
-            "parameters": {
-                "type": "object",
-                "properties": {"recipient": {"type": "string"}, "text": {"type": "string"}},
-                "required": ["recipient", "text"],
-            },
-        },
-    }
-]
-SUM, JSON, STORY = QUESTIONS
-TIMES = "My friend Lena comes from Geneva. The tower opens at 2 in the morning. Uma and Lars met at the harbour."
 PREDICTING = "prediction+suffix+token-recycling"
-DEMO: tuple[dict[str, Any], ...] = (
-    {"title": "A story", "prompt": STORY, "temperature": 0.8, "seed": 1},
-    {"title": "A poem", "prompt": "Write a short poem about rivers.", "temperature": 0.8, "seed": 7},
-    {"title": "A sum", "prompt": SUM},
-    {"title": "A function", "prompt": "Program a function: it tells if a number is odd."},
-    {"title": "JSON", "prompt": JSON},
+TOOL: dict[str, Any] = {"title": "A tool", "prompt": "What is the weather in Paris?", "tools": [WEATHER]}
+OF_DEFAULT_MODEL: tuple[dict[str, Any], ...] = (
+    {"title": "Advice", "prompt": TIPS},
+    {
+        "title": "A story",
+        "prompt": "Write a story about a fox that finds a lantern.",
+        "temperature": 0.8,
+        "seed": 5,
+    },
+    {"title": "A function", "prompt": PALINDROME},
+    {"title": "JSON", "prompt": PERSON, "schema": PERSON_SCHEMA},
+    {"title": "A summary", "prompt": f"Summarize in one sentence:\n\n{MUSEUM}"},
     {
         "title": "An edit, predicted",
-        "prompt": f"Replace 2 by 31 in this text: {TIMES}",
-        "prediction": TIMES,
+        "prompt": f"Correct the grammar and spelling of this text:\n\n{WITH_ERRORS}",
+        "prediction": WITH_ERRORS,
         "method": PREDICTING,
     },
-    {"title": "A tool", "prompt": "Message Yusuf: I will be at the harbour on Monday", "tools": TOOLS},
+    TOOL,
 )
 CODE = "Write a Python function that parses an ISO 8601 date without a library, and tests for it."
 GENERIC: tuple[dict[str, Any], ...] = (
     {"title": "Explain", "prompt": "Explain in three short paragraphs how a transformer reads a text."},
     {"title": "Code", "prompt": CODE},
     {"title": "A list", "prompt": "List the planets of the solar system with their radius in km as a Markdown table."},
+    {"title": "JSON", "prompt": PERSON, "schema": PERSON_SCHEMA},
     {
         "title": "An edit, predicted",
         "prompt": f"Rename total to result, and answer with the function alone:\n\n{FUNCTION}",
         "prediction": FUNCTION.replace("total", "result"),
         "method": PREDICTING,
     },
-    {"title": "A tool", "prompt": "Write Yusuf that I will be at the harbour on Monday.", "tools": TOOLS},
+    TOOL,
 )
 
 
-def examples(*, is_demo: bool) -> tuple[dict[str, Any], ...]:
+def examples(*, is_default_model: bool) -> tuple[dict[str, Any], ...]:
     """Fields of the page by their names, with a title each; those that are not given are at their defaults."""
-    return DEMO if is_demo else GENERIC
+    return OF_DEFAULT_MODEL if is_default_model else GENERIC

@@ -22,5 +22,5 @@ class Victim:
 class PlaygroundOptions:
     """Of the pages."""
 
-    is_demo: bool = False  # the model of the package is served: examples are those that it can answer
+    is_default_model: bool = False  # examples are those that it answers sensibly, and the page describes it
     victims: tuple[Victim, ...] = ()  # empty: nothing may be killed

@@ -66,8 +66,9 @@ class Playground:
 
     async def settings(self, request: Request) -> Response:
         """GET /playground/settings: examples; where processes may be killed, which, and the token that it takes."""
-        is_demo = self._options.is_demo
-        shown: dict[str, Any] = {"demo": is_demo, "examples": examples(is_demo=is_demo), "victims": [], "token": None}
+        is_default = self._options.is_default_model
+        offered = examples(is_default_model=is_default)
+        shown: dict[str, Any] = {"about_model": is_default, "examples": offered, "victims": [], "token": None}
         if self._victims and self._guard.may_know(request):
             shown |= {"victims": [*self._victims], "token": self._guard.token}
         return Response(msgspec.json.encode(shown), headers=NOT_KEPT, media_type="application/json")

@@ -7,9 +7,9 @@ import sys
 
 from app.composition.operation import log_options
 from app.config.serve import ServeConfig
-from app.demo.guide import guide
-from app.demo.paths import DEMO
+from app.inputs.default_model import DEFAULT_MODEL
 from app.serving.certificates import CertificateFiles
+from app.serving.guide import guide
 from app.serving.server import Server
 from deployments.observability.logs import configure
 
@@ -30,7 +30,7 @@ def run(
                 print(f"Ready: {server.url}", file=ours, flush=True)
                 if config.playground:
                     server.announce(f"Playground: {server.url.removesuffix('v1')}")
-                if config.model == DEMO and config.api_keys is None and certificate is None:
+                if config.model == DEFAULT_MODEL and config.api_keys is None and certificate is None:
                     server.announce(guide(server.url, config.served_name))
             server.wait()
             server.announce("Stopping ...")

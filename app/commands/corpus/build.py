@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from app.corpus.settings import CPU_BATCH, GPU_BATCH, PIECE, SELECTIONS, SHORTEST
+from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.devices import AUTO, device_named
 from app.inputs.stores import DEFAULT_NAMESPACE
 
@@ -45,7 +46,9 @@ def add(actions: Any) -> None:
 
 
 def _add_texts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="demo", help="directory or hub id of the target (default: the demo model)")
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help="directory, GGUF file or hub id of the target (default: %(default)s)"
+    )
     parser.add_argument(
         "--input", nargs="+", action="extend", required=True, metavar="F", help="files and folders of texts"
     )

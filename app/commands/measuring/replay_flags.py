@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.demo.paths import DEMO, DEMO_TARGET
+from app.inputs.models import is_on_hub, texts_path
 from app.offline.flags import add_model, add_sampling, add_speculation, check_least
 from engine.errors import ConfigError
 from speculators.methods import method_names
@@ -29,7 +29,9 @@ def add_replay(parser: argparse.ArgumentParser, source: Any) -> None:
         "per line; tells what text-only methods would have accepted",
     )
     group = parser.add_argument_group("replay", "flags that go with --replay")
-    group.add_argument("--tokenizer", metavar="DIR", help="directory with the tokenizer of the model that answered")
+    group.add_argument(
+        "--tokenizer", metavar="DIR", help="directory or GGUF file of the model that answered, for its tokenizer"
+    )
     group.add_argument("--source", metavar="NAME", help="only lines of which 'source' is NAME")
     group.add_argument(
         "--split",
@@ -58,7 +60,7 @@ def check_replay(arguments: argparse.Namespace) -> None:
     """Raises ConfigError if a flag is missing or out of range; the message names it. Comes before anything is read."""
     if arguments.tokenizer is None:
         raise ConfigError("--replay needs --tokenizer DIR: the recorded texts have to become tokens")
-    if not tokenizer_folder(arguments).is_dir():
+    if is_on_hub(arguments.tokenizer):
         raise ConfigError(f"--tokenizer {arguments.tokenizer}: no such directory")
     _check_meaning(arguments)
     if arguments.split is not None and arguments.history:
@@ -85,8 +87,8 @@ def _check_meaning(arguments: argparse.Namespace) -> None:
 
 
 def tokenizer_folder(arguments: argparse.Namespace) -> Path:
-    """The folder that ``--tokenizer`` names."""
-    return DEMO_TARGET if arguments.tokenizer == DEMO else Path(arguments.tokenizer).expanduser()
+    """The folder that ``--tokenizer`` names; of a GGUF file its converted checkpoint."""
+    return texts_path(arguments.tokenizer)
 
 
 def library(arguments: argparse.Namespace) -> LibraryAt | None:

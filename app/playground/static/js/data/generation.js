@@ -23,7 +23,13 @@ export function bodyOf(model, fields, method, traced) {
   if (fields.maxTokens) body.max_tokens = fields.maxTokens;
   // A method that does not draft from a prediction is not asked to: the server would refuse it.
   if (fields.prediction && readsPrediction(method)) body.prediction = { type: "content", content: fields.prediction };
-  if (fields.tools) body.tools = fields.tools;
+  if (fields.tools) {
+    const choice = fields.toolRequired ? "required" : "auto";
+    Object.assign(body, { tools: fields.tools, tool_choice: choice, parallel_tool_calls: false });
+  }
+  if (fields.schema) {
+    body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: fields.schema } };
+  }
   if (fields.salt) body.cache_salt = fields.salt;
   return body;
 }

@@ -124,8 +124,8 @@ addEventListener("keydown", (event) => {
 });
 
 showMode();
-getJson("/playground/settings").then(({ demo, examples }) => {
-  byId("demo-note").hidden = !demo;
+getJson("/playground/settings").then(({ about_model, examples }) => {
+  byId("about-model").hidden = !about_model;
   form.offer(examples);
 });
 connect();

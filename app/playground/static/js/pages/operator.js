@@ -1,4 +1,4 @@
-// The page for operators: charts of a second each, news, streams, and in demo mode the end of processes.
+// The page for operators: charts of a second each, news, streams, and buttons that kill processes.
 
 import { getJson, getText, post, servedModel, useKey } from "../data/api.js";
 import { Chart } from "../views/chart.js";
@@ -127,7 +127,7 @@ async function kill(name) {
 
 async function offerVictims() {
   settings = await getJson("/playground/settings");
-  byId("demo").hidden = !settings.victims.length;
+  byId("killing").hidden = !settings.victims.length;
   byId("victims").replaceChildren(
     ...settings.victims.map((name) => {
       const button = html("button", { type: "button", class: "danger", "data-victim": name }, `Kill ${name.replace("-", " ")}`);

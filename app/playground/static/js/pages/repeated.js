@@ -4,7 +4,7 @@ import { html } from "../views/dom.js";
 import { choices } from "../views/form.js";
 import { bodyOf, Generation } from "../data/generation.js";
 
-const PROMPTS = ["Write a story about a panda named Anna and a notebook.", "Write a short poem about rivers."];
+const PROMPTS = ["Write a story about a fox that finds a lantern.", "Why is the sky blue?"];
 const MOST_TOKENS = 256;
 const TAIL = 90; // characters of the text that are shown
 const PAUSE_MS = 500; // after a failure

@@ -2,7 +2,7 @@
 
 import { byId, html } from "./dom.js";
 
-const DEFAULTS = { prompt: "", temperature: 0, seed: 1, maxTokens: 256, prediction: "", tools: "", method: "" };
+const DEFAULTS = { prompt: "", temperature: 0, seed: 1, maxTokens: 256, prediction: "", tools: "", schema: "", method: "" };
 // Joined, the last two are what drafts best without a trained drafter; the first is for a predicted output.
 const MIXES = [["suffix", "token-recycling"], ["prediction", "suffix", "token-recycling"]];
 const MOST_TOKENS = 2048; // of the slider; the server has its own limit
@@ -76,7 +76,8 @@ export class Form {
     byId("max-tokens").value = String(Math.min(fields.maxTokens, this.room));
     byId("prediction").value = fields.prediction;
     byId("tools").value = fields.tools ? JSON.stringify(fields.tools, null, 2) : "";
-    byId("options").open = Boolean(fields.prediction || fields.tools);
+    byId("schema").value = fields.schema ? JSON.stringify(fields.schema, null, 2) : "";
+    byId("options").open = Boolean(fields.prediction || fields.tools || fields.schema);
     for (const id of SLIDERS) showValue(id);
     this.wanted = fields.method;
     this.#choose(fields.method);
@@ -102,7 +103,9 @@ export class Form {
       maxNodes: number("max-nodes"),
       maxTokens: number("max-tokens"),
       prediction: byId("prediction").value,
-      tools: toolsOf(byId("tools").value),
+      tools: jsonOf("tools", "Tools", "an array of functions", Array.isArray)?.map(asTool),
+      toolRequired: byId("tool-required").checked,
+      schema: jsonOf("schema", "JSON schema", "an object", isObject),
     };
   }
 
@@ -116,14 +119,25 @@ export class Form {
   }
 }
 
-function toolsOf(text) {
+function isObject(value) {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+/** A tool of a request; a function by itself is accepted too. */
+function asTool(tool) {
+  return tool.type ? tool : { type: "function", function: tool };
+}
+
+/** The JSON in a field, null if it is empty; throws an Error that names the field where `fits` is false. */
+function jsonOf(id, name, what, fits) {
+  const text = byId(id).value;
   if (!text.trim()) return null;
-  let tools;
+  let value;
   try {
-    tools = JSON.parse(text);
+    value = JSON.parse(text);
   } catch (error) {
-    throw new Error(`The tools are no JSON: ${error.message}`);
+    throw new Error(`${name}: this is not JSON: ${error.message}`);
   }
-  if (!Array.isArray(tools)) throw new Error("The tools must be a JSON array of functions.");
-  return tools.map((tool) => (tool.type ? tool : { type: "function", function: tool }));
+  if (!fits(value)) throw new Error(`${name}: this must be ${what}.`);
+  return value;
 }
