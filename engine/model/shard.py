@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from engine.attention.hook import NAME, PackedStep
 from engine.device import set_precision
+from engine.model.packed import pack_linears
 from engine.model.ranges import LayerRange
 from engine.model.spec import ModelSpec
 
@@ -70,6 +71,12 @@ class ModelShard:
             layer.self_attn.layer_idx = local  # type: ignore[union-attr]
             layer.self_attn.config._attn_implementation = NAME  # type: ignore[union-attr]
         self.windows = {window_of(layer.self_attn) for layer in self.layers}  # that the layers will ask for
+
+    def pack_linears(self) -> None:
+        """Pack the matrices of layers and head for inference, where they are fp32 on a CPU."""
+        self.layers = [pack_linears(layer) for layer in self.layers]
+        if self._head is not None:
+            self._head = pack_linears(self._head)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids int64 ``[n]`` -> ``[1, n, hidden]``."""
@@ -136,7 +143,7 @@ class ModelShard:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def head_rows(self, tokens: Tensor) -> Tensor:
-        """The head's rows ``[n, hidden]`` of token ids int64 ``[n]``."""
+        """The head's rows ``[n, hidden]`` of token ids int64 ``[n]``; not of a packed head."""
         rows: Tensor = self.head_module.weight[tokens.to(self.device)]  # type: ignore[index]
         return rows
 

@@ -41,7 +41,7 @@ CONTEXT = 256  # tokens of the prompt chunk, and before every tree
 MIX = ((None, 0.1), (0, 0.45), (64, 0.45))  # nodes of a tree (None: a prompt chunk) and the share of such steps
 REPEATS = 7  # of each kind of step, after a first one that finds memory and threads unprepared
 BLOCK = 64  # tokens
-VERSION = 4  # of the file
+VERSION = 5  # of the file
 BY_LAYERS = Resolution(LAYERS)
 
 
@@ -106,6 +106,7 @@ def _measure(
     spec = read_spec(model.config, ())
     context = min(CONTEXT, spec.max_positions // 2)
     shard = ModelShard(model, spec, LayerRange(0, 1, 1), min(spec.max_positions, CONTEXT) + 128)
+    shard.pack_linears()
     executor = executor_of(resolution, shard)
     stage = Stage(shard, (context + 1 + 64) // BLOCK + 2, BLOCK, executor=executor)
     timed = _Timed(shard, "embed", device), _Timed(shard if executor is None else executor, "run", device)

@@ -175,7 +175,7 @@ def load_layers(
         UnsupportedModelError: the checkpoint cannot be run.
         ConfigError: an option is wrong.
     """
-    return load_shard(
+    shard = load_shard(
         path,
         layers,
         dtype=resolve_dtype(options.dtype, info.spec, options.device),
@@ -185,6 +185,8 @@ def load_layers(
         embeds=embeds,
         meter=meter,
     )
+    shard.pack_linears()
+    return shard
 
 
 def load_parts(

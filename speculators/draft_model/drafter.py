@@ -98,6 +98,7 @@ class Drafter:
         info = plan_cache(spec, options, kind)
         place = torch.device(options.device)
         shard = load_shard(path, whole_range(spec), dtype=kind, device=place, n_positions=positions(info))
+        shard.pack_linears()
         [executor] = executors_of(options, [shard])
         drafter = cls(shard, info, executor)
         drafter._stage.warm_up(answers=False)
