@@ -18,8 +18,8 @@ MUSEUM = (
     "tours start every hour. The cafe on the first floor sells soup and sandwiches."
 )
 WITH_ERRORS = (
-    "The museum open at nine in the morning. Tickets costs ten euros for adults and five euros for childs. Guided tours "
-    "starts every hour. The cafe on the first floor sell soup and sandwichs."
+    "The museum open at nine in the morning. Tickets costs ten euros for adults and five euros for childs. Guided "
+    "tours starts every hour. The cafe on the first floor sell soup and sandwichs."
 )
 WEATHER = {
     "type": "function",

@@ -29,9 +29,7 @@ def add_replay(parser: argparse.ArgumentParser, source: Any) -> None:
         "per line; tells what text-only methods would have accepted",
     )
     group = parser.add_argument_group("replay", "flags that go with --replay")
-    group.add_argument(
-        "--tokenizer", metavar="DIR", help="directory or GGUF file of the model that answered, for its tokenizer"
-    )
+    group.add_argument("--tokenizer", metavar="DIR", help="directory or GGUF file of the model that answered")
     group.add_argument("--source", metavar="NAME", help="only lines of which 'source' is NAME")
     group.add_argument(
         "--split",
