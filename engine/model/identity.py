@@ -14,6 +14,7 @@ from typing import BinaryIO
 import msgspec
 
 from engine.errors import UnsupportedModelError
+from engine.model.gguf.folder import SOURCE, referred_file, refers_to_gguf
 from engine.model.resolve import revision_of
 
 SAMPLE = 4096  # bytes read of every tensor
@@ -51,7 +52,7 @@ def model_hash(path: Path) -> str:
     files are here.
 
     Raises:
-        UnsupportedModelError: a weight file has no header.
+        UnsupportedModelError: as ``file_hashes``.
     """
     commit = revision_of(path)
     hashed = _config_hash(path) | {"commit": commit} if commit else file_hashes(path)
@@ -59,15 +60,17 @@ def model_hash(path: Path) -> str:
 
 
 def file_hashes(path: Path) -> dict[str, str]:
-    """Hashes by name: of the whole config.json, and of every safetensors file here its size, its header and ``SAMPLE``
-    bytes from the middle of each of its tensors.
+    """Hashes by name: of the whole config.json, and of every safetensors file here, or of the GGUF file that the folder
+    refers to, its size, its header and ``SAMPLE`` bytes from the middle of each of its tensors.
 
     Names, shapes and dtypes of tensors are covered as a whole. Of their values a sample is: a fine-tuned model changes
     whole matrices and is told apart, an edit of single rows of a matrix may not be.
 
     Raises:
-        UnsupportedModelError: a weight file has no header.
+        UnsupportedModelError: a weight file has no header, or the GGUF file is no longer there or has changed.
     """
+    if refers_to_gguf(path):
+        return _config_hash(path) | {SOURCE: referred_file(path).key()}
     return _config_hash(path) | {file.name: _file_hash(file) for file in sorted(path.glob("*.safetensors"))}
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoConfig, GenerationConfig
 
 from engine.errors import UnsupportedModelError
+from engine.model.gguf.folder import SOURCE, refers_to_gguf
 from engine.model.meta_model import empty_model
 from engine.model.quantization import INT8, check_quantization, stored_quantization
 from engine.model.quantized import SCALES, is_quantized, put_int8
@@ -123,7 +124,7 @@ def layer_files(path: Path, layers: LayerRange, embeds: bool) -> set[str]:
     """
     files = files_of_tensors(path)
     if not files:
-        return {SINGLE}
+        return {SOURCE if refers_to_gguf(path) else SINGLE}
     config = load_config(path)
     tied = bool(getattr(config, "tie_word_embeddings", False))
     reads_embedding = embeds or layers.is_first

@@ -15,9 +15,10 @@ AT_ONCE = 1 << 20  # weights that are dequantised together
 Array = np.ndarray[Any, Any]
 
 
-def rows_together(stored: StoredTensor) -> int:
-    """Rows that can only be dequantised together: those of a head if the file holds its halves interleaved."""
-    return max(1, stored.interleaved)
+def unit_bytes(stored: StoredTensor) -> int:
+    """Bytes that can only be dequantised together: a row; a head if its halves alternate in the file; a vector."""
+    info = stored.info
+    return info.n_bytes if len(info.shape) == 1 else info.row_bytes * max(1, stored.interleaved)
 
 
 def dequantise(stored: StoredTensor, raw: Array) -> Array:
@@ -25,7 +26,7 @@ def dequantise(stored: StoredTensor, raw: Array) -> Array:
 
     Args:
         stored: the tensor.
-        raw: uint8, whole rows of it from a multiple of ``rows_together`` on.
+        raw: uint8, one or more units of ``unit_bytes``.
     """
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
@@ -46,11 +47,8 @@ def read_tensor(header: GgufHeader, stored: StoredTensor) -> Iterator[Array]:
     Raises:
         OSError: the file cannot be read.
     """
-    info = stored.info
-    group = info.row_bytes * rows_together(stored) if len(info.shape) > 1 else info.n_bytes
-    n_weights = prod(info.shape) * group // info.n_bytes
-    step = group * max(1, AT_ONCE // n_weights)
+    info, unit = stored.info, unit_bytes(stored)
+    step = unit * max(1, AT_ONCE * info.n_bytes // (prod(info.shape) * unit))
     for first in range(0, info.n_bytes, step):
-        yield dequantise(
-            stored, np.fromfile(header.path, np.uint8, min(step, info.n_bytes - first), offset=info.first + first)
-        )
+        n_bytes = min(step, info.n_bytes - first)
+        yield dequantise(stored, np.fromfile(header.path, np.uint8, n_bytes, offset=info.first + first))

@@ -6,6 +6,7 @@ larger models the folder refers to the GGUF file, whose rows are dequantised whe
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, UnsupportedModelError
 from engine.kept_files import cache_folder, hold_lock
 from engine.model.gguf.blocks import read_tensor
 from engine.model.gguf.config import read_config
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class Source(msgspec.Struct, frozen=True):
-    """What ``gguf.json`` in the folder says: where it comes from, and what it must hold."""
+    """What ``gguf.json`` in a folder says: the file that was converted, and the sizes of the folder's other files."""
 
     path: str  # absolute, of the GGUF file
     key: str  # its ``GgufHeader.key``
@@ -53,12 +54,14 @@ def checkpoint_folder(file: Path) -> Path:
     header = read_gguf_header(file)
     key = header.key()
     folder = cache_folder() / "gguf" / f"{key}-{RECIPE}"
-    if _is_whole(folder, file):
+    if not _keeps_weights(header):  # folders for two copies of a file refer to one each
+        folder = folder.with_name(f"{folder.name}-{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:8]}")
+    if _is_whole(folder):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with hold_lock(folder):
-            if not _is_whole(folder, file):
+            if not _is_whole(folder):
                 _convert(header, key, folder)
     except OSError as error:
         raise ConfigError(
@@ -69,25 +72,49 @@ def checkpoint_folder(file: Path) -> Path:
     return folder
 
 
-def read_source(folder: Path) -> Source | None:
-    """What a folder was converted from; None: not from a GGUF file."""
+def refers_to_gguf(folder: Path) -> bool:
+    """Whether the weights of a checkpoint folder are in a GGUF file elsewhere."""
+    source = _read_source(folder)
+    return source is not None and WEIGHTS not in source.files
+
+
+def referred_file(folder: Path) -> GgufHeader:
+    """Header of the GGUF file that a folder refers to.
+
+    Raises:
+        UnsupportedModelError: the file is no longer there, or is not the one that was converted.
+    """
+    source = _read_source(folder)
+    assert source is not None
+    if not Path(source.path).is_file():
+        raise UnsupportedModelError(
+            f"{folder} cannot be loaded: {source.path}, which holds its weights, is no longer there; give the place where "
+            f"that file is now as --model"
+        )
+    header = read_gguf_header(Path(source.path))
+    if header.key() != source.key:
+        raise UnsupportedModelError(
+            f"{folder} cannot be loaded: {source.path}, which holds its weights, has changed since it was converted; "
+            f"give that file as --model"
+        )
+    return header
+
+
+def _read_source(folder: Path) -> Source | None:
+    """What ``gguf.json`` says; None: the folder has none, or a damaged one."""
     try:
         return msgspec.json.decode((folder / SOURCE).read_bytes(), type=Source)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _is_whole(folder: Path, file: Path) -> bool:
-    """Whether a folder has all files, and weights or a reference to a file that is still there."""
-    source = read_source(folder)
-    if source is None:
-        return False
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder has all files that belong to it."""
+    source = _read_source(folder)
     try:
-        sizes = {name: (folder / name).stat().st_size for name in source.files}
+        return source is not None and all((folder / name).stat().st_size == n for name, n in source.files.items())
     except OSError:
         return False
-    has_weights = WEIGHTS in sizes or source.path == str(file.resolve()) or Path(source.path).is_file()
-    return sizes == source.files and has_weights
 
 
 def _convert(header: GgufHeader, key: str, folder: Path) -> None:
@@ -100,7 +127,7 @@ def _convert(header: GgufHeader, key: str, folder: Path) -> None:
     unfinished.mkdir()
     try:
         _write_texts(header, config, unfinished)
-        if 4 * header.n_weights <= KEPT_BYTES:
+        if _keeps_weights(header):
             _write_weights(header, tensors, unfinished / WEIGHTS)
         files = {path.name: path.stat().st_size for path in unfinished.iterdir()}
         source = Source(str(header.path.resolve()), key, files)
@@ -109,6 +136,10 @@ def _convert(header: GgufHeader, key: str, folder: Path) -> None:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     logger.info("%s was converted into %s", header.path, folder)
+
+
+def _keeps_weights(header: GgufHeader) -> bool:
+    return 4 * header.n_weights <= KEPT_BYTES
 
 
 def _write_texts(header: GgufHeader, config: dict[str, Any], folder: Path) -> None:

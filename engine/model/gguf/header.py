@@ -230,6 +230,6 @@ def _type_name(kind: int) -> str:
     from gguf.constants import GGMLQuantizationType
 
     try:
-        return GGMLQuantizationType(kind).name
+        return str(GGMLQuantizationType(kind).name)
     except ValueError:
         return str(kind)

@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.model.weights.meter import Meter
 from engine.model.weights.pieces import Extent, Piece, cut
 from engine.model.weights.sinks import Sink
-from engine.model.weights.tensor_file import TensorFile
+from engine.model.weights.tensor_file import OpenFile
 
 READERS = 16  # threads
 PIECE = 4 << 20  # bytes that a thread reads at once
@@ -61,7 +61,7 @@ class _Reading:
     """Pieces that are still to be read; ``run`` is called by every reader."""
 
     def __init__(
-        self, files: list[TensorFile], sinks: list[Sink], pieces: list[Piece], meter: Meter, pinned: bool
+        self, files: list[OpenFile], sinks: list[Sink], pieces: list[Piece], meter: Meter, pinned: bool
     ) -> None:
         self._files = files
         self._sinks = sinks

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.model.weights.tensor_file import Place
+from engine.model.weights.tensor_file import Place, TensorFile
 
 
 class Sink(Protocol):
@@ -91,10 +91,10 @@ class Mapped:
     An error of the disk shows while it is read, and not as a signal in the middle of a step.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, file: TensorFile) -> None:
         self.place = place
         self.unit = place.dtype.itemsize
-        self.tensor = place.file.mapped(place)
+        self.tensor = file.mapped(place)
 
     def memory(self, first: int, n_bytes: int) -> memoryview | None:
         """As ``Sink`` says."""
@@ -145,5 +145,7 @@ class Quantized:
 def plain(place: Place, device: torch.device, dtype: torch.dtype) -> Copied | Mapped:
     """A tensor in a dtype on a device. What a CPU keeps as it is stored stays in the file's memory, if it can."""
     as_stored = device.type == "cpu" and dtype == place.dtype
-    is_aligned = place.first % dtype.itemsize == 0
-    return Mapped(place) if as_stored and is_aligned and place.n_bytes else Copied(place, device, dtype)
+    file, is_aligned = place.file, place.first % dtype.itemsize == 0
+    if isinstance(file, TensorFile) and as_stored and is_aligned and place.n_bytes:
+        return Mapped(place, file)
+    return Copied(place, device, dtype)

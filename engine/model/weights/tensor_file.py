@@ -33,15 +33,55 @@ class _Stored(msgspec.Struct, frozen=True):
 class Place:
     """Where a tensor is."""
 
-    file: TensorFile
+    file: OpenFile
     dtype: torch.dtype
     shape: tuple[int, ...]
     first: int  # byte of the file
     n_bytes: int
 
 
-class TensorFile:
+class OpenFile:
     """An open file; any number of threads may read from it.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("rb", buffering=0)
+
+    def close(self) -> None:
+        """Close it; tensors that were read stay."""
+        self._file.close()
+
+    def fill(self, buffers: list[memoryview], offset: int) -> None:
+        """Fill buffers, one behind the other, with the file's bytes from ``offset`` on.
+
+        Raises:
+            UnsupportedModelError: the bytes cannot be read, or are no longer there.
+        """
+        rest = [buffer for buffer in buffers if buffer]
+        while rest:
+            try:
+                n = os.preadv(self._file.fileno(), rest, offset)
+            except OSError as error:
+                why = f"{self.path} cannot be read at byte {offset}: {error.strerror}"
+                raise UnsupportedModelError(why) from error
+            if n == 0:
+                raise UnsupportedModelError(f"{self.path} was cut short while it was read")
+            offset += n
+            while rest and n >= len(rest[0]):
+                n -= len(rest.pop(0))
+            if n:
+                rest[0] = rest[0][n:]
+
+
+class TensorFile(OpenFile):
+    """An open safetensors file.
 
     Args:
         path: of the file.
@@ -52,8 +92,7 @@ class TensorFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = path.open("rb", buffering=0)
+        super().__init__(path)
         try:
             header = msgspec.json.decode(read_header(self._file, path), type=dict[str, msgspec.Raw])
             header.pop("__metadata__", None)
@@ -72,10 +111,6 @@ class TensorFile:
     def names(self) -> list[str]:
         """Of its tensors."""
         return [*self._stored]
-
-    def close(self) -> None:
-        """Close it; tensors that were read stay."""
-        self._file.close()
 
     def place(self, name: str) -> Place:
         """Where a tensor is.
@@ -103,24 +138,3 @@ class TensorFile:
             storage = torch.UntypedStorage.from_file(str(self.path), shared=False, nbytes=self._size)
             self._map = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
         return self._map[place.first : place.first + place.n_bytes].view(place.dtype).view(place.shape)
-
-    def fill(self, buffers: list[memoryview], offset: int) -> None:
-        """Fill buffers, one behind the other, with the file's bytes from ``offset`` on.
-
-        Raises:
-            UnsupportedModelError: the bytes cannot be read, or are no longer there.
-        """
-        rest = [buffer for buffer in buffers if buffer]
-        while rest:
-            try:
-                n = os.preadv(self._file.fileno(), rest, offset)
-            except OSError as error:
-                why = f"{self.path} cannot be read at byte {offset}: {error.strerror}"
-                raise UnsupportedModelError(why) from error
-            if n == 0:
-                raise UnsupportedModelError(f"{self.path} was cut short while it was read")
-            offset += n
-            while rest and n >= len(rest[0]):
-                n -= len(rest.pop(0))
-            if n:
-                rest[0] = rest[0][n:]

@@ -1,4 +1,4 @@
-"""Tensors of a safetensors checkpoint. Knows files and names, and nothing of models."""
+"""Tensors of a checkpoint: safetensors, or a folder that refers to a GGUF file. Knows files and names, no models."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedModelError
+from engine.model.gguf.folder import referred_file, refers_to_gguf
 from engine.model.quantization import bitsandbytes
 from engine.model.quantized import SCALES, quantize
 from engine.model.scaled import FP8_DTYPE, quantize_rows, scale_of
+from engine.model.weights.gguf_file import GgufFile
 from engine.model.weights.meter import Meter
 from engine.model.weights.reader import read
 from engine.model.weights.sinks import Copied, Mapped, Quantized, Scales, Sink, plain
@@ -30,22 +32,23 @@ class CheckpointTensors:
     is opened once, and read from its beginning to its end.
 
     Args:
-        path: the directory, with one file or an index of several; files that no tensor is read from need not exist.
+        path: the directory, with one file, an index of several, or a reference to a GGUF file; files that no tensor is
+            read from need not exist.
         device: where tensors go.
     """
 
     def __init__(self, path: Path, device: torch.device) -> None:
         self._path = path
         self._device = device
-        self._open: dict[Path, TensorFile] = {}
+        self._open: dict[Path, TensorFile | GgufFile] = {}
         self._sinks: list[Sink] = []  # that were asked for and are not read
         self._quantizing = threading.Lock()
         check_format(path)
         self._files = _indexed(path)
         if not self._files:
-            single = TensorFile(path / SINGLE)
-            self._open[path / SINGLE] = single
-            self._files = dict.fromkeys(single.names, path / SINGLE)
+            single = GgufFile(path) if refers_to_gguf(path) else TensorFile(path / SINGLE)
+            self._open[single.path] = single
+            self._files = dict.fromkeys(single.names, single.path)
 
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint lists the tensor."""
@@ -63,7 +66,7 @@ class CheckpointTensors:
         if place.dtype == FP8_DTYPE != dtype:
             raise UnsupportedModelError(f"{name!r} in {self._path} is fp8, which only matrices of its layers may be")
         sink: Copied | Mapped = plain(place, self._device, dtype)
-        self._sinks.append(sink)
+        self._add(name, sink)
         return sink.tensor
 
     def ask_int8(self, name: str, shape: Shape) -> tuple[Tensor, Tensor]:
@@ -79,7 +82,7 @@ class CheckpointTensors:
         bitsandbytes()
         by = partial(quantize, device=self._device)
         sink = Quantized(self._place(name, shape), self._device, self._quantizing, torch.int8, by)
-        self._sinks.append(sink)
+        self._add(name, sink)
         return sink.tensor, sink.scales
 
     def ask_scaled(self, name: str, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -93,7 +96,7 @@ class CheckpointTensors:
         if scales not in self:
             by = partial(quantize_rows, dtype=dtype)
             sink = Quantized(self._place(name, shape), self._device, self._quantizing, dtype, by)
-            self._sinks.append(sink)
+            self._add(name, sink)
             return sink.tensor, sink.scales
         place = self._opened(scales).place(scales)
         if place.shape not in ((), (1,), (n_out,), (n_out, 1)):
@@ -102,7 +105,7 @@ class CheckpointTensors:
                 f"with one scale for a matrix ([1]) or for each of its outputs ([{n_out}, 1]), not for blocks"
             )
         spread = Scales(place, n_out, self._device, 1.0 if is_fp8 else 127.0)
-        self._sinks.append(spread)
+        self._add(scales, spread)
         return self.ask(name, dtype, shape), spread.tensor
 
     def read(self, meter: Meter) -> None:
@@ -119,6 +122,10 @@ class CheckpointTensors:
         for file in self._open.values():
             file.close()
 
+    def _add(self, name: str, sink: Sink) -> None:
+        file = self._opened(name)
+        self._sinks.append(file.dequantising(name, sink) if isinstance(file, GgufFile) else sink)
+
     def _place(self, name: str, shape: Shape) -> Place:
         """Where a tensor is; of the right shape, or its values would go to the wrong places."""
         place = self._opened(name).place(name)
@@ -129,7 +136,7 @@ class CheckpointTensors:
             )
         return place
 
-    def _opened(self, name: str) -> TensorFile:
+    def _opened(self, name: str) -> TensorFile | GgufFile:
         if name not in self._files:
             raise UnsupportedModelError(f"{self._path} lacks the tensor {name!r}")
         path = self._files[name]
@@ -157,18 +164,22 @@ def read_file(path: Path) -> dict[str, Tensor]:
 
 
 def check_format(path: Path) -> None:
-    """Raises UnsupportedModelError if the directory holds no safetensors checkpoint."""
-    if not (path / SINGLE).exists() and not (path / INDEX).exists():
-        raise UnsupportedModelError(f"{path} has neither {SINGLE} nor {INDEX}: only safetensors checkpoints are read")
+    """Raises UnsupportedModelError if the directory holds no checkpoint that is read."""
+    if not (path / SINGLE).exists() and not (path / INDEX).exists() and not refers_to_gguf(path):
+        raise UnsupportedModelError(
+            f"{path} has neither {SINGLE} nor {INDEX}: only safetensors checkpoints and .gguf files are read"
+        )
 
 
 def check_files(path: Path) -> None:
-    """Whether every file that the checkpoint's index names is there.
+    """Whether every file that the checkpoint's index or reference names is there.
 
     Raises:
-        UnsupportedModelError: names the first that is not, or says that there is no safetensors checkpoint.
+        UnsupportedModelError: names the first that is not, or says that there is no checkpoint that is read.
     """
     check_format(path)
+    if refers_to_gguf(path):
+        referred_file(path)
     missing = sorted({file.name for file in _indexed(path).values() if not file.exists()})
     if missing:
         raise UnsupportedModelError(f"{path} lacks the file {missing[0]!r}, which its index names")
