@@ -40,7 +40,7 @@ class Stand:
     Args:
         model: checkpoint directory; it writes the texts of all machines.
         prompts: by kind, as token ids.
-        fixed: methods that ``auto`` is compared with, besides none.
+        fixed: methods that ``auto`` is compared with, besides none; as ``Run`` takes them.
         tokens: of a text.
         clock: of this process.
     """
@@ -73,6 +73,10 @@ class Stand:
                 run.close()
             n_failures = failures.take()
         return {run.method: run.record(n_failures) for run in runs}
+
+    def forget(self) -> None:
+        """Let the next turn begin with speculators that have seen no text."""
+        self._pools.clear()
 
     def warm_up(self, machine: str) -> None:
         """Let every method run once, uncounted; measures the step times of the machine before."""

@@ -62,7 +62,7 @@ class Run:
     Args:
         cell: of the run.
         turn: of the cell.
-        method: of speculation.
+        method: of speculation; ``METHOD@NODES`` has so many nodes instead of the wanted ones.
         engine: fresh; its pool may know earlier requests.
         wanted: what the streams write.
     """
@@ -74,10 +74,11 @@ class Run:
         self._cell, self._turn, self._engine, self._wanted = cell, turn, engine, wanted
         self._wall = self._processor = 0.0
         self._streams: dict[int, _Stream] = {}
+        name, _, nodes = method.partition("@")
         for prompt, seed in zip(wanted.prompts, wanted.seeds, strict=True):
             room = min(GO_ON * wanted.tokens, wanted.longest - len(prompt))
             params = SamplingParams(max_tokens=room, temperature=cell.temperature, seed=seed)
-            seq = engine.submit(Request(prompt, params, method, wanted.max_nodes))
+            seq = engine.submit(Request(prompt, params, name, int(nodes or wanted.max_nodes)))
             self._streams[seq] = _Stream()
         self._left = len(self._streams)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from app.inputs.prompts import Question, read_questions
 
+T = TypeVar("T")
 FILES = {
     "chat": "spec_bench.jsonl",
     "math": "gsm8k.jsonl",
@@ -19,7 +21,12 @@ CHAT_CATEGORIES = ("writing", "roleplay", "reasoning", "stem", "humanities", "qa
 
 
 def questions(
-    folder: Path, per_kind: int, categories: Sequence[str] = (), files: Sequence[str] = USUAL, offset: int = 0
+    folder: Path,
+    per_kind: int,
+    categories: Sequence[str] = (),
+    files: Sequence[str] = USUAL,
+    offset: int = 0,
+    half: int | None = None,
 ) -> dict[str, list[Question]]:
     """Kind -> its questions, first turns only, spread evenly over each file.
 
@@ -29,6 +36,7 @@ def questions(
         categories: of Spec-Bench, to be the kinds instead of ``files``.
         files: kinds, keys of ``FILES``.
         offset: of the first question in its file; another one gives other questions, as long as files have enough.
+        half: 0 or 1: only that half of each kind; None: all of it.
 
     Raises:
         ConfigError: a prompt file is missing.
@@ -40,7 +48,16 @@ def questions(
         every = {
             kind: [q for q in some if kind != "chat" or q.category in CHAT_CATEGORIES] for kind, some in found.items()
         }
-    return {kind: [_first_turn(q, kind) for q in _spread(some, per_kind, offset)] for kind, some in every.items()}
+    return {
+        kind: [_first_turn(q, kind) for q in _spread(halved(some, half), per_kind, offset)]
+        for kind, some in every.items()
+    }
+
+
+def halved(every: Sequence[T], half: int | None) -> Sequence[T]:
+    """The first half (0) or the second (1); None: all."""
+    middle = len(every) // 2
+    return every if half is None else every[middle:] if half else every[:middle]
 
 
 def _spread(every: Sequence[Question], n: int, offset: int) -> Sequence[Question]:

@@ -14,6 +14,7 @@ from app.cli import parser
 from app.training.losses import check_terms
 from app.training.running.architecture import Asked, check_asked, new_spec
 from app.training.running.train import loss_settings
+from benchmarks import speedup
 from benchmarks.contiguity.load import Load
 from benchmarks.drafters import ablations, latency
 from benchmarks.never_slower import __main__ as never_slower
@@ -71,6 +72,19 @@ def test_the_flags_of_every_training_ablation_are_valid(tiny_checkpoint: Path) -
         check_asked(arguments.method, asked)
         spec = new_spec(arguments.method, asked, tiny_checkpoint, load_spec(tiny_checkpoint), ())
         check_terms(spec, loss_settings(arguments, spec))
+
+
+@pytest.mark.matrix
+def test_speedup_compares_every_method_in_every_combination(
+    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model", str(tiny_checkpoint), "--half", "1", "--per-kind", "3", "--tokens", "4", "--methods", "pld@4"]
+    assert speedup.main([*flags, "--batch-sizes", "1", "2", "--temperatures", "0"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(row["method"], row["batch_size"], row["turns"], row["identical"]) for row in rows] == [
+        (method, *counts) for counts in ((1, 3, 3), (2, 2, 2)) for method in (NONE, "pld@4")
+    ]
+    assert all(row["over_autoregressive"]["ratio"] == 1 for row in rows if row["method"] == NONE)
 
 
 @pytest.mark.matrix
