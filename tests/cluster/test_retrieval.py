@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from app.demo.paths import DEMO_TARGET
 from engine.model.identity import tokenizer_hash
 from engine.model.loader import load_spec
 from retrieval_store.service.compaction import Target
@@ -19,6 +18,7 @@ from tests.cluster.machines.redis_machine import RedisMachine
 from tests.cluster.machines.spectra_machines import SpectraMachines, serve_config
 from tests.support.retrieval_service import build
 from tests.support.serve_application import is_running
+from tests.support.tiny_models import saved_checkpoint
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.matrix
@@ -53,7 +53,7 @@ def credentials(redis: RedisMachine, user: str) -> dict[str, str]:
 
 def complete(site: SpectraMachines, prompt: str, **fields: Any) -> tuple[list[int], int]:
     """Token ids, and how many of them had been drafted from what was looked up."""
-    usual = {"model": "demo", "max_tokens": 120, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    usual = {"model": "tiny", "max_tokens": 120, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     answer = site.http.post("/v1/completions", json=usual | {"prompt": prompt} | fields).raise_for_status().json()
     figures = answer["metrics"]["speculative_decoding"]
     return answer["choices"][0]["token_ids"], figures["by_source"].get("rest", {}).get("accepted", 0)
@@ -61,7 +61,7 @@ def complete(site: SpectraMachines, prompt: str, **fields: Any) -> tuple[list[in
 
 def publish(site: SpectraMachines, redis: RedisMachine, texts: list[list[int]], folder: Path) -> None:
     """Make a snapshot of texts current, from a machine that is none of the cluster's."""
-    target = Target(tokenizer_hash(DEMO_TARGET), load_spec(DEMO_TARGET).vocab_size)
+    target = Target(tokenizer_hash(saved_checkpoint()), load_spec(saved_checkpoint()).vocab_size)
     snapshot = build(texts, folder, target)
     client = site.net.machine(CLIENT)
     shutil.copytree(snapshot, client.path(f"/tmp/{snapshot.name}"))

@@ -162,7 +162,7 @@ def test_ray_passes_the_keys_of_a_serve_config_file_unchanged(tiny_checkpoint: P
         for wrong, says in (
             ({"max_nodes": "many"}, "max_nodes is many; it must be an integer"),
             ({"modle": "demo"}, "modle is unknown; model is meant?"),
-            ({"model": "/nowhere"}, "model '/nowhere' is neither a directory nor a hub id"),
+            ({"model": "/nowhere"}, "model '/nowhere' is neither a directory nor"),
         ):
             with pytest.raises(ConfigError) as refused:
                 build(build_app, wrong)

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING
 import psutil
 
 from tests.cluster.machines.namespaces import INIT, OWN
+from tests.support.tiny_models import saved_checkpoint
 
 if TYPE_CHECKING:
     from tests.cluster.machines.net import Net
@@ -156,5 +157,6 @@ def plain(environment: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def image() -> list[str]:
-    """Folders that an image would hold: the code, and Python with its libraries."""
-    return list(dict.fromkeys(str(Path(one).resolve()) for one in (ROOT, sys.prefix, sys.base_prefix)))
+    """Folders that an image would hold: the code, Python with its libraries, and the model."""
+    folders = (ROOT, sys.prefix, sys.base_prefix, saved_checkpoint())
+    return list(dict.fromkeys(str(Path(folder).resolve()) for folder in folders))

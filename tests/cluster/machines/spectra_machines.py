@@ -11,6 +11,7 @@ from tests.cluster.machines.ray_machines import RayMachines
 from tests.support.redis_server import wait_until
 from tests.support.serve_application import NAME, is_running
 from tests.support.server_process import Stream
+from tests.support.tiny_models import saved_checkpoint
 
 PLACED = {"stages": 2, "stage_cpus": 2, "stage_placement": "strict_spread", "edge_resources": {"edge": 0.01}}
 EDGE_CPUS, STAGE_CPUS = 1, 3  # of machines: a stage has no room on an edge, and two have none on one machine
@@ -19,7 +20,7 @@ METHODS = ("autoregressive", "pld", "spectra-core", "auto")
 
 def serve_config(**args: Any) -> dict[str, Any]:
     """As a RayService holds it: what speaks to clients runs on edge nodes, stages on nodes of their own."""
-    given = {"model": "demo", "method": "auto"} | PLACED | args
+    given = {"model": str(saved_checkpoint()), "name": "tiny", "method": "auto"} | PLACED | args
     return {"applications": [{"name": NAME, "import_path": "app.builder:build_app", "args": given}]}
 
 
@@ -27,7 +28,7 @@ def job(number: int, n_tokens: int) -> dict[str, Any]:
     """Fields of a request whose text follows from the number."""
     sampling = {"temperature": 0.8 if number % 2 else 0.0, "seed": number, "ignore_eos": True, "max_tokens": n_tokens}
     method = {"speculative": {"method": METHODS[number % len(METHODS)]}}
-    return {"model": "demo", "prompt": f"Question {number}: what"} | sampling | method
+    return {"model": "tiny", "prompt": f"Question {number}: what"} | sampling | method
 
 
 class SpectraMachines(RayMachines):

@@ -1,4 +1,4 @@
-"""An application that ``serve deploy`` made of a Serve config file on a running cluster."""
+"""An application that ``serve deploy`` made from a Serve config file on a running cluster."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ import yaml
 
 from benchmarks.support.ray_head import RayHead
 from tests.support.serve_application import ServeApplication
+from tests.support.tiny_models import saved_checkpoint
 from tests.support.waiting import LIMIT_S
 
 FILE = Path(__file__).parents[3] / "docs" / "serve.yaml"
 
 
 class Site(ServeApplication):
-    """What ``serve deploy`` makes of a cluster."""
+    """The application on a cluster; ``config`` is the documented file with a tiny model."""
 
     def __init__(self, head: RayHead) -> None:
         super().__init__(httpx.Client(base_url=head.dashboard, headers=head.headers, timeout=LIMIT_S))
         self.head = head
         self.http = httpx.Client(base_url=head.url, timeout=LIMIT_S)
         self.config = yaml.safe_load(FILE.read_text())
+        self.config = self.changed({}, model=str(saved_checkpoint()), name="tiny")
 
     def close(self) -> None:
         """Give connections back: a socket that is collected later fails whatever test runs then."""
@@ -31,7 +33,7 @@ class Site(ServeApplication):
         self._dashboard.close()
 
     def changed(self, deployments: dict[str, dict[str, Any]], **args: Any) -> dict[str, Any]:
-        """The config of now with other options of deployments, and other args."""
+        """Return the current config with other options of deployments, and other args."""
         config: dict[str, Any] = deepcopy(self.config)
         application = config["applications"][0]
         application["args"] |= args

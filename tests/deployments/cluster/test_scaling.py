@@ -36,7 +36,7 @@ def site() -> Iterator[Site]:
 def job(number: int) -> dict[str, Any]:
     sampling = {"temperature": 0.8 if number % 2 else 0.0, "seed": number, "ignore_eos": True}
     method = {"speculative": {"method": METHODS[number % 4]}}
-    return {"model": "demo", "prompt": f"Question {number}: what", "max_tokens": 200} | sampling | method
+    return {"model": "tiny", "prompt": f"Question {number}: what", "max_tokens": 200} | sampling | method
 
 
 def streams(site: Site) -> list[Stream]:
@@ -109,7 +109,7 @@ def test_the_number_of_pipelines_follows_the_load_and_one_is_killed_meanwhile(
     wait_until(lambda: has(2) or has(3), lambda: health(site))
     psutil.Process(next(iter(stages(site) - {first}))).kill()
     wait_until(lambda: has(3), lambda: health(site))
-    assert 'spectra:pipelines_wanted{model_name="demo"} 3.0' in site.http.get("/metrics").text
+    assert 'spectra:pipelines_wanted{model_name="tiny"} 3.0' in site.http.get("/metrics").text
     for running in rounds:
         assert [stream.all_ids() for stream in running] == wanted
     lanes(site, 1)

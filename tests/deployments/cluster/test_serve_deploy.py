@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,9 +14,10 @@ import pytest
 
 from benchmarks.resilience.observation import alive
 from benchmarks.support.ray_head import RayHead
-from tests.deployments.cluster.serve_site import FILE, Site
+from tests.deployments.cluster.serve_site import Site
 from tests.support.serve_application import is_running, replicas_of
 from tests.support.server_process import Stream
+from tests.support.tiny_models import saved_checkpoint
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.cluster
@@ -37,8 +37,8 @@ def site() -> Iterator[Site]:
             patch.setenv(name, value)
         head = RayHead()
     with head:
-        head.deploy(FILE)
         site = Site(head)
+        head.deploy(site.config)
         site.until(is_running)
         yield site
         site.close()
@@ -74,7 +74,7 @@ def watched(port: int) -> list[tuple[int, int]]:
 def job(number: int) -> dict[str, Any]:
     sampling = {"temperature": 0.8 if number % 2 else 0.0, "seed": number, "ignore_eos": True}
     method = {"speculative": {"method": METHODS[number % 4]}}
-    return {"model": "demo", "prompt": f"Question {number}: what", "max_tokens": 500} | sampling | method
+    return {"model": "tiny", "prompt": f"Question {number}: what", "max_tokens": 500} | sampling | method
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_a_draining_ingress_is_not_ready_and_a_proxy_that_does_not_know_asks_ano
 
 def test_a_wrong_config_is_refused_with_the_reason_and_the_old_one_serves(site: Site) -> None:
     before = site.replicas("Router", "Ingress", "Target")
-    site.head.deploy(site.changed({}, modle="demo"))
+    site.head.deploy(site.changed({}, modle="tiny"))
     site.until(lambda found: "modle is unknown; model is meant?" in found["message"])
     assert site.application()["status"] == "DEPLOY_FAILED"
     site.head.deploy(site.changed({"Router": {"num_replicas": 2}}))
@@ -131,13 +131,13 @@ def test_a_wrong_config_is_refused_with_the_reason_and_the_old_one_serves(site: 
 
 
 def test_a_text_is_finished_by_the_model_that_began_it_or_ends_in_an_error(
-    site: Site, expected: list[list[int]], tiny_checkpoint: Path
+    site: Site, expected: list[list[int]]
 ) -> None:
     served = site.model_hash
     streams = [Stream(site, **job(number)) for number in range(8)]
     for stream in streams:
         stream.until(5)
-    site.config = site.changed({"Ingress": {"num_replicas": 1}}, model=str(tiny_checkpoint), name="demo")
+    site.config = site.changed({"Ingress": {"num_replicas": 1}}, model=str(saved_checkpoint(400)))
     site.head.deploy(site.config)
     site.until(lambda found: is_running(found) and site.model_hash not in ("", served))
     for stream, ids in zip(streams, expected, strict=True):

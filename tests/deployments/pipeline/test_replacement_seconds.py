@@ -18,7 +18,7 @@ def endpoints(n: int, secret: bytes = b"one") -> Endpoints:
 
 def counted(*seen: Endpoints) -> dict[tuple[str, str], float]:
     """(phase, planned) -> sum of seconds, after a router has seen these endpoints."""
-    seconds = ReplacementSeconds("demo")
+    seconds = ReplacementSeconds("tiny")
     for one in seen:
         seconds.count("Target", one)
     (family,) = seconds.collect()
