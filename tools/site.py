@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path("site/source")  # as zensical.toml has it
 BESIDE: Mapping[PurePosixPath, PurePosixPath] = {
     PurePosixPath("k8s/README.md"): PurePosixPath("k8s.md"),
-    PurePosixPath("app/demo/target/README.md"): PurePosixPath("model-card.md"),
     PurePosixPath("CONTRIBUTING.md"): PurePosixPath("contributing.md"),
     PurePosixPath("CHANGELOG.md"): PurePosixPath("changelog.md"),
 }

@@ -1,1 +1,0 @@
-"""Training of the demo models that ship with the package; not part of the wheel."""

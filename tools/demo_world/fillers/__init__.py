@@ -1,1 +1,0 @@
-"""Words that are put into templates."""

@@ -1,1 +1,0 @@
-"""One module a family of tasks; every public function makes one example."""
