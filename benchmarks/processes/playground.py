@@ -115,7 +115,7 @@ class Feed:
         self.rate = 0.0  # tokens per second
         self.ended_at = 0.0  # seconds since 1970, when the last byte was sent
         self.port = free_port()
-        playground = Playground(PlaygroundOptions(is_demo=True))
+        playground = Playground(PlaygroundOptions(is_default_model=True))
         routes = [Route(path, handler, methods=[method]) for method, path, handler in playground.routes]
         routes.append(Route("/v1/models", self._models))
         routes.append(Route("/v1/chat/completions", self._answer, methods=["POST"]))
