@@ -60,7 +60,9 @@ _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3
 def _config(family: str) -> Any:
     common = _COMMON | {"vocab_size": len(tiny_tokenizer())}
     if family == "llama":
-        return LlamaConfig(**common, num_key_value_heads=2, rope_parameters=_LLAMA3)
+        return LlamaConfig(
+            **common | {"max_position_embeddings": 32768}, num_key_value_heads=2, rope_parameters=_LLAMA3
+        )
     if family == "mistral":
         return MistralConfig(**common, num_key_value_heads=1, head_dim=64, sliding_window=WINDOW)
     if family == "qwen2":

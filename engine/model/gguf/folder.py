@@ -88,8 +88,8 @@ def referred_file(folder: Path) -> GgufHeader:
     assert source is not None
     if not Path(source.path).is_file():
         raise UnsupportedModelError(
-            f"{folder} cannot be loaded: {source.path}, which holds its weights, is no longer there; give the place where "
-            f"that file is now as --model"
+            f"{folder} cannot be loaded: {source.path}, which holds its weights, is no longer there; give the place "
+            f"where that file is now as --model"
         )
     header = read_gguf_header(Path(source.path))
     if header.key() != source.key:
