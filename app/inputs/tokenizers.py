@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.inputs.chat_templates import with_tools
 from engine.errors import UnsupportedModelError
+from engine.model.gguf.folder import is_converted
 
 if TYPE_CHECKING:  # transformers loads with the first tokenizer
     from transformers import PreTrainedTokenizerFast
@@ -48,4 +49,5 @@ def _is_generic(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     declared = settings.get("tokenizer_class")
-    return declared in GENERIC and "auto_map" not in settings and config.get("model_type") == MODEL_TYPE
+    is_taken = config.get("model_type") == MODEL_TYPE or is_converted(path)
+    return declared in GENERIC and "auto_map" not in settings and is_taken

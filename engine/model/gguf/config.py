@@ -138,6 +138,8 @@ def _rope(data: Metadata, header: GgufHeader, config: dict[str, Any]) -> dict[st
 
 def _scaled_rope(data: Metadata, default_base: float) -> dict[str, Any]:
     base = data.number(".rope.freq_base", default_base)
+    if base <= 0:
+        raise data.refusal(f"{data.architecture}.rope.freq_base is {base}; it must be above 0")
     kind = data.text(".rope.scaling.type", "linear")
     factor = data.number(".rope.scaling.factor", 0.0) or data.number(".rope.scale_linear", 0.0) or 1.0
     if kind == "none" or (kind == "linear" and factor == 1.0):
@@ -154,7 +156,7 @@ def _scaled_rope(data: Metadata, default_base: float) -> dict[str, Any]:
         "rope_type": "yarn",
         "rope_theta": base,
         "factor": factor,
-        "original_max_position_embeddings": data.integer(".rope.scaling.original_context_length"),
+        "original_max_position_embeddings": _size(data, ".rope.scaling.original_context_length"),
         "attention_factor": attention * (1 + 0.1 * math.log(max(factor, 1.0))),
         "beta_fast": data.number(".rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": data.number(".rope.scaling.yarn_beta_slow", 1.0),

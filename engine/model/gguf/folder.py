@@ -26,7 +26,7 @@ from engine.model.gguf.config import read_config
 from engine.model.gguf.header import GgufHeader, read_gguf_header
 from engine.model.gguf.names import StoredTensor, stored_tensors
 from engine.model.gguf.settings import Metadata
-from engine.model.gguf.tokenizer import build_tokenizer
+from engine.model.gguf.tokenizer import build_tokenizer, end_ids
 
 RECIPE = 1  # grows when other files are written, so that older folders are not used
 KEPT_BYTES = 2_000_000_000  # of all weights in fp32
@@ -70,6 +70,11 @@ def checkpoint_folder(file: Path) -> Path:
             f"as --model"
         ) from error
     return folder
+
+
+def is_converted(folder: Path) -> bool:
+    """Whether a checkpoint folder was converted from a GGUF file."""
+    return _read_source(folder) is not None
 
 
 def refers_to_gguf(folder: Path) -> bool:
@@ -151,8 +156,7 @@ def _write_texts(header: GgufHeader, config: dict[str, Any], folder: Path) -> No
             f"its tokenizer has {tokenizer.get_vocab_size()} tokens, its embedding {config['vocab_size']} rows"
         )
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    ends = [data.integer(f"tokenizer.ggml.{name}_token_id", None) for name in ("eos", "eot")]
-    ids = sorted({index for index in ends if index is not None})
+    ids = end_ids(header)
     starts = {name: config[name] for name in ("bos_token_id", "pad_token_id") if config[name] is not None}
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", {"eos_token_id": ids} | starts if ids else starts)

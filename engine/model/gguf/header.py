@@ -7,6 +7,7 @@ with a sentence.
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -32,6 +33,7 @@ _CHUNK = 8 << 20  # bytes that are read at once
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8"}
 _SCALARS |= {12: "<f8"}
 _STRING, _ARRAY = 8, 9
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 _MOST_DIMENSIONS = 4
 _LARGEST_ALIGNMENT = 1 << 20
 
@@ -108,6 +110,9 @@ class _Parser:
         self._at = 0
 
     def parse(self) -> GgufHeader:
+        part = _PART.search(self._path.name)
+        if part:
+            raise self._refusal(_split(int(part[1])))
         magic, version = self._take(4), self._number("<I")
         if magic != b"GGUF":
             raise self._refusal("it does not begin with the letters GGUF")
@@ -122,6 +127,9 @@ class _Parser:
             if name in metadata:
                 raise self._refusal(f"the key {name!r} occurs twice in its metadata")
             metadata[name] = self._value(self._number("<I"))
+        n_parts = metadata.get("split.count", 1)
+        if n_parts != 1:
+            raise self._refusal(_split(n_parts))
         stored = [self._tensor() for _ in range(n_tensors)]
         tensors = self._placed(stored, self._first_byte(metadata))
         if n_tensors != len(tensors):
@@ -223,6 +231,10 @@ class _Parser:
 
     def _refusal(self, why: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"{self._path} cannot be loaded as a GGUF file: {why}")
+
+
+def _split(n_parts: int) -> str:
+    return f"it is one of {n_parts} parts of a split file; merge them with llama-gguf-split --merge FIRST MERGED"
 
 
 def _type_name(kind: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,11 @@ class Metadata:
         return self._typed(key, int, default)
 
     def number(self, key: str, default: Any = REQUIRED) -> Any:
-        """A float or an integer, or ``default``."""
-        return self._typed(key, (int, float), default)
+        """A finite float or an integer, or ``default``."""
+        found = self._typed(key, (int, float), default)
+        if found is not None and not math.isfinite(found):
+            raise self.refusal(f"{self._full(key)} is {found}; it must be finite")
+        return found
 
     def flag(self, key: str, default: Any = REQUIRED) -> Any:
         """A boolean, or ``default``."""
@@ -61,7 +65,7 @@ class Metadata:
 
     def refusal(self, why: str) -> UnsupportedModelError:
         """What to raise for a file that cannot be loaded."""
-        return UnsupportedModelError(f"{self.path} cannot be loaded: {why}")
+        return UnsupportedModelError(f"{self.path} cannot be loaded as a GGUF file: {why}")
 
     def _typed(self, key: str, kinds: Any, default: Any) -> Any:
         name = self._full(key)

@@ -56,6 +56,7 @@ def build_tokenizer(header: GgufHeader) -> tuple[Tokenizer, dict[str, Any]]:
     if len(set(tokens)) < len(tokens):
         raise data.refusal("tokenizer.ggml.tokens has one token twice")
     special = {name: _token(data, tokens, key) for name, key in _SPECIAL.items()}
+    _token(data, tokens, "eot")  # which ``end_ids`` returns
     if kind == BYTE_LEVEL:
         tokenizer, adds_bos = _byte_level(data, tokens)
     else:
@@ -73,6 +74,13 @@ def build_tokenizer(header: GgufHeader) -> tuple[Tokenizer, dict[str, Any]]:
         "clean_up_tokenization_spaces": False,
         "model_max_length": data.integer(".context_length"),
     }
+
+
+def end_ids(header: GgufHeader) -> list[int]:
+    """Ids that end a text: EOS, and the end of a turn if the file names one."""
+    data = Metadata(header)
+    ids = {data.integer(f"tokenizer.ggml.{key}_token_id", None) for key in ("eos", "eot")}
+    return sorted(ids - {None})
 
 
 def _token(data: Metadata, tokens: list[str], key: str) -> str | None:
