@@ -59,7 +59,7 @@ def pipeline_options(config: ServeConfig) -> PipelineOptions:
     return PipelineOptions(
         config.stage_cpus,
         config.stage_gpus,
-        config.threads,
+        config.stage_threads,
         config.transport,
         placement=config.stage_placement,
         stage_timeout=config.stage_timeout,
@@ -85,12 +85,13 @@ def router_options(config: ServeConfig) -> RouterOptions:
     if config.simulate is not None:  # another profile has other times
         place = f"simulated-{hashlib.sha256(repr(profile_at(config.simulate)).encode()).hexdigest()[:12]}"
     path = texts_path(config.model, config.revision)
-    costs = costs_name(path, config.stage_device, config.stages, config.threads, config.kv_gib, place)
+    costs = costs_name(path, config.stage_device, config.stages, config.stage_threads, config.kv_gib, place)
     return RouterOptions(
         model=config.served_name,
         method=normalised(config.method),
         methods=config.allowed_methods,
         max_nodes=config.draft_nodes,
+        fits_nodes=config.max_nodes is None and config.stage_device == "cpu" and config.simulate is None,
         limit_nodes=max(config.draft_nodes, 256),
         cost_file=costs,
         shared_namespace=config.retrieval_namespace,

@@ -78,7 +78,11 @@ class PipelineFields(FieldGroup):
         description="between stages: unix or tcp sockets alone; nccl or gloo for hidden states; auto is nccl between "
         "GPUs that have it, and sockets otherwise",
     )
-    threads: AtLeastOne = Field(1, description="intra-op threads of a stage")
+    threads: AtLeastOne | None = Field(
+        None,
+        description="intra-op threads of a stage; on a CPU by default the physical cores that may be used but one, "
+        "divided by the stages of a node; on cuda 1",
+    )
     stage_cpus: Annotated[float, Field(ge=0)] = Field(0.1, description="Ray CPUs a stage reserves")
     stage_gpus: Annotated[float, Field(ge=0)] = Field(0.0, description="Ray GPUs a stage reserves")
     stage_placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = Field(
@@ -136,8 +140,9 @@ class SpeculationFields(FieldGroup):
     )
     max_nodes: Annotated[int, Field(ge=0, le=4096)] | None = Field(
         None,
-        description="drafted nodes per step of a request that names no number; 64 by default, on cuda 63, which with "
-        "the root are a tile of 64 rows",
+        description="drafted nodes per step of a request that names no number; by default 63 on cuda, which with the "
+        "root are a tile of 64 rows, and on a CPU the largest power of two up to 64 with which a step of one sequence "
+        "takes at most twice as long as without",
     )
     heads: str | None = Field(None, description="file of the model's induction heads, for pld-plus-a")
     draft_model: str | None = Field(

@@ -23,6 +23,7 @@ from app.config.checks import (
 from app.config.fields import AllFields, MethodFields
 from app.inputs.default_model import DEFAULT_MODEL, is_default
 from app.inputs.devices import AUTO
+from engine.cores import default_threads
 from engine.errors import ConfigError, UnknownMethodError
 from engine.target.options import default_nodes
 from retrieval_store.service.manifest_feed import is_namespace
@@ -124,6 +125,14 @@ class ServeConfig(AllFields):
     def most_pipelines(self) -> int:
         """Pipelines that there may be."""
         return self.max_replicas or self.replicas
+
+    @property
+    def stage_threads(self) -> int:
+        """Intra-op threads of a stage; the machine that deploys stands for all nodes."""
+        if self.threads is not None or self.stage_device != "cpu":
+            return self.threads or 1
+        is_spread = self.stage_placement in ("spread", "strict_spread")
+        return default_threads(self.most_pipelines * (1 if is_spread else self.stages))
 
     @property
     def draft_nodes(self) -> int:

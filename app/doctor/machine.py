@@ -9,6 +9,7 @@ from pathlib import Path
 
 from app.doctor.findings import OK, PROBLEM, WARNING, Finding, Status
 from app.inputs.devices import has_cuda_device
+from engine.cores import default_threads
 from engine.kept_files import cache_folder
 from engine.model.partition import GIB
 
@@ -24,7 +25,7 @@ def gpus() -> Iterator[Finding]:
 
     built = torch.version.cuda
     if not has_cuda_device():
-        yield Finding("gpu", OK, "no GPU; --device cpu")
+        yield Finding("gpu", OK, f"no GPU; --device cpu, with --threads {default_threads()} where it is not given")
     elif built is None:
         remedy = "install torch from its index of CUDA wheels"
         yield Finding("gpu", PROBLEM, f"there is one, but torch {torch.__version__} is built without CUDA", remedy)

@@ -10,6 +10,7 @@ from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.devices import AUTO, device_named, has_cuda_device
 from app.inputs.models import check_model
 from app.inputs.stores import DEFAULT_NAMESPACE
+from engine.cores import default_threads
 from engine.errors import ConfigError
 from engine.target.options import NUMERICS, default_nodes
 from speculators.draft_model.config import DraftModelConfig
@@ -54,7 +55,13 @@ def add_model(parser: argparse.ArgumentParser, flag: str = "--model", batch_size
         metavar="X",
         help="KV cache, GiB; auto: what a GPU has left beside weights and a step, 0.5 on a CPU (default: auto)",
     )
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="intra-op threads (default: 1)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=default_threads(),
+        metavar="N",
+        help="intra-op threads (default: the physical cores that may be used but one, here %(default)s)",
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

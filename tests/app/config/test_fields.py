@@ -153,5 +153,6 @@ def test_servers_and_commands_draft_a_number_of_nodes_that_suits_the_device(
         config = ServeConfig(model=str(tiny_checkpoint), device=device, stage_gpus=gpus, max_nodes=given)
         options = router_options(config)
         assert (config.draft_nodes, options.max_nodes, options.limit_nodes) == (expected, expected, max(256, expected))
+        assert options.fits_nodes == (given is None and device == "cpu")  # to the measured step times
         more = [] if given is None else ["--max-nodes", str(given)]
         assert draft_nodes(flags.parse_args(["--device", device, *more])) == expected
