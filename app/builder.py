@@ -89,7 +89,6 @@ def _edge(config: ServeConfig, is_private: bool) -> EdgeOptions:
         config.default_max_tokens,
         int(config.max_body_mib * 2**20),
         log_options(config),
-        config.draft_nodes,
         config.retrieval_namespace,
         access_options(config),
         trace_options(config),

@@ -46,7 +46,6 @@ class EdgeOptions:
     default_max_tokens: int
     max_body_bytes: int
     logs: LogOptions
-    max_nodes: int
     shared_namespace: str
     access: AccessOptions
     traces: TraceOptions
@@ -127,7 +126,6 @@ def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
         default_max_tokens=options.default_max_tokens,
         access_log=options.logs.access,
         log_prompts=options.logs.prompts,
-        default_nodes=options.max_nodes,
         shared_namespace=options.shared_namespace,
         tool_parser=options.tool_parser,
         reasoning_parser=options.reasoning_parser,

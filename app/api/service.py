@@ -26,7 +26,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     default_max_tokens: int = 1024  # of a request without limit; less if the context is shorter
     access_log: bool = True  # a log line for every request that was served
     log_prompts: bool = False  # which holds the beginning of its prompt
-    default_nodes: int = 64  # drafted nodes per step of a request that names no number
     tool_parser: str = "auto"  # the family whose calls of tools the model writes; auto: as its template shows; none
     reasoning_parser: str = "auto"  # think: the model may reason before it answers; auto: as its template shows; none
     shared_namespace: str = ""  # the name of the namespace that all requests look up

@@ -97,6 +97,9 @@ class RouterDeployment:
         connect = partial(first.connect, info)
         cost_file = str(costs_file(f"{options.cost_file}-{info.identity.numbers}")) if options.cost_file else ""
         costs = await step_costs(connect, cost_file, info, options.step_deadline, first.report_hang)
+        if options.fits_nodes and costs is not None:
+            options = replace(options, max_nodes=costs.affordable_nodes(options.max_nodes))
+            logger.info("requests that name no number draft up to %d nodes per step", options.max_nodes)
         trained = None if info.drafter is None else info.drafter.method
         speculators = replace(speculators, step_costs=costs, trained=trained)
         draft_client = _make_draft_client(speculators, placement, info)
@@ -169,7 +172,7 @@ class RouterDeployment:
     async def health(self) -> Health:
         """How the router fares."""
         state, problem = await self._router.state(), self._problem()
-        detail: dict[str, str | int | float | bool] = {"router_pid": os.getpid()}
+        detail: dict[str, str | int | float | bool] = {"router_pid": os.getpid(), "max_nodes": self._card.max_nodes}
         detail |= {name: value for name, value in state.items() if name != "ready"}
         detail |= {} if self._retrieval is None else self._retrieval.detail()
         return Health(ok=not problem, reason=problem, detail=detail)

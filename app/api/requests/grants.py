@@ -13,8 +13,10 @@ from engine.sampling.params import SamplingParams
 PLAIN = "autoregressive"  # the method without drafts
 
 
-def granted(body: GenerationRequest, caller: Caller, settings: Settings) -> Request:
+def granted(body: GenerationRequest, caller: Caller, settings: Settings, default_nodes: int) -> Request:
     """What all choices of a body have in common: everything but prompt, parameters and id.
+
+    ``default_nodes`` are the nodes per step of a request that names no number.
 
     Raises:
         AccessError: the caller may not ask for the priority, namespace, method, number of nodes or trace.
@@ -31,7 +33,7 @@ def granted(body: GenerationRequest, caller: Caller, settings: Settings) -> Requ
         caller.check_nodes(options.max_nodes)
         method, nodes = options.method or "", options.max_nodes
         if nodes is None and caller.max_nodes is not None:
-            nodes = min(settings.default_nodes, caller.max_nodes)
+            nodes = min(default_nodes, caller.max_nodes)
     return Request(
         [],
         SamplingParams(),

@@ -60,7 +60,7 @@ def edge(backend: Any, tokenizer: Any, keys: Keys) -> Serve:
         if not options.keys() & {"tenant_header", "trust_clients"}:
             keyring = keyring or Keyring(keys.path, clock=lambda: 0.0)  # rates are never refilled
             options["api_keys"] = str(keys.path)
-        settings = Settings(default_max_tokens=100, shared_namespace="default", default_nodes=64)
+        settings = Settings(default_max_tokens=100, shared_namespace="default")
         async with client_of(
             create_app(Api(backend, tokenizer, settings), AccessOptions(**options), keyring)
         ) as client:

@@ -84,17 +84,24 @@ async def test_a_field_beyond_the_rights_of_a_key_is_refused_by_name(
 
 
 async def test_fields_within_the_rights_of_a_key_reach_the_backend(edge: Serve, keys: Keys, backend: Any) -> None:
-    mine = keys.add("a", namespaces=["own", "team"], feeds=["own"], max_priority=-5, methods=["pld"], max_nodes=8)
-    own = {"namespace": "own", "method": "pld", "max_nodes": 8}
+    mine = keys.add("a", namespaces=["own", "team"], feeds=["own"], max_priority=-5, methods=["pld"], max_nodes=3)
+    own = {"namespace": "own", "method": "pld", "max_nodes": 3}
     async with edge() as client:
         for fields in ({"speculative": own, "priority": -5}, {"speculative": {"namespace": "team"}, "priority": 7}, {}):
             answer = await ask(client, mine, user="someone else", **fields)
             assert answer.status_code == 200, answer.text
     seen = [(r.tenant, r.namespace, r.teaches, r.priority, r.method, r.max_nodes) for r in backend.seen]
     assert seen == [
-        ("tenant-a", "own", True, -5, "pld", 8),
-        ("tenant-a", "team", False, 7, "", 8),  # may read it, may not feed it; max_nodes of the key is the default
-        ("tenant-a", "", False, 0, "", 8),
+        ("tenant-a", "own", True, -5, "pld", 3),
+        (
+            "tenant-a",
+            "team",
+            False,
+            7,
+            "",
+            3,
+        ),  # may read it, may not feed it; the key's nodes are fewer
+        ("tenant-a", "", False, 0, "", 3),
     ]
     assert len({request.scope for request in backend.seen}) == 3
 
