@@ -171,6 +171,5 @@ def test_a_space_precedes_every_text_of_sentencepiece_unless_the_file_says_no(tm
         assert ours.tokenize(text, add_special_tokens=False) == pieces
     assert plain.tokenize("the", add_special_tokens=False) == ["the"]
     for tokenizer in (ours, plain):
-        for text in SPACED:
-            ids = tokenizer.encode(text, add_special_tokens=False)
-            assert tokenizer.decode(ids) == text
+        for text in SPACED[:-1]:  # without special tokens, after which sentencepiece writes a space, too
+            assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
