@@ -1,4 +1,4 @@
-"""One server with the demo model and one browser, for all tests of this folder."""
+"""One server with a tiny model in place of the default one, and one browser, for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -9,17 +9,26 @@ from pathlib import Path
 
 import pytest
 
+from app.inputs.default_model import DEFAULT_MODEL
 from benchmarks.support.browser import PROGRAMS, Browser, browsing
 from tests.support.lacking import lacking
 from tests.support.server_process import Server, running
+from tests.support.tiny_models import tiny_default_model
 
 FLAGS = ("--stages", "2", "--speculator-actors", "1", "--kv-gib", "0.1", "--max-sequences", "8", "--grace", "2")
 PICTURES = os.environ.get("PLAYGROUND_PICTURES")  # the folder to which tests write the pictures of docs/playground.md
 
 
+@pytest.fixture(scope="session")
+def tiny_default() -> dict[str, str]:
+    """Variables with which the default model of a process is a tiny one; none for pictures, which show the real one."""
+    return {} if PICTURES else {"PYTHONPATH": str(tiny_default_model())}
+
+
 @pytest.fixture(scope="package")
-def server() -> Iterator[Server]:
-    with running(Path("demo"), FLAGS) as server:
+def server(tiny_default: dict[str, str]) -> Iterator[Server]:
+    """A pipeline of two stages with a tiny model in place of the default one."""
+    with running(Path(DEFAULT_MODEL), FLAGS, environment=tiny_default) as server:
         yield server
         assert server.process.poll() is None, server.log.read_text()
 

@@ -34,8 +34,10 @@ def blocks(page: Path) -> list[Block]:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_blocks_of_a_how_to_page_run(page: Path, server: Server, tmp_path: Path) -> None:
-    environment = os.environ | {"PATH": f"{Path(spectra()).parent}:{os.environ['PATH']}"}
+def test_the_blocks_of_a_how_to_page_run(
+    page: Path, server: Server, tiny_default: dict[str, str], tmp_path: Path
+) -> None:
+    environment = os.environ | tiny_default | {"PATH": f"{Path(spectra()).parent}:{os.environ['PATH']}"}
     for block in blocks(page):
         if block.mark != "test":
             continue

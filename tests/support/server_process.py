@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class Server:
     """``spectra serve`` as a subprocess; with an authority it serves HTTPS.
 
     Temporary files, Ray's too, are in ``folder``. ``program`` is the command of another installation, started outside
-    of the checkout.
+    of the checkout. ``environment`` has further variables.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Server:
         flags: Sequence[str] = FLAGS,
         authority: trustme.CA | None = None,
         program: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.checkpoint, self.folder, self.log = checkpoint, folder, folder / "stderr.txt"
         self.port = free_port()
@@ -55,11 +56,11 @@ class Server:
             authority.configure_trust(self.trust)
             self.renew_certificate(authority)
             command += ["--tls-cert", f"{folder}/cert.pem", "--tls-key", f"{folder}/key.pem"]
-        environment = os.environ | {"TMPDIR": str(folder), **PATIENT}
-        environment.pop("RAY_AUTH_MODE", None)  # the tests disable it for their own Ray
+        variables = os.environ | {"TMPDIR": str(folder), **PATIENT, **(environment or {})}
+        variables.pop("RAY_AUTH_MODE", None)  # the tests disable it for their own Ray
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=program and folder
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=variables, cwd=program and folder
             )
         watchdog = threading.Timer(READY_S, self.process.kill)
         watchdog.start()
@@ -137,11 +138,15 @@ class Server:
 
 @contextlib.contextmanager
 def running(
-    checkpoint: Path, flags: Sequence[str] = FLAGS, authority: trustme.CA | None = None, program: Path | None = None
+    checkpoint: Path,
+    flags: Sequence[str] = FLAGS,
+    authority: trustme.CA | None = None,
+    program: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Run a server that has printed ``Ready``."""
     with tempfile.TemporaryDirectory(prefix="sv-") as folder:  # pytest's folders are too long for Ray's sockets
-        server = Server(checkpoint, Path(folder), flags, authority, program)
+        server = Server(checkpoint, Path(folder), flags, authority, program, environment)
         try:
             assert server.first_line.startswith("Ready: "), server.log.read_text()
             yield server

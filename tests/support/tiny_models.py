@@ -32,6 +32,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from app.inputs.chat_templates import SMOLLM2
+from app.inputs.default_model import DEFAULT_MODEL, PACKAGE
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
@@ -172,10 +174,38 @@ def saved_checkpoint(vocab_size: int = 320) -> Path:
 
 def _save_checkpoint(folder: Path, vocab_size: int) -> None:
     tokenizer = tiny_tokenizer(vocab_size)
-    torch.manual_seed(7)
-    config = {**_COMMON, "vocab_size": len(tokenizer), "max_position_embeddings": 4096}
-    LlamaForCausalLM(LlamaConfig(**config, num_key_value_heads=2)).float().eval().save_pretrained(folder)
+    _random_llama(len(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _random_llama(vocab_size: int) -> LlamaForCausalLM:
+    torch.manual_seed(7)
+    config = {**_COMMON, "vocab_size": vocab_size, "max_position_embeddings": 4096}
+    return LlamaForCausalLM(LlamaConfig(**config, num_key_value_heads=2)).float().eval()
+
+
+@cache
+def tiny_default_model() -> Path:
+    """Folder for PYTHONPATH with which the default model is a random one that writes words and quotation marks."""
+    return _saved("default-model", _save_default_model)
+
+
+def _save_default_model(folder: Path) -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = SMOLLM2
+    model = _random_llama(len(tokenizer))
+    ids = tokenizer.get_vocab()
+    words = [ids[token] for token in ids if len(token) > 1 and token not in SPECIAL]
+    with torch.no_grad():  # hidden dimension 0 is positive whatever is read, and keeps the logits of other tokens low
+        model.model.embed_tokens.weight[:, 0] = 1
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = layer.mlp.down_proj.weight[0] = 0
+        model.lm_head.weight[:, 0] = -1000
+        model.lm_head.weight[[*words, ids['"']], 0] = 0
+    package = folder / PACKAGE
+    model.save_pretrained(package / DEFAULT_MODEL)
+    tokenizer.save_pretrained(package / DEFAULT_MODEL)
+    (package / "__init__.py").touch()
 
 
 def _saved(name: str, save: Callable[[Path], object]) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.inputs.default_model import DEFAULT_MODEL
 from tests.support.server_process import Server
 
 pytestmark = pytest.mark.matrix
@@ -18,7 +19,9 @@ Results = Callable[[str], dict[str, Any]]
 def sum_of(server: Server) -> dict[str, Any]:
     """The server's answer to the programs' question by plain HTTP."""
     question = [{"role": "user", "content": "What is 12 plus 7?"}]
-    answer = server.http.post("/v1/chat/completions", json={"model": "demo", "temperature": 0, "messages": question})
+    answer = server.http.post(
+        "/v1/chat/completions", json={"model": DEFAULT_MODEL, "temperature": 0, "messages": question}
+    )
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found

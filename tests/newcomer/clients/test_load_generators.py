@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL, PACKAGE
 from tests.newcomer.clients.conftest import run
 from tests.support.server_process import Server
+from tests.support.tiny_models import tiny_default_model
 
 pytestmark = pytest.mark.matrix
 
 QUESTIONS = ("What is 12 plus 7?", "Who are you?", "Sort 9, 3 and 5.", "Write a poem about the sea.")
+TOKENIZER = tiny_default_model() / PACKAGE / DEFAULT_MODEL
 N, AT_ONCE, MOST = 12, 3, 24  # requests, clients, tokens
 
 
@@ -23,7 +25,7 @@ def n_tokens(server: Server) -> int:
     counts = []
     for question in QUESTIONS:
         fields = {"temperature": 0, "max_tokens": MOST, "messages": [{"role": "user", "content": question}]}
-        answer = server.http.post("/v1/chat/completions", json={"model": "demo"} | fields)
+        answer = server.http.post("/v1/chat/completions", json={"model": DEFAULT_MODEL} | fields)
         counts.append(answer.json()["usage"]["completion_tokens"])
     return sum(counts) * N // len(QUESTIONS)
 
@@ -36,11 +38,11 @@ def questions(folder: Path, field: str) -> Path:
 
 
 def test_guidellm_counts_every_token(server: Server, tmp_path: Path, n_tokens: int) -> None:
-    sends = f"kind=openai_http,target={server.base},model=demo,request_format=/v1/chat/completions"
+    sends = f"kind=openai_http,target={server.base},model={DEFAULT_MODEL},request_format=/v1/chat/completions"
     extras = f",extras.body.temperature=0,extras.body.max_tokens={MOST}"
     run(
         "guidellm", "guidellm", "run", "--backend", sends + extras, "--tokenizer",
-        f"kind=huggingface_auto,model={DEMO_TARGET}",
+        f"kind=huggingface_auto,model={TOKENIZER}",
         "--profile", f"kind=concurrent,streams={AT_ONCE}", "--constraint", f"kind=max_requests,count={N}",
         "--data", f"kind=json_file,path={questions(tmp_path, 'prompt')}",
         "--output", f"kind=json,path={tmp_path}/results.json", "--disable-console",
@@ -54,8 +56,8 @@ def test_guidellm_counts_every_token(server: Server, tmp_path: Path, n_tokens: i
 def test_aiperf_counts_every_token_and_reads_speculation(server: Server, tmp_path: Path, n_tokens: int) -> None:
     fields = {"temperature": 0, "max_tokens": MOST, "speculative": {"method": "pld+suffix"}}
     run(
-        "aiperf", "aiperf", "profile", "-m", "demo", "--url", server.base, "--endpoint-type", "chat", "--streaming",
-        "--tokenizer", DEMO_TARGET, "--input-file", questions(tmp_path, "text"), "--custom-dataset-type", "single_turn",
+        "aiperf", "aiperf", "profile", "-m", DEFAULT_MODEL, "--url", server.base, "--endpoint-type", "chat", "--streaming",
+        "--tokenizer", TOKENIZER, "--input-file", questions(tmp_path, "text"), "--custom-dataset-type", "single_turn",
         "--concurrency", AT_ONCE, "--request-count", N, "--extra-inputs", json.dumps(fields),
         "--use-server-token-count", "--output-artifact-dir", tmp_path / "results", "--ui", "none",
     )  # fmt: skip

@@ -19,7 +19,7 @@ from app.playground.options import PlaygroundOptions
 from app.playground.playground import Playground
 from benchmarks.support.browser import Browser
 from tests.app.conftest import ScriptedBackend, listening
-from tests.newcomer.playground.walks import OUTCOME, READY, VERDICT, answer_of, send
+from tests.newcomer.playground.walks import OUTCOME, READY, VERDICT, answer_of, choose, send
 from tests.support.server_process import Server
 
 pytestmark = pytest.mark.cluster
@@ -31,11 +31,14 @@ def test_an_answer_is_the_server_s_and_drafted_tokens_have_the_colours_of_their_
     page: Browser, server: Server
 ) -> None:
     page.open()
-    outcome = send(page, "A story")
-    answer = answer_of(server, speculative={"method": "suffix+token-recycling", "max_nodes": 64, "trace": True})
+    choose(page, "A story")
+    outcome = send(page)
+    answer = answer_of(
+        server, "A story", speculative={"method": "suffix+token-recycling", "max_nodes": 64, "trace": True}
+    )
     assert page.text("#answer") == answer["choices"][0]["message"]["content"]
     tokens, forwards = map(int, re.findall(r"\d+", outcome))
-    assert outcome == f"Done: {answer['usage']['completion_tokens']} tokens in {forwards} forwards."
+    assert outcome.startswith(f"Done: {answer['usage']['completion_tokens']} tokens in {forwards} forwards.")
     assert page.text("[data-counter=forwards]") == str(forwards)
     assert float(page.text("[data-counter=perForward]")) == pytest.approx((tokens - 1) / forwards, abs=0.006)
     classes = " ".join(page.run("return [...document.querySelectorAll('#answer .token')].map((t) => t.className)"))
@@ -54,7 +57,8 @@ def test_an_answer_is_the_server_s_and_drafted_tokens_have_the_colours_of_their_
 
 def test_the_tree_of_a_step_shows_accepted_and_rejected_tokens(page: Browser) -> None:
     page.open()
-    send(page, "A story")
+    choose(page, "A story")
+    send(page)
     count = "return document.querySelectorAll(`#tree .node.${arguments[0]}`).length"
     accepted, rejected = page.run(count, "accepted"), page.run(count, "rejected")
     assert accepted >= 1
@@ -83,7 +87,7 @@ def test_methods_in_a_race_write_the_same_text(page: Browser, server: Server) ->
     page.run("document.getElementById('racer-3').selectedIndex = document.getElementById('racer-3').length - 1")
     page.click("#send")
     assert page.wait_for(VERDICT).startswith("Identical texts: 2 methods wrote the same ")
-    assert page.texts(".racer-answer") == [answer_of(server)["choices"][0]["message"]["content"]] * 2 + [""]
+    assert page.texts(".racer-answer") == [answer_of(server, "Advice")["choices"][0]["message"]["content"]] * 2 + [""]
     plain, drafted = map(int, page.texts("[data-counter=forwards]")[1:3])
     assert drafted < plain
     page.picture("race")
@@ -98,10 +102,10 @@ def test_a_refusal_is_shown_in_the_server_s_words(page: Browser, server: Server)
     page.click("#send")
     shown = page.wait_for("document.getElementById('alert').textContent")
     tools = [{"type": "function", "function": {"name": "no spaces"}}]
-    assert shown == answer_of(server, tools=tools)["error"]["message"]
+    assert shown == answer_of(server, "Advice", tools=tools)["error"]["message"]
     page.set("tools", "[{")
     page.click("#send")
-    assert page.text("#alert").startswith("The tools are no JSON")
+    assert page.text("#alert").startswith("Tools: this is not JSON")
     assert all("400" in line for line in page.logged())  # the browser's own message on the first refusal
 
 

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.inputs.default_model import DEFAULT_MODEL
+from app.playground.examples import OF_DEFAULT_MODEL
 from benchmarks.support.browser import Browser
 from tests.support.server_process import Server
 
-STORY = "Write a story about a panda named Anna and a notebook."
+EXAMPLES = {example["title"]: example for example in OF_DEFAULT_MODEL}
 OUTCOME = "document.getElementById('outcome').textContent"
 READY = "!document.getElementById('send').disabled && document.querySelector('.chip')"
 VERDICT = "document.getElementById('verdict').textContent"
 
 
-def send(page: Browser, example: str | None = None) -> str:
-    """Send the form, with an example chosen; return the page's last word."""
+def choose(page: Browser, example: str) -> None:
+    """Fill the form with an example."""
     page.wait_for(READY)
-    if example:
-        page.run("[...document.querySelectorAll('.chip')].find((c) => c.textContent === arguments[0]).click()", example)
+    page.run("[...document.querySelectorAll('.chip')].find((c) => c.textContent === arguments[0]).click()", example)
+
+
+def send(page: Browser) -> str:
+    """Send the form; return how the answer ended, as the page says it."""
+    page.wait_for(READY)
     page.run("document.getElementById('outcome').textContent = ''")
     page.click("#send")
     return str(page.wait_for(OUTCOME))
 
 
-def answer_of(server: Server, **fields: Any) -> dict[str, Any]:
-    """Return the server's answer to the same question without a page."""
-    body = {"model": "demo", "messages": [{"role": "user", "content": STORY}], "temperature": 0.8, "seed": 1}
-    answer: dict[str, Any] = server.http.post("/v1/chat/completions", json=body | {"max_tokens": 256} | fields).json()
+def answer_of(server: Server, title: str, **fields: Any) -> dict[str, Any]:
+    """Return the server's answer to an example without a page."""
+    example = EXAMPLES[title]
+    sampling = {"temperature": example.get("temperature", 0), "seed": example.get("seed", 1), "max_tokens": 256}
+    body = {"model": DEFAULT_MODEL, "messages": [{"role": "user", "content": example["prompt"]}]} | sampling
+    answer: dict[str, Any] = server.http.post("/v1/chat/completions", json=body | fields).json()
     return answer

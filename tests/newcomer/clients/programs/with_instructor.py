@@ -19,7 +19,7 @@ class Order(BaseModel):
 
 results: dict[str, object] = {}
 messages = [{"role": "user", "content": "We are 4 guests and would like the soup."}]
-fields = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 300}
+fields = {"model": "SmolLM2-135M-Instruct", "messages": messages, "temperature": 0, "max_tokens": 300}
 plain = openai.OpenAI(base_url=sys.argv[1], api_key="none", max_retries=0)
 for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
     client = instructor.from_openai(plain, mode=mode)

@@ -25,7 +25,9 @@ def weather(city: str, days: int) -> str:
 
 
 def chat(**options: object) -> ChatOpenAI:
-    return ChatOpenAI(model="demo", base_url=sys.argv[1], api_key="none", temperature=0, max_retries=0, **options)
+    return ChatOpenAI(
+        model="SmolLM2-135M-Instruct", base_url=sys.argv[1], api_key="none", temperature=0, max_retries=0, **options
+    )
 
 
 results: dict[str, object] = {}
