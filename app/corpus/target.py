@@ -14,6 +14,7 @@ from app.inputs.tokenizers import load_tokenizer
 from engine.errors import ConfigError, SpectraError
 from engine.model.identity import model_hash, tokenizer_hash
 from engine.model.loader import load_spec
+from engine.model.resolve import is_local
 from engine.model.spec import ModelSpec
 from engine.target.numerics import resolve_dtype
 from engine.target.perplexity import Perplexity
@@ -56,8 +57,7 @@ def corpus_target(settings: BuildSettings) -> CorpusTarget:
     longest = settings.piece_tokens or min(PIECE, most)
     if longest > most:
         raise ConfigError(f"--piece-tokens is {longest}; {settings.model} reads at most {most} tokens")
-    is_folder = Path(settings.model).expanduser().is_dir()
-    name = Path(settings.model).expanduser().resolve().name if is_folder else settings.model
+    name = Path(settings.model).expanduser().resolve().name if is_local(settings.model) else settings.model
     return CorpusTarget(name, path, spec, tokenizer, tokenizer_hash(path), model_hash(path), longest)
 
 

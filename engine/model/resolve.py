@@ -7,7 +7,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 from engine.errors import ConfigError
-from engine.model.gguf.folder import checkpoint_folder
 
 COMMIT = re.compile("[0-9a-f]{40}")
 HUB_ID = re.compile(r"(?!.{97})[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
@@ -72,6 +71,8 @@ def resolve(model: str, revision: str | None = None, weights: Collection[str] = 
     if path.is_dir():
         return path
     if is_gguf(model):
+        from engine.model.gguf.folder import checkpoint_folder  # loads NumPy and more
+
         return checkpoint_folder(path)
     from huggingface_hub import snapshot_download  # half a second, which a local directory need not wait for
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -51,7 +51,7 @@ def read_config(header: GgufHeader) -> dict[str, Any]:
         return config | _gemma(data, config, window)
     if window and model_type != "mistral":
         raise data.refusal(
-            f"{data.architecture}.attention.sliding_window is {window}; it is read of mistral and gemma3"
+            f"{data.architecture}.attention.sliding_window is {window}; only llama, mistral and gemma3 may have one"
         )
     config["rope_parameters"] = _rope(data, header, config)
     if model_type == "mistral":
@@ -114,10 +114,7 @@ def _layer_types(data: Metadata, n_layers: int) -> list[str]:
     """One full layer follows five sliding ones, unless the file states a period or the type of every layer."""
     key = ".attention.sliding_window_pattern"
     if data.is_list(key):
-        slides = data.items(key)
-        if len(slides) != n_layers:
-            raise data.refusal(f"{data.architecture}{key} has {len(slides)} entries; it must have {n_layers}")
-        return [_SLIDING if one else _FULL for one in slides]
+        return [_SLIDING if slides else _FULL for slides in data.numbers(key, n_layers)]
     period = data.integer(key, 6)
     if period < 1:
         raise data.refusal(f"{data.architecture}{key} is {period}; it must be at least 1")
@@ -131,7 +128,7 @@ def _rope(data: Metadata, header: GgufHeader, config: dict[str, Any]) -> dict[st
     factors = llama3_rope(header, data, rope["rope_theta"], config["head_dim"])
     if factors and rope["rope_type"] != "default":
         raise data.refusal(
-            f"it has rope_freqs.weight and {data.architecture}.rope.scaling.type: one of the two is read"
+            f"it has rope_freqs.weight and {data.architecture}.rope.scaling.type: only one of the two is supported"
         )
     return rope | factors
 

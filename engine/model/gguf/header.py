@@ -33,6 +33,7 @@ _CHUNK = 8 << 20  # bytes that are read at once
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8"}
 _SCALARS |= {12: "<f8"}
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 _MOST_DIMENSIONS = 4
 _LARGEST_ALIGNMENT = 1 << 20
@@ -151,7 +152,7 @@ class _Parser:
         for name, kind, shape, offset in stored:
             if kind not in BLOCKS:
                 known = ", ".join(block[0] for block in BLOCKS.values())
-                raise self._refusal(f"its tensor {name!r} has type {_type_name(kind)}; read are {known}")
+                raise self._refusal(f"its tensor {name!r} has type {_type_name(kind)}; supported are {known}")
             type_name, n_weights, n_bytes = BLOCKS[kind]
             if shape[-1] % n_weights:
                 raise self._refusal(
@@ -185,7 +186,7 @@ class _Parser:
             raise self._refusal(f"its metadata has a value of the unknown type {kind}")
         inner, count = self._number("<I"), self._number("<Q")
         if inner == _STRING:
-            return [self._string() for _ in range(count)]
+            return self._strings(count)
         if inner not in _SCALARS:
             raise self._refusal(f"its metadata has an array of type {inner}, which is not read")
         return self._numbers(inner, count)
@@ -193,6 +194,22 @@ class _Parser:
     def _numbers(self, kind: int, count: int) -> np.ndarray[Any, Any]:
         dtype = np.dtype(_SCALARS[kind])
         return np.frombuffer(self._take(dtype.itemsize * count), dtype)
+
+    def _strings(self, count: int) -> list[str]:
+        """An array of strings, most of which take no call: vocabularies have several 100,000."""
+        found: list[str] = []
+        while len(found) < count:
+            data, at, end = self._data, self._at, len(self._data)
+            while len(found) < count and at + 8 <= end:
+                (n_bytes,) = _LENGTH.unpack_from(data, at)
+                if at + 8 + n_bytes > end:
+                    break
+                found.append(data[at + 8 : at + 8 + n_bytes].decode())
+                at += 8 + n_bytes
+            self._at = at
+            if len(found) < count:
+                found.append(self._string())  # which reads on
+        return found
 
     def _string(self) -> str:
         text: str = self._take(self._number("<Q")).decode()

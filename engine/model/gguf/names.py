@@ -55,7 +55,9 @@ def stored_tensors(header: GgufHeader, config: dict[str, Any]) -> dict[str, Stor
             raise data.refusal(f"it lacks the tensor {name!r}")
         info = header.tensors[name]
         if info.shape != shape:
-            raise data.refusal(f"its tensor {name!r} has the shape {[*info.shape]}; its metadata demands {[*shape]}")
+            raise data.refusal(
+                f"its tensor {name!r} has the shape {[*info.shape]}, but its metadata require {[*shape]}"
+            )
         unknown.discard(name)
         rotary = config["model_type"] in _INTERLEAVED and (".attn_q." in name or ".attn_k." in name)
         is_shifted = gemma and name.endswith("norm.weight")

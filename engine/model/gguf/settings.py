@@ -52,12 +52,18 @@ class Metadata:
         """A string, or ``default``."""
         return self._typed(key, str, default)
 
-    def items(self, key: str, default: Any = REQUIRED) -> Any:
-        """A list, or ``default``."""
-        found = self._values.get(self._full(key))
-        if isinstance(found, np.ndarray):
-            return found.tolist()
-        return self._typed(key, list, default)
+    def strings(self, key: str) -> list[str]:
+        """A list of strings."""
+        found: list[str] = self._typed(key, list, REQUIRED)
+        return found
+
+    def numbers(self, key: str, n: int) -> list[Any]:
+        """A list of ``n`` numbers or booleans."""
+        found = self._typed(key, np.ndarray, REQUIRED)
+        if len(found) != n:
+            raise self.refusal(f"{self._full(key)} has {len(found)} entries; it must have {n}")
+        values: list[Any] = found.tolist()
+        return values
 
     def is_list(self, key: str) -> bool:
         """Whether the file has a list for the key."""

@@ -50,9 +50,7 @@ def build_tokenizer(header: GgufHeader) -> tuple[Tokenizer, dict[str, Any]]:
     kind = data.text("tokenizer.ggml.model", "")
     if kind not in MODELS:
         raise data.refusal(f"tokenizer.ggml.model is {kind!r}; supported are {' and '.join(MODELS)}")
-    tokens = data.items("tokenizer.ggml.tokens")
-    if not tokens or not all(isinstance(token, str) for token in tokens):
-        raise data.refusal("tokenizer.ggml.tokens is not a list of strings")
+    tokens = data.strings("tokenizer.ggml.tokens")
     if len(set(tokens)) < len(tokens):
         raise data.refusal("tokenizer.ggml.tokens has one token twice")
     special = {name: _token(data, tokens, key) for name, key in _SPECIAL.items()}
@@ -99,7 +97,7 @@ def _byte_level(data: Metadata, tokens: list[str]) -> tuple[Tokenizer, bool]:
     pre = data.text("tokenizer.ggml.pre", "default")
     if pre not in SPLITS:
         raise data.refusal(f"tokenizer.ggml.pre is {pre!r}; supported are {', '.join(SPLITS)}")
-    merges = [tuple(merge.split(" ")) for merge in data.items("tokenizer.ggml.merges") if isinstance(merge, str)]
+    merges = [tuple(merge.split(" ")) for merge in data.strings("tokenizer.ggml.merges")]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     pattern = SPLITS[pre]
     tokenizer = Tokenizer(_bpe(data, vocabulary, merges, ignore_merges=pattern in _WHOLE))
@@ -125,9 +123,7 @@ def _sentencepiece(data: Metadata, tokens: list[str], unknown: str | None) -> To
         tokens = [_SPACE * len(token) if token.strip(" ") == "" else token for token in tokens]
         scores = [float(-index) for index in range(len(tokens))]
     else:
-        scores = data.items("tokenizer.ggml.scores")
-    if len(scores) != len(tokens):
-        raise data.refusal(f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
+        scores = data.numbers("tokenizer.ggml.scores", len(tokens))
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = _merges(vocabulary, scores)
     tokenizer = Tokenizer(_bpe(data, vocabulary, merges, unk_token=unknown, byte_fallback=True, fuse_unk=True))
@@ -162,11 +158,11 @@ def _bpe(data: Metadata, vocabulary: dict[str, int], merges: list[Any], **settin
 
 def _add_tokens(tokenizer: Tokenizer, data: Metadata, tokens: list[str]) -> None:
     """Tokens that texts contain whole: control tokens, which are special, and user-defined ones."""
-    types = data.items("tokenizer.ggml.token_type", [])
-    if types and len(types) != len(tokens):
-        raise data.refusal(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
+    if "tokenizer.ggml.token_type" not in data:
+        return
+    types = data.numbers("tokenizer.ggml.token_type", len(tokens))
     known = [
-        (token, kind) for token, kind in zip(tokens, types, strict=False) if tokenizer.token_to_id(token) is not None
+        (token, kind) for token, kind in zip(tokens, types, strict=True) if tokenizer.token_to_id(token) is not None
     ]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token, kind in known if kind == _CONTROL])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token, kind in known if kind == _USER_DEFINED])

@@ -40,14 +40,16 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("llama", {"llama.attention.head_count": 0}, "llama.attention.head_count is 0; it must be at least 1"),
         ("llama", {"llama.block_count": 3}, "it lacks the tensor 'blk.2.attn_q.weight'"),
         ("llama", {"llama.block_count": 1}, "it has the tensor 'blk.1.*', which a model of type llama lacks"),
-        ("llama", {"llama.feed_forward_length": 256}, "has the shape .512, 256.; its metadata demands .256, 256."),
+        ("llama", {"llama.feed_forward_length": 256}, "has the shape .512, 256., but its metadata require .256, 256."),
         ("llama", {"llama.rope.dimension_count": 32}, "llama.rope.dimension_count is 32; it must be 64"),
         ("llama", {"llama.attention.value_length": 32}, "llama.attention.value_length is 32; it must be 64"),
+        ("llama", {"llama.rope.freq_base": float("nan")}, "llama.rope.freq_base is nan; it must be finite"),
+        ("llama", {"llama.rope.freq_base": 0.0}, "llama.rope.freq_base is 0.0; it must be above 0"),
         ("llama", {"llama.rope.freq_base": 10000.0}, "rope_freqs.weight scales positions in another way than Llama 3"),
         (
             "llama",
             {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_length": 64},
-            "one of the two",
+            "only one of the two",
         ),
         ("qwen2", {"qwen2.rope.scaling.type": "longrope"}, "type is 'longrope'; supported are none, linear and yarn"),
         (
@@ -56,7 +58,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "yarn_log_multiplier is set, which is not supported",
         ),
         ("qwen2", {"qwen2.rope.scaling.original_context_length": None}, "lacks qwen2.rope.scaling.original_context"),
-        ("qwen3", {"qwen3.attention.sliding_window": 8}, "qwen3.attention.sliding_window is 8; it is read of mistral"),
+        (
+            "qwen3",
+            {"qwen3.attention.sliding_window": 8},
+            "qwen3.attention.sliding_window is 8; only llama, mistral and gemma3",
+        ),
         ("gemma3_text", {"gemma3.attn_logit_softcapping": 50.0}, "attn_logit_softcapping is set"),
         ("gemma3_text", {"gemma3.attention.sliding_window_pattern": [True]}, "has 1 entries; it must have 7"),
         ("gemma3_text", {"gemma3.attention.sliding_window_pattern": 0}, "is 0; it must be at least 1"),
@@ -65,11 +71,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("llama", {"tokenizer.ggml.model": None}, "tokenizer.ggml.model is ''; supported are gpt2 and llama"),
         ("llama", {"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model is 'bert'; supported are gpt2 and llama"),
         ("llama", {"tokenizer.ggml.tokens": None}, "its metadata lacks tokenizer.ggml.tokens"),
-        ("llama", {"tokenizer.ggml.tokens": [1, 2]}, "tokenizer.ggml.tokens is not a list of strings"),
+        (
+            "llama",
+            {"tokenizer.ggml.tokens": [1, 2]},
+            r"tokenizer.ggml.tokens is .\[1 2\]., which is not of the right type",
+        ),
         ("llama", {"tokenizer.ggml.tokens": ["a", "a"]}, "tokenizer.ggml.tokens has one token twice"),
         ("llama", {"tokenizer.ggml.tokens": [str(i) for i in range(999)]}, "merges do not fit the vocabulary"),
         ("llama", {"tokenizer.ggml.merges": ["a b c"]}, "merges do not fit the vocabulary"),
-        ("llama", {"tokenizer.ggml.token_type": [1]}, "token_type has 1 entries for 320 tokens"),
+        ("llama", {"tokenizer.ggml.merges": [1]}, r"tokenizer.ggml.merges is .\[1\]., which is not of the right type"),
+        ("llama", {"tokenizer.ggml.token_type": ["1"] * 320}, "token_type is .*, which is not of the right type"),
+        ("llama", {"tokenizer.ggml.token_type": [1]}, "token_type has 1 entries; it must have 320"),
         ("llama", {"tokenizer.ggml.eos_token_id": 320}, "eos_token_id is 320, but the vocabulary has 320 tokens"),
         ("llama", {"tokenizer.ggml.pre": "chatglm-bpe"}, "tokenizer.ggml.pre is 'chatglm-bpe'; supported are gpt-2"),
         ("llama", {"tokenizer.ggml.model": "llama"}, "its metadata lacks tokenizer.ggml.scores"),
@@ -97,7 +109,9 @@ def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModelError, match=r"its tensor 'a' has type TQ1_0; read are F32, F16, BF16, Q4_0"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"its tensor 'a' has type TQ1_0; supported are F32, F16, BF16, Q4_0"
+    ):
         resolve(str(tmp_path / "model.gguf"))
 
 
