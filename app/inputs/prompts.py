@@ -36,7 +36,7 @@ BUILTIN = (
     "Write a short poem about rivers.",
     "What is a volcano?",
     "Write a short letter to a friend about a trip to the sea.",
-    "Write a Python function that returns the largest number in a list.",
+    "Write a Python class for a bank account with deposit and withdraw methods.",
 )
 
 

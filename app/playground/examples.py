@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 TIPS = "Give me three tips for sleeping better."
-PALINDROME = "Write a Python function that checks whether a string is a palindrome."
+BANK_ACCOUNT = "Write a Python class for a bank account with deposit and withdraw methods."
 PERSON = "Anna Berg is 34 years old and lives in Oslo. Extract name, age and city as JSON."
 PERSON_SCHEMA = {
     "type": "object",
@@ -52,7 +52,7 @@ OF_DEFAULT_MODEL: tuple[dict[str, Any], ...] = (
         "temperature": 0.8,
         "seed": 5,
     },
-    {"title": "A function", "prompt": PALINDROME},
+    {"title": "Code", "prompt": BANK_ACCOUNT},
     {"title": "JSON", "prompt": PERSON, "schema": PERSON_SCHEMA},
     {"title": "A summary", "prompt": f"Summarize in one sentence:\n\n{MUSEUM}"},
     {

@@ -50,8 +50,8 @@ def test_the_server_suggests_commands_that_work(server: Server) -> None:
 
 def test_the_first_example_of_the_readme_writes_the_same_text_in_fewer_forwards(server: Server) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (example,) = re.findall(r"```sh\n(ask\(\).*?)\nask ", readme, re.DOTALL)
-    (methods,) = re.findall(r"\nask (\S+)\nask (\S+)\n```", readme)
+    (example,) = re.findall(r"```sh\n(ask\(\).*?)\ntime ask ", readme, re.DOTALL)
+    (methods,) = re.findall(r"\ntime ask (\S+)\ntime ask (\S+)\n```", readme)
     example = example.replace("http://127.0.0.1:8000", server.base)
     texts, forwards = set(), []
     for method in methods:
