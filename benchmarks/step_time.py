@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from app.demo.paths import DEMO_TARGET
+from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.models import model_path
 from app.reporting.documents import as_line
 from benchmarks.support.reporting import heading, row
 from benchmarks.support.timing import interleaved
@@ -132,7 +133,7 @@ def random_prompt(target: LocalTarget, n_tokens: int, rng: random.Random) -> lis
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=DEMO_TARGET, help="checkpoint directory (default: demo)")
+    parser.add_argument("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--prefix", type=int, default=256, help="tokens in the cache (default: 256)")
     parser.add_argument("--runs", type=int, default=200, help="of each, alternating (default: 200)")
     parser.add_argument("--read-back", action="store_true", help="measure what reading inner states back costs instead")
