@@ -1,1 +1,0 @@
-"""The demo models that ship with the package."""
