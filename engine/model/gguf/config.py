@@ -98,14 +98,14 @@ def _gemma(data: Metadata, config: dict[str, Any], window: int | None) -> dict[s
         raise data.refusal("gemma3.attn_logit_softcapping is set: the attention kernels have no soft-capping")
     layers = config["num_hidden_layers"]
     types = _layer_types(data, layers) if window else [_FULL] * layers
-    scalar = config["hidden_size"] / config["num_attention_heads"]
+    scalar = config["hidden_size"] // config["num_attention_heads"]
     local = {"rope_type": "default", "rope_theta": data.number(".rope.freq_base_swa", 10_000.0)}
     return {
         "sliding_window": window or config["max_position_embeddings"],
         "layer_types": types,
         "rope_parameters": {_FULL: _scaled_rope(data, 1_000_000.0), _SLIDING: local},
         "query_pre_attn_scalar": scalar if layers == _GEMMA_27B_LAYERS else config["head_dim"],
-        "final_logit_softcapping": data.number(".final_logit_softcapping", None),
+        "final_logit_softcapping": data.number(".final_logit_softcapping", None) or None,
         "hidden_activation": "gelu_pytorch_tanh",
     }
 
@@ -135,8 +135,8 @@ def _rope(data: Metadata, header: GgufHeader, config: dict[str, Any]) -> dict[st
 
 def _scaled_rope(data: Metadata, default_base: float) -> dict[str, Any]:
     base = data.number(".rope.freq_base", default_base)
-    if base <= 0:
-        raise data.refusal(f"{data.architecture}.rope.freq_base is {base}; it must be above 0")
+    if base <= 1:
+        raise data.refusal(f"{data.architecture}.rope.freq_base is {base}; it must be above 1")
     kind = data.text(".rope.scaling.type", "linear")
     factor = data.number(".rope.scaling.factor", 0.0) or data.number(".rope.scale_linear", 0.0) or 1.0
     if kind == "none" or (kind == "linear" and factor == 1.0):

@@ -128,9 +128,8 @@ class _Parser:
             if name in metadata:
                 raise self._refusal(f"the key {name!r} occurs twice in its metadata")
             metadata[name] = self._value(self._number("<I"))
-        n_parts = metadata.get("split.count", 1)
-        if n_parts != 1:
-            raise self._refusal(_split(n_parts))
+        if str(metadata.get("split.count", 1)) not in ("0", "1"):
+            raise self._refusal(_split(metadata["split.count"]))
         stored = [self._tensor() for _ in range(n_tensors)]
         tensors = self._placed(stored, self._first_byte(metadata))
         if n_tensors != len(tensors):
@@ -250,7 +249,7 @@ class _Parser:
         return UnsupportedModelError(f"{self._path} cannot be loaded as a GGUF file: {why}")
 
 
-def _split(n_parts: int) -> str:
+def _split(n_parts: Any) -> str:
     return f"it is one of {n_parts} parts of a split file; merge them with llama-gguf-split --merge FIRST MERGED"
 
 

@@ -38,11 +38,11 @@ class Metadata:
         return self._typed(key, int, default)
 
     def number(self, key: str, default: Any = REQUIRED) -> Any:
-        """A finite float or an integer, or ``default``."""
+        """A finite float, or ``default``."""
         found = self._typed(key, (int, float), default)
         if found is not None and not math.isfinite(found):
             raise self.refusal(f"{self._full(key)} is {found}; it must be finite")
-        return found
+        return found if found is None else float(found)
 
     def flag(self, key: str, default: Any = REQUIRED) -> Any:
         """A boolean, or ``default``."""

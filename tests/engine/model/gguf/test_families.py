@@ -12,6 +12,8 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
+from engine.model.gguf.config import read_config
+from engine.model.gguf.header import GgufHeader, TensorInfo
 from engine.model.loader import load_spec
 from engine.model.resolve import resolve
 from tests.support.gguf_files import FAMILIES, LONG, RANDOM, WRITTEN, model_for_gguf, write_gguf
@@ -88,3 +90,14 @@ def test_a_file_says_which_layers_slide(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", "gemma3_text", changed={"gemma3.attention.sliding_window_pattern": slides})
     config = json.loads((resolve(str(tmp_path / "model.gguf")) / "config.json").read_text())
     assert [kind == "sliding_attention" for kind in config["layer_types"]] == slides
+
+
+def test_queries_of_the_largest_gemma_are_scaled_by_its_hidden_size(tmp_path: Path) -> None:
+    sizes = {"attention.head_count": 32, "attention.key_length": 128, "embedding_length": 5376, "block_count": 62}
+    others = {"feed_forward_length": 21504, "context_length": 131072, "attention.layer_norm_rms_epsilon": 1e-6}
+    metadata = {f"gemma3.{key}": value for key, value in (sizes | others).items()}
+    embedding = {"token_embd.weight": TensorInfo(type=8, shape=(262144, 5376), first=0, n_bytes=0)}
+    header = GgufHeader(tmp_path, 0, {"general.architecture": "gemma3"} | metadata, embedding, "")
+    assert read_config(header)["query_pre_attn_scalar"] == 168
+    smaller = GgufHeader(tmp_path, 0, header.metadata | {"gemma3.block_count": 48}, embedding, "")
+    assert read_config(smaller)["query_pre_attn_scalar"] == 128

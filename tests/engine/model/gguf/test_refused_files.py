@@ -44,7 +44,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("llama", {"llama.rope.dimension_count": 32}, "llama.rope.dimension_count is 32; it must be 64"),
         ("llama", {"llama.attention.value_length": 32}, "llama.attention.value_length is 32; it must be 64"),
         ("llama", {"llama.rope.freq_base": float("nan")}, "llama.rope.freq_base is nan; it must be finite"),
-        ("llama", {"llama.rope.freq_base": 0.0}, "llama.rope.freq_base is 0.0; it must be above 0"),
+        ("llama", {"llama.rope.freq_base": 1.0}, "llama.rope.freq_base is 1.0; it must be above 1"),
         ("llama", {"llama.rope.freq_base": 10000.0}, "rope_freqs.weight scales positions in another way than Llama 3"),
         (
             "llama",
@@ -67,6 +67,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("gemma3_text", {"gemma3.attention.sliding_window_pattern": [True]}, "has 1 entries; it must have 7"),
         ("gemma3_text", {"gemma3.attention.sliding_window_pattern": 0}, "is 0; it must be at least 1"),
         ("llama", {"general.alignment": 33}, "general.alignment is 33; it must be a power of two"),
+        ("llama", {"split.count": [1, 2]}, "it is one of .1 2. parts"),
         ("llama", {"split.count": 3}, "it is one of 3 parts.*llama-gguf-split --merge"),
         ("llama", {"tokenizer.ggml.model": None}, "tokenizer.ggml.model is ''; supported are gpt2 and llama"),
         ("llama", {"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model is 'bert'; supported are gpt2 and llama"),
