@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
+
 import numpy as np
 
+from engine.kept_files import cache_folder, hold_lock
 from engine.protocol import Outcome, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -19,10 +24,28 @@ from speculators.successors.speculator import Successors
 
 
 def compile_kernels() -> None:
-    """Compile what drafting needs, or read it from the cache: some ten seconds on a machine that has never done it.
+    """Compile what drafting needs, or read it from the cache: some twenty seconds on a machine that has never done it.
 
-    A process that must not stall in its first request calls this before.
+    A process that must not stall in its first request calls this before. Processes that compile at the same time wait
+    for the first one, and read what it has compiled.
     """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a cache that cannot be written keeps no code either
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            stack.enter_context(hold_lock(cache_folder() / "compiled"))
+        _draft_once()
+
+
+def start_compiling() -> subprocess.Popen[bytes] | None:
+    """Start a process that compiles while a server starts; None where code from an earlier start is in the cache."""
+    if any(cache_folder().glob("compiled-*/*/*.nbi")):
+        return None
+    quiet = subprocess.DEVNULL
+    command = [sys.executable, "-c", f"from {__name__} import compile_kernels; compile_kernels()"]
+    return subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+
+
+def _draft_once() -> None:
     speculator = Successors(SuccessorConfig(target_rows=64, text_rows=64))
     view = RequestView.of(0, Request([1, 2, 1, 2], SamplingParams(temperature=1.0)), 8)
     ids, logprobs = np.array([[1, 2]], np.int32), np.full((1, 2), -1.0, np.float32)

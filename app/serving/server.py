@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -39,6 +40,7 @@ from app.serving.readiness import wait_until_ready
 from deployments.metrics.certificates import HTTPS
 from deployments.observability.logs import JSON, configure
 from engine.errors import ConfigError
+from speculators.kernels import start_compiling
 
 ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 
@@ -70,6 +72,7 @@ class Server:
         self._serve_host = host  # what Serve is told to listen on
         self._watch: CertificateWatch | None = None  # of the certificate, once the server starts
         self._scratch = tempfile.TemporaryDirectory(prefix="spectra-", dir=folder_for_sockets())
+        self._compiling: subprocess.Popen[bytes] | None = None  # compiles methods during the first start
         self._ports: socket.socket | None = None  # claims this server's ports while it is open
         self._stop = threading.Event()
         self._ray_thread = ThreadPoolExecutor(1)  # must live as long as Ray: its processes die with their parent thread
@@ -103,6 +106,9 @@ class Server:
             raise ConfigError(f"--device is {device}, but no CUDA device was found on this machine")
         if self.config.device == AUTO and device == "cpu" and self._address is None and has_cuda_device():
             self._progress.say("--device auto is cpu, for no stage has a GPU: --stage-gpus 1 gives each stage one")
+        if self._address is None and (compiling := start_compiling()) is not None:
+            self._compiling = compiling
+            self._progress.say("compiling the methods meanwhile (once)")
         self._progress.say(f"loading libraries, checking model {self.config.model} and its settings")
         check_model(self.config, is_local=self._address is None)
         check_store(self.config, self._progress.say)
@@ -235,6 +241,9 @@ class Server:
             else:
                 ray.shutdown()
         self._ray_thread.shutdown()
+        if self._compiling is not None:
+            self._compiling.kill()
+            self._compiling.wait()
         if self._watch is not None:
             self._watch.stop()
         self._scratch.cleanup()

@@ -1,0 +1,55 @@
+"""Methods are compiled once per machine: by one process at a time, and during the first start of a server."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from engine.kept_files import cache_folder, hold_lock
+from speculators import kernels
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return cache_folder()
+
+
+def test_a_server_compiles_in_a_process_unless_the_cache_has_code(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Mock()
+    monkeypatch.setattr(subprocess, "Popen", start)
+    assert kernels.start_compiling() is start.return_value
+    command = [sys.executable, "-c", "from speculators.kernels import compile_kernels; compile_kernels()"]
+    assert start.call_args.args == (command,)
+    code = own_cache / "compiled-1" / "growth_2" / "growth.grow-1.py311.nbi"
+    code.parent.mkdir(parents=True)
+    code.touch()
+    assert kernels.start_compiling() is None
+    start.assert_called_once()
+
+
+def test_one_process_compiles_while_others_wait(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def draft() -> None:
+        with (own_cache / "compiled.lock").open("w") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    monkeypatch.setattr(kernels, "_draft_once", draft)
+    kernels.compile_kernels()
+    with hold_lock(own_cache / "compiled"):  # free again
+        pass
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_cache.parent.write_text("a file where the folder would be")
+    drafts: list[Any] = []
+    monkeypatch.setattr(kernels, "_draft_once", lambda: drafts.append(1))
+    kernels.compile_kernels()
+    assert drafts == [1]
