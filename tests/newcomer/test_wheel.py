@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import zipfile
 from email import message_from_bytes
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.demo.paths import DEMO
+from app.inputs.default_model import DEFAULT_MODEL, HUB_ID, PACKAGE, REQUIREMENT
 from app.version import VERSION
 from tests.newcomer.installation import ROOT, build_wheel, install, packages
 from tests.support.server_process import running
@@ -46,14 +47,20 @@ def test_the_wheel_has_every_file_of_the_packages_its_licence_and_pinned_depende
 
 
 def test_commands_run_outside_of_the_checkout(installed: Path, tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([installed, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | variables
+        return subprocess.run([installed, *arguments], cwd=tmp_path, capture_output=True, text=True, env=environment)
 
     assert run("--version").stdout == f"spectra-serve {VERSION}\n"
-    question = "There are 4 tables with 8 books on each. How many books are there?"
-    answer = run("generate", "--method", "suffix", "--prompt", question)
+    question = ("generate", "--method", "suffix", "--max-new-tokens", "8", "--prompt", "What is the capital of France?")
+    answer = run(*question)
     assert answer.returncode == 0, answer.stderr
-    assert "32" in answer.stdout
+    assert "Paris" in answer.stdout
+    (tmp_path / f"{PACKAGE}.py").touch()  # no package: there is no file with weights
+    refused = run(*question, PYTHONPATH=str(tmp_path), HF_HUB_OFFLINE="1")
+    assert refused.returncode == 2
+    assert REQUIREMENT in refused.stderr
+    assert HUB_ID in refused.stderr
     assert "export RAY_SERVE_ENABLE_HA_PROXY=1" in run("env").stdout
     refused = run("k8s", "render", "--overlay", "cpu-demo")
     assert refused.returncode == 2
@@ -61,12 +68,9 @@ def test_commands_run_outside_of_the_checkout(installed: Path, tmp_path: Path) -
     assert "not in the wheel" in refused.stderr
 
 
-def test_the_installed_server_answers_with_the_demo_model_of_the_wheel(installed: Path) -> None:
-    with running(Path(DEMO), (), program=installed) as server:
-        answer = server.openai.chat.completions.create(
-            model="demo", messages=[{"role": "user", "content": "What is 3 + 4?"}], temperature=0
-        )
-        assert "7" in (answer.choices[0].message.content or "")
+def test_the_installed_server_answers(installed: Path, tiny_default: dict[str, str]) -> None:
+    with running(Path(DEFAULT_MODEL), (), program=installed, environment=tiny_default) as server:
+        assert len(server.token_ids(model=DEFAULT_MODEL, max_tokens=8)) == 8
         command = [installed.with_name("python"), "-c", "import app; print(app.__file__)"]
         where = subprocess.run(command, cwd=server.folder, capture_output=True, text=True)
         assert where.stdout.startswith(str(installed.parents[1]))

@@ -161,7 +161,7 @@ def test_ray_passes_the_keys_of_a_serve_config_file_unchanged(tiny_checkpoint: P
         assert type(build(build_app, args)).__name__ == "Application"
         for wrong, says in (
             ({"max_nodes": "many"}, "max_nodes is many; it must be an integer"),
-            ({"modle": "demo"}, "modle is unknown; model is meant?"),
+            ({"modle": "tiny"}, "modle is unknown; model is meant?"),
             ({"model": "/nowhere"}, "model '/nowhere' is neither a directory nor"),
         ):
             with pytest.raises(ConfigError) as refused:

@@ -21,7 +21,7 @@ from app.cli import parser
 from app.commands.serve import config_from
 from app.composition.playground import playground_options
 from app.config.serve import ServeConfig
-from app.playground.examples import DEMO, GENERIC
+from app.playground.examples import GENERIC, OF_DEFAULT_MODEL
 from app.playground.files import STATIC
 from app.playground.options import PlaygroundOptions, Victim
 from app.playground.playground import Playground
@@ -58,7 +58,7 @@ async def edge(
         yield client
 
 
-def demo(recorder: Recorder | None = None) -> Playground:
+def playground_of_default_model(recorder: Recorder | None = None) -> Playground:
     return Playground(PlaygroundOptions(True, VICTIMS), recorder or Recorder())
 
 
@@ -67,7 +67,7 @@ async def test_every_file_that_a_page_names_is_served_with_a_policy_and_a_valida
     for script in STATIC.glob("js/*/*.js"):
         for name in IMPORTED.findall(script.read_text()):
             named.add("/playground/" + posixpath.normpath(f"js/{script.parent.name}/{name}"))
-    async with edge(backend, demo()) as client:
+    async with edge(backend, playground_of_default_model()) as client:
         for page in ("/", "/operator"):
             text = (await client.get(page)).text
             assert re.findall(r"<script(?![^>]*src=)|\son\w+=|style=", text) == []  # the policy forbids inline code
@@ -91,7 +91,7 @@ def test_no_script_inserts_text_as_html_or_names_another_server() -> None:
 
 
 async def test_other_paths_and_an_edge_without_a_playground_answer_404(backend: Any) -> None:
-    async with edge(backend, demo()) as client:
+    async with edge(backend, playground_of_default_model()) as client:
         for path in ("/playground/", "/playground/options.py", "/playground/../options.py", "/playground/js", "/play"):
             answer = await client.get(path)
             assert answer.status_code == 404, path
@@ -114,7 +114,7 @@ async def test_pages_need_no_key_and_the_api_does(backend: Any, tmp_path: Any) -
 
 async def test_a_page_of_this_server_kills_the_process_it_names(backend: Any) -> None:
     recorder = Recorder()
-    async with edge(backend, demo(recorder)) as client:
+    async with edge(backend, playground_of_default_model(recorder)) as client:
         settings = (await client.get("/playground/settings")).json()
         assert settings["victims"] == ["router", "stage-0", "stage-1"]
         own = {"Origin": HERE, "X-Playground-Token": settings["token"]}
@@ -152,7 +152,7 @@ async def test_no_other_request_kills_or_gets_the_token(
     backend: Any, changed: dict[str, str | None], peer: str, base: str
 ) -> None:
     recorder = Recorder()
-    playground = demo(recorder)
+    playground = playground_of_default_model(recorder)
     async with edge(backend, playground) as client:
         token = (await client.get("/playground/settings")).json()["token"]
     given = {"Origin": HERE, "X-Playground-Token": token} | changed
@@ -167,10 +167,10 @@ async def test_no_other_request_kills_or_gets_the_token(
 
 
 async def test_an_edge_without_victims_kills_nothing_and_offers_the_examples_of_its_model(backend: Any) -> None:
-    for is_demo, offered in ((True, DEMO), (False, GENERIC)):
-        async with edge(backend, Playground(PlaygroundOptions(is_demo))) as client:
+    for is_default, offered in ((True, OF_DEFAULT_MODEL), (False, GENERIC)):
+        async with edge(backend, Playground(PlaygroundOptions(is_default))) as client:
             settings = (await client.get("/playground/settings")).json()
-            assert settings == {"demo": is_demo, "examples": list(offered), "victims": [], "token": None}
+            assert settings == {"about_model": is_default, "examples": list(offered), "victims": [], "token": None}
             answer = await client.post("/playground/kill/router", headers={"Origin": HERE})
             assert answer.status_code == 405  # as for the path of any file
 
@@ -188,13 +188,13 @@ async def test_an_edge_without_victims_kills_nothing_and_offers_the_examples_of_
         ({"model": "other"}, True, []),
     ],
 )
-def test_only_a_demo_that_this_machine_alone_reaches_has_victims(
+def test_only_the_default_model_that_this_machine_alone_reaches_has_victims(
     fields: dict[str, Any], is_private: bool, names: list[str]
 ) -> None:
     options = playground_options(ServeConfig(**fields), is_private=is_private)
     assert options is not None
     assert [victim.name for victim in options.victims] == names
-    assert options.is_demo is ("model" not in fields)
+    assert options.is_default_model is ("model" not in fields)
 
 
 def test_a_flag_switches_the_playground_off() -> None:

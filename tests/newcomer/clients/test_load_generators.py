@@ -56,9 +56,10 @@ def test_guidellm_counts_every_token(server: Server, tmp_path: Path, n_tokens: i
 def test_aiperf_counts_every_token_and_reads_speculation(server: Server, tmp_path: Path, n_tokens: int) -> None:
     fields = {"temperature": 0, "max_tokens": MOST, "speculative": {"method": "pld+suffix"}}
     run(
-        "aiperf", "aiperf", "profile", "-m", DEFAULT_MODEL, "--url", server.base, "--endpoint-type", "chat", "--streaming",
-        "--tokenizer", TOKENIZER, "--input-file", questions(tmp_path, "text"), "--custom-dataset-type", "single_turn",
-        "--concurrency", AT_ONCE, "--request-count", N, "--extra-inputs", json.dumps(fields),
+        "aiperf", "aiperf", "profile", "-m", DEFAULT_MODEL, "--url", server.base, "--endpoint-type", "chat",
+        "--streaming", "--tokenizer", TOKENIZER, "--input-file", questions(tmp_path, "text"),
+        "--custom-dataset-type", "single_turn", "--concurrency", AT_ONCE, "--request-count", N,
+        "--extra-inputs", json.dumps(fields),
         "--use-server-token-count", "--output-artifact-dir", tmp_path / "results", "--ui", "none",
     )  # fmt: skip
     results = json.loads((tmp_path / "results" / "profile_export_aiperf.json").read_text())

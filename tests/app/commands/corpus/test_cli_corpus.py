@@ -123,7 +123,7 @@ def test_stats_describe_a_folder_and_the_current_snapshot_of_a_store(
 ) -> None:
     source = Source("talk.jsonl", "0" * 64, 10, 2)
     about = msgspec.structs.replace(
-        ABOUT, model="demo-target", model_hash="c" * 32, sources=(source,), perplexity=(1.25, 7.5)
+        ABOUT, model="tiny-target", model_hash="c" * 32, sources=(source,), perplexity=(1.25, 7.5)
     )
     snapshot = tmp_path / "snapshot"
     write_snapshot([np.array(text, np.int32) for text in TEXTS], snapshot, about)
@@ -132,7 +132,7 @@ def test_stats_describe_a_folder_and_the_current_snapshot_of_a_store(
     shown = facts(of_folder)
     assert shown["version"] == manifest.version
     assert (shown["texts"], shown["tokens"], shown["perplexity"]) == ("2", "9", "1.25 to 7.50")
-    assert shown["model"] == "demo-target " + "c" * 32
+    assert shown["model"] == "tiny-target " + "c" * 32
     assert shown["talk.jsonl"] == "2 of 10 texts kept"
     unrefined = facts(corpus("stats", snapshots[0]))
     assert (unrefined["perplexity"], unrefined["model"]) == ("unrefined", "none")

@@ -79,7 +79,7 @@ def test_the_built_in_corpus_is_bounded_and_holds_no_installed_packages() -> Non
         ({"model": "elsewhere"}, None, None),
     ],
 )
-def test_only_the_demo_model_has_it_by_default_and_auto_only_where_it_is_requested(
+def test_only_the_default_model_has_it_unasked_and_auto_only_where_it_is_requested(
     given: dict[str, Any], where: str | None, drafts: bool | None
 ) -> None:
     config = ServeConfig(**given)

@@ -9,6 +9,8 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
+MODEL = "SmolLM2-135M-Instruct"
+
 
 class Person(BaseModel):
     """A person."""
@@ -25,9 +27,7 @@ def weather(city: str, days: int) -> str:
 
 
 def chat(**options: object) -> ChatOpenAI:
-    return ChatOpenAI(
-        model="SmolLM2-135M-Instruct", base_url=sys.argv[1], api_key="none", temperature=0, max_retries=0, **options
-    )
+    return ChatOpenAI(model=MODEL, base_url=sys.argv[1], api_key="none", temperature=0, max_retries=0, **options)
 
 
 results: dict[str, object] = {}
