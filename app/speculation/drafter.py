@@ -13,6 +13,7 @@ from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.loader import load_spec
 from engine.model.resolve import resolve
 from engine.model.spec import ModelSpec
+from engine.model.weights.tensors import loaded_bytes
 from engine.target.options import GIB
 from speculators.draft_model.config import DraftModelConfig
 
@@ -54,8 +55,7 @@ def draft_model_bytes(arguments: argparse.Namespace) -> int:
     if named is None or arguments.device == "cpu":
         return 0
     path = drafter_path(named)
-    weights = sum(file.stat().st_size for file in resolve(path).glob("*.safetensors"))
-    return weights + int(DraftModelConfig(path).kv_gib * GIB) + FORWARD
+    return loaded_bytes(resolve(path)) + int(DraftModelConfig(path).kv_gib * GIB) + FORWARD
 
 
 def check_drafter(config: DraftModelConfig, path: Path, spec: ModelSpec) -> None:

@@ -185,6 +185,17 @@ def check_files(path: Path) -> None:
         raise UnsupportedModelError(f"{path} lacks the file {missing[0]!r}, which its index names")
 
 
+def loaded_bytes(path: Path) -> int:
+    """Bytes of all weights of a checkpoint as it declares them: those of a GGUF file are fp32.
+
+    Raises:
+        UnsupportedModelError: the GGUF file that it refers to is no longer there or has changed.
+    """
+    if refers_to_gguf(path):
+        return 4 * referred_file(path).n_weights
+    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+
+
 def _indexed(path: Path) -> dict[str, Path]:
     return {name: path / file for name, file in files_of_tensors(path).items()}
 

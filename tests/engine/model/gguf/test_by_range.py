@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from engine.model.ranges import LayerRange, split_layers
 from engine.model.resolve import resolve
 from engine.model.weights import reader
 from engine.model.weights.meter import Meter
-from engine.model.weights.tensors import check_files
+from engine.model.weights.tensors import check_files, loaded_bytes
 from tests.support.gguf_files import FAMILIES, model_for_gguf, write_gguf
 
 
@@ -102,6 +103,9 @@ def test_the_identity_of_a_referring_folder_is_that_of_the_file(
     assert layer_files(referring, LayerRange(0, 1, 2), embeds=False) == {"gguf.json"}
     assert file_hashes(referring).keys() == {"config.json", "gguf.json"}
     check_files(referring)
+    weights = sum(math.prod(info.shape) for info in read_gguf_header(file).tensors.values())
+    assert loaded_bytes(referring) == 4 * weights
+    assert 0 < loaded_bytes(kept) - 4 * weights < 10_000  # a header
     raw = bytearray(file.read_bytes())
     info = read_gguf_header(file).tensors["blk.1.ffn_up.weight"]
     raw[info.first + info.n_bytes // 2] ^= 1
