@@ -49,7 +49,7 @@ def application(config: ServeConfig, *, is_private: bool = False) -> Application
 
     Args:
         config: of the application.
-        is_private: only this machine's users reach its HTTP port, and its Ray is its own: with the demo model, the page
+        is_private: only this machine's users reach its HTTP port, and its Ray is its own: with the default model, the page
             for operators may then kill processes.
     """
     config = pinned(checked(config))

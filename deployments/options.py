@@ -27,7 +27,7 @@ class ScalingOptions:
 class RouterOptions:
     """Defaults and limits of the router."""
 
-    model: str = "demo"  # name in metrics
+    model: str = "model"  # name in metrics
     method: str = AUTOREGRESSIVE  # for requests that name none
     max_nodes: int = 64  # likewise
     fits_nodes: bool = False  # lower ``max_nodes`` to what the measured step times allow

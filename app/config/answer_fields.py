@@ -16,7 +16,7 @@ class AnswerFields(FieldGroup):
 
     tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = Field(
         "auto",
-        description="how the model writes calls of tools: hermes (Hermes, Qwen, the demo model), llama3, mistral; auto "
+        description="how the model writes calls of tools: hermes (Hermes, Qwen, SmolLM2), llama3, mistral; auto "
         "tells by its chat template; none refuses tools",
     )
     reasoning_parser: Literal["auto", "none", "think"] = Field(

@@ -31,7 +31,7 @@ from retrieval_store.snapshots.snapshot_writer import write_snapshot
 
 BUILTIN = "builtin"
 RECIPE = 2  # grows when other text is taken, so that older snapshots are not used
-MAX_CHARS = 3 << 20  # of code; about 1 million tokens of the demo tokenizer
+MAX_CHARS = 3 << 20  # of code; 0.93 million tokens of the default model
 LONGEST = 128 << 10  # characters of a file; longer ones are tables for the most part
 SKIPPED = {"site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
 SKIPPED |= {"idlelib", "lib2to3", "distutils", "turtledemo", "ensurepip"}
