@@ -72,15 +72,24 @@ def _sizes(data: Metadata, header: GgufHeader) -> dict[str, int]:
                 f"{data.architecture}{key} is {data.integer(key)}; it must be {head_dim}, the size of a head, because "
                 f"heads of two sizes and partial rotary positions are not supported"
             )
+    kv_heads = _size(data, ".attention.head_count_kv", heads)
+    if head_dim % 2 or heads % kv_heads:
+        raise data.refusal(
+            f"it has {heads} heads of size {head_dim} and {kv_heads} key heads; the size must be even, and the number "
+            f"of heads a multiple of that of key heads"
+        )
+    layers = _size(data, ".block_count")
+    if layers > len(header.tensors):
+        raise data.refusal(f"{data.architecture}.block_count is {layers}, but it has {len(header.tensors)} tensors")
     if "token_embd.weight" not in header.tensors:
         raise data.refusal("it lacks the tensor 'token_embd.weight'")
     return {
         "vocab_size": header.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
         "intermediate_size": _size(data, ".feed_forward_length"),
-        "num_hidden_layers": _size(data, ".block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": _size(data, ".attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": _size(data, ".context_length"),
     }

@@ -96,8 +96,9 @@ def test_queries_of_the_largest_gemma_are_scaled_by_its_hidden_size(tmp_path: Pa
     sizes = {"attention.head_count": 32, "attention.key_length": 128, "embedding_length": 5376, "block_count": 62}
     others = {"feed_forward_length": 21504, "context_length": 131072, "attention.layer_norm_rms_epsilon": 1e-6}
     metadata = {f"gemma3.{key}": value for key, value in (sizes | others).items()}
-    embedding = {"token_embd.weight": TensorInfo(type=8, shape=(262144, 5376), first=0, n_bytes=0)}
-    header = GgufHeader(tmp_path, 0, {"general.architecture": "gemma3"} | metadata, embedding, "")
+    embedding = TensorInfo(type=8, shape=(262144, 5376), first=0, n_bytes=0)
+    tensors = dict.fromkeys(["token_embd.weight", *(f"blk.{layer}.attn_norm.weight" for layer in range(62))], embedding)
+    header = GgufHeader(tmp_path, 0, {"general.architecture": "gemma3"} | metadata, tensors, "")
     assert read_config(header)["query_pre_attn_scalar"] == 168
-    smaller = GgufHeader(tmp_path, 0, header.metadata | {"gemma3.block_count": 48}, embedding, "")
+    smaller = GgufHeader(tmp_path, 0, header.metadata | {"gemma3.block_count": 48}, tensors, "")
     assert read_config(smaller)["query_pre_attn_scalar"] == 128

@@ -37,6 +37,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("llama", {"llama.block_count": None}, "its metadata lacks llama.block_count"),
         ("llama", {"llama.block_count": "2"}, "llama.block_count is '2', which is not of the right type"),
         ("llama", {"llama.block_count": 0}, "llama.block_count is 0; it must be at least 1"),
+        ("gemma3_text", {"gemma3.block_count": 1 << 30}, "gemma3.block_count is 1073741824, but it has 93 tensors"),
+        ("llama", {"llama.attention.head_count_kv": 3}, "it has 4 heads of size 64 and 3 key heads"),
+        (
+            "qwen3",
+            {"qwen3.attention.key_length": 7, "qwen3.attention.value_length": 7},
+            "4 heads of size 7 and 2 key heads",
+        ),
         ("llama", {"llama.attention.head_count": 0}, "llama.attention.head_count is 0; it must be at least 1"),
         ("llama", {"llama.block_count": 3}, "it lacks the tensor 'blk.2.attn_q.weight'"),
         ("llama", {"llama.block_count": 1}, "it has the tensor 'blk.1.*', which a model of type llama lacks"),
