@@ -17,17 +17,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from engine.errors import UnsupportedModelError
+from engine.model.gguf.tensor_types import BLOCKS, type_name
 
 LONGEST_HEADER = 100_000_000  # bytes; vocabularies of 260,000 tokens take about 10 MB
 SAMPLE = 4096  # bytes of every tensor that the key covers
 VERSIONS = (2, 3)
-
-BLOCKS = {  # tensor types by number: name, weights of a block, bytes of a block
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2),
-    2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136),
-}  # fmt: skip
 
 _CHUNK = 8 << 20  # bytes that are read at once
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8"}
@@ -151,12 +145,12 @@ class _Parser:
         for name, kind, shape, offset in stored:
             if kind not in BLOCKS:
                 known = ", ".join(block[0] for block in BLOCKS.values())
-                raise self._refusal(f"its tensor {name!r} has type {_type_name(kind)}; supported are {known}")
-            type_name, n_weights, n_bytes = BLOCKS[kind]
+                raise self._refusal(f"its tensor {name!r} has type {type_name(kind)}; supported are {known}")
+            block, n_weights, n_bytes = BLOCKS[kind]
             if shape[-1] % n_weights:
                 raise self._refusal(
                     f"the rows of its tensor {name!r} have {shape[-1]} weights, not a multiple of {n_weights} as "
-                    f"{type_name} needs"
+                    f"{block} needs"
                 )
             info = TensorInfo(kind, shape, begin + offset, prod(shape) // n_weights * n_bytes)
             if info.first + info.n_bytes > self._size:
@@ -251,13 +245,3 @@ class _Parser:
 
 def _split(n_parts: Any) -> str:
     return f"it is one of {n_parts} parts of a split file; merge them with llama-gguf-split --merge FIRST MERGED"
-
-
-def _type_name(kind: int) -> str:
-    """What ggml calls a tensor type; its number if the library does not know it."""
-    from gguf.constants import GGMLQuantizationType
-
-    try:
-        return str(GGMLQuantizationType(kind).name)
-    except ValueError:
-        return str(kind)
