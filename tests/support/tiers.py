@@ -1,8 +1,8 @@
 """The three tiers of tests, and the guard that keeps each test in the cheapest tier that its work allows.
 
 ``make test`` runs tests without a marker, ``make test-cluster`` those marked ``cluster``, ``make test-all`` all tests,
-those marked ``matrix`` included. A test without a marker starts no process and runs no GPU kernel, except in the one
-file marked ``server``. A test of ``cluster`` needs no root.
+those marked ``matrix`` included. A test without a marker starts no process, runs no GPU kernel and does not read the
+default model, whose steps are slow; the one file marked ``server`` may start processes. ``cluster`` needs no root.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from app.inputs.default_model import default_model
 
 HARMLESS = {
     "fc-list",
@@ -35,11 +37,12 @@ class TierGuard:
     def __init__(self) -> None:
         self._tier = "matrix"
         self._excluded: list[str] = []
+        self._default_model = default_model()
         sys.addaudithook(self._watch)
         start = multiprocessing.process.BaseProcess.start
 
         def watched_start(process: multiprocessing.process.BaseProcess) -> None:
-            self._check("a process of multiprocessing", self._tier == "quick")
+            self._check("starts a process of multiprocessing", self._tier == "quick")
             start(process)
 
         multiprocessing.process.BaseProcess.start = watched_start  # type: ignore[method-assign]
@@ -49,17 +52,21 @@ class TierGuard:
         """Raise for what the tier excludes; it is kept as well, for code that catches every error."""
         if is_excluded:
             self._excluded.append(what)
-            raise AssertionError(f"this test starts {what}: mark it cluster or matrix (tests/support/tiers.py)")
+            raise AssertionError(
+                f"this test does what its tier excludes ({what}): mark it cluster or matrix (tests/support/tiers.py)"
+            )
 
     def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in ("subprocess.Popen", "os.posix_spawn"):
             given = arguments[1] if event == "subprocess.Popen" else [arguments[0]]
             first = given if isinstance(given, str | bytes) else next(iter(given))
             program = Path(first.decode() if isinstance(first, bytes) else str(first)).name
-            self._check(program, self._tier == "quick" and program not in HARMLESS)
-            self._check(program, self._tier == "cluster" and program in AS_ROOT)
+            self._check(f"starts {program}", self._tier == "quick" and program not in HARMLESS)
+            self._check(f"starts {program}", self._tier == "cluster" and program in AS_ROOT)
+        elif event == "open" and str(arguments[0]) == self._default_model:
+            self._check("reads the default model", self._tier == "quick")
         elif event in ("os.fork", "os.forkpty"):
-            self._check("a copy of itself", self._tier == "quick")
+            self._check("starts a copy of itself", self._tier == "quick")
 
     def _watch_kernels(self) -> None:
         try:
@@ -69,7 +76,7 @@ class TierGuard:
         launch = GridExecutor.__call__
 
         def watched_launch(executor: Any, *arguments: Any, **named: Any) -> Any:
-            self._check("a kernel under the interpreter", self._tier == "quick")
+            self._check("runs a kernel under the interpreter", self._tier == "quick")
             return launch(executor, *arguments, **named)
 
         GridExecutor.__call__ = watched_launch
@@ -89,7 +96,7 @@ class TierGuard:
         result = yield
         excluded = self._excluded[:]
         self._excluded.clear()
-        assert not excluded, f"started {excluded}, which its tier excludes"
+        assert not excluded, f"did what its tier excludes: {excluded}"
         return result
 
     @pytest.hookimpl(trylast=True)
