@@ -49,8 +49,8 @@ def application(config: ServeConfig, *, is_private: bool = False) -> Application
 
     Args:
         config: of the application.
-        is_private: only this machine's users reach its HTTP port, and its Ray is its own: with the default model, the page
-            for operators may then kill processes.
+        is_private: only this machine's users reach its HTTP port, and its Ray is its own: with the default model, the
+            page for operators may then kill processes.
     """
     config = pinned(checked(config))
     check_served_drafter(config)

@@ -24,9 +24,9 @@ from engine.protocol import Branch
 from engine.sampling.params import SamplingParams
 from engine.tree import ROOT, FloatArray
 
-# Measured on a target of 4.6M parameters and a drafter at temperatures of 0.6 to 1: a first draw is accepted with 0.54, a
-# second in 0.10 and a third in 0.05 of all cases; better drafters reach 0.7. By either, shapes of 8 to 64 nodes that follow
-# from these two numbers have within 4% of the tokens accepted that the best of other such numbers give.
+# Measured on a target of 4.6M parameters and a drafter at temperatures of 0.6 to 1: a first draw is accepted with 0.54,
+# a second in 0.10 and a third in 0.05 of all cases; better drafters reach 0.7. By either, shapes of 8 to 64 nodes that
+# follow from these two numbers have within 4% of the tokens accepted that the best of other such numbers give.
 ACCEPTANCE = 0.7  # of a first draw
 SIBLING = 0.2  # what every rejected sibling before leaves of that
 
