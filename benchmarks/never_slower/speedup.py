@@ -9,7 +9,7 @@ Choose settings on `--half 0` of the prompts, and report those of `--half 1`.
 The last line of stdout is one JSON document. Exit status 1: a text differs. Each prompt takes about half a minute for
 every combination of batch size and temperature.
 
-    python -m benchmarks.speedup --prompts DIR --half 1 --per-kind 12
+    python -m benchmarks.never_slower.speedup --prompts DIR --half 1 --per-kind 12
 """
 
 from __future__ import annotations
