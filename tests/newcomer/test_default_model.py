@@ -32,7 +32,6 @@ def server() -> Iterator[Server]:
     with running(Path(DEMO), ()) as server:
         yield server
         [written] = values(server.http.get("/metrics").text, "vllm:generation_tokens_total")
-        print("WRITTEN", written)
         assert 0 < written <= MOST_TOKENS
 
 
