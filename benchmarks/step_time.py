@@ -1,11 +1,12 @@
 """Engine step against the bare model forward of the same width, mask and prefix (batch 1, fp32, one thread).
 
 The engine's side is everything a decode step does but drafting: schedule, pack, run the layers, verify, commit. The
-bare side is ``model.forward`` with sdpa, a ``DynamicCache`` and the same 4-D mask. Runs alternate; medians; the table
-is the ratio. With ``--read-back``: the engine's step with and without what PLD+ reads back (states of a layer, rows of
-attention), in processor time. Half a minute on a quiet machine; the last line of stdout is one JSON document.
+bare side is ``model.forward`` with sdpa, a ``DynamicCache`` and the same 4-D mask. Runs alternate; medians. The table
+has the ratio of both, and of the engine's step to its step of one row. With ``--read-back``: the engine's step with
+and without what PLD+ reads back (states of a layer, rows of attention), in processor time. A minute on a quiet machine;
+the last line of stdout is one JSON document.
 
-    python -m benchmarks.step_time [--model DIR] [--prefix 256] [--runs 200] [--read-back]
+    python -m benchmarks.step_time [--model DIR] [--prefix 256] [--runs 20] [--read-back]
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from engine.tree import EMPTY_TREE, TokenTree
 from speculators.pld_plus.speculator import PldPlusConfig, paper_layer
+
+ROWS = (1, 2, 5, 9, 17, 33, 65)  # of a step: the root and its tree
 
 
 def random_tree(n_nodes: int, vocab: int, rng: random.Random) -> TokenTree:
@@ -90,16 +93,20 @@ def bare_forward(path: Path, prompt: list[int], tree: TokenTree) -> Callable[[],
 
 
 def against_bare_forward(path: Path, runs: int, prefix: int, rng: random.Random) -> list[dict[str, Any]]:
-    """A row for every width of the tree."""
+    """A row of the table for every width of a step."""
     target = LocalTarget.load(TargetOptions(str(path)), path)
     prompt = random_prompt(target, prefix, rng)
     rows = []
-    print(heading(("nodes", "engine step, ms", "bare forward, ms", "ratio")), flush=True)
-    for n_nodes in (0, 1, 16, 64):
-        tree = random_tree(n_nodes, target.info.spec.vocab_size, rng)
-        ours, bare = interleaved(engine_step(target, list(prompt), tree), bare_forward(path, prompt, tree), runs, 20)
-        rows.append({"nodes": n_nodes, "engine_ms": ours * 1e3, "bare_ms": bare * 1e3, "ratio": ours / bare})
-        print(row((n_nodes, f"{ours * 1e3:.3f}", f"{bare * 1e3:.3f}", f"{ours / bare:.3f}")), flush=True)
+    print(heading(("rows", "engine step, ms", "over one row", "bare forward, ms", "ratio")), flush=True)
+    one_row = 0.0
+    for n_rows in ROWS:
+        tree = random_tree(n_rows - 1, target.info.spec.vocab_size, rng)
+        ours, bare = interleaved(engine_step(target, list(prompt), tree), bare_forward(path, prompt, tree), runs, 2)
+        one_row = one_row or ours
+        costs = {"over_one_row": ours / one_row, "ratio": ours / bare}
+        rows.append({"rows": n_rows, "engine_ms": ours * 1e3, "bare_ms": bare * 1e3, **costs})
+        shown = f"{ours * 1e3:.3f}", f"{ours / one_row:.2f}", f"{bare * 1e3:.3f}", f"{ours / bare:.3f}"
+        print(row((n_rows, *shown)), flush=True)
     return rows
 
 
@@ -135,7 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--prefix", type=int, default=256, help="tokens in the cache (default: 256)")
-    parser.add_argument("--runs", type=int, default=200, help="of each, alternating (default: 200)")
+    parser.add_argument("--runs", type=int, default=20, help="of each, alternating (default: 20)")
     parser.add_argument("--read-back", action="store_true", help="measure what reading inner states back costs instead")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
