@@ -90,7 +90,7 @@ def test_a_config_changes_the_number_of_pipelines_in_place_under_streams(site: S
     assert site.replicas("Router", "Ingress", "Target") == before
     assert health(site)["router_pid"] == router
     wait_until(lambda: stages(site) == {first}, lambda: stages(site))
-    assert not site.application()["deployments"]["Target-2"]["replicas"]
+    site.until(lambda found: not found["deployments"]["Target-2"]["replicas"])
 
 
 def test_the_number_of_pipelines_follows_the_load_and_one_is_killed_meanwhile(
