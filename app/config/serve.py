@@ -21,9 +21,9 @@ from app.config.checks import (
     stage_device,
 )
 from app.config.fields import AllFields, MethodFields
+from app.inputs.cores import default_threads
 from app.inputs.default_model import DEFAULT_MODEL, is_default
 from app.inputs.devices import AUTO
-from engine.cores import default_threads
 from engine.errors import ConfigError, UnknownMethodError
 from engine.target.options import default_nodes
 from retrieval_store.service.manifest_feed import is_namespace

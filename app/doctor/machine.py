@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app.doctor.findings import OK, PROBLEM, WARNING, Finding, Status
+from app.inputs.cores import default_threads
 from app.inputs.devices import has_cuda_device
-from engine.cores import default_threads
 from engine.kept_files import cache_folder
 from engine.model.partition import GIB
 

@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
+from app.inputs.cores import default_threads
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.devices import AUTO, device_named, has_cuda_device
 from app.inputs.models import check_model
 from app.inputs.stores import DEFAULT_NAMESPACE
-from engine.cores import default_threads
 from engine.errors import ConfigError
 from engine.target.options import NUMERICS, default_nodes
 from speculators.draft_model.config import DraftModelConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.config.serve import ServeConfig
-from engine import cores
-from engine.cores import default_threads, usable_cores
+from app.inputs import cores
+from app.inputs.cores import default_threads, usable_cores
 
 NO_QUOTA: dict[str, str] = {}
 V1 = {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}
