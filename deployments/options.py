@@ -30,7 +30,8 @@ class RouterOptions:
     model: str = "model"  # name in metrics
     method: str = AUTOREGRESSIVE  # for requests that name none
     max_nodes: int = 64  # likewise
-    fits_nodes: bool = False  # lower ``max_nodes`` to what the measured step times allow
+    fits_nodes: bool = False  # lower ``max_nodes`` to what saves most time by the measured step times
+    auto_nodes: int = 64  # instead of ``max_nodes`` for methods that choose their number of nodes
     methods: tuple[str, ...] = ()  # that requests may name, joined or not, besides ``method``; (): all
     limit_nodes: int = 256  # a request that asks for more nodes is refused
     cost_file: str = ""  # with the model's precision, the name in the cache that keeps measured step times; "": none

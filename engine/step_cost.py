@@ -18,7 +18,7 @@ Seconds = npt.NDArray[np.float64]
 Curve = tuple[tuple[int, ...], tuple[float, ...]]  # rows, seconds; both ascending
 Rows = npt.NDArray[np.integer] | npt.NDArray[np.float64] | Sequence[int]
 FORMAT = 3  # of the file
-NODES_COST = 2.0  # what a step with drafts may cost, in steps without: it commits two to three tokens of an answer
+TOKENS_PER_DOUBLING = 0.31  # that twice as many nodes add to a forward, from 1 on; suffix+token-recycling, SmolLM2-135M
 MEASURED_BEHIND = 256  # tokens before the roots whose steps were timed
 
 
@@ -78,12 +78,12 @@ class StepCosts:
             taken = taken + max(more, 0.0) / (above - sizes[-2]) * (batch - above)
         return taken + self.attention(batch, rows, context) if context > MEASURED_BEHIND else taken
 
-    def affordable_nodes(self, most: int) -> int:
-        """Drafted nodes of a step of one sequence: the largest power of two, at most ``most``, with which it takes at
-        most ``NODES_COST`` times as long as without; at least 1."""
-        counts = 1 << np.arange(most.bit_length())
-        plain, *drafting = self.seconds(1, [1, *(counts + 1)])
-        return int(max(counts[np.array(drafting) <= NODES_COST * plain], default=1))
+    def best_nodes(self, most: int) -> int:
+        """The power of two from 2 to ``most``, 1 at least, that gives most tokens per second to one sequence if n nodes
+        give 1 + ``TOKENS_PER_DOUBLING`` log2(n) tokens per forward."""
+        doublings = np.arange(1, max(2, most.bit_length()))
+        tokens = 1 + TOKENS_PER_DOUBLING * doublings
+        return min(most, int(2 ** doublings[np.argmax(tokens / self.seconds(1, 2**doublings + 1))]))
 
     def attention(self, batch: int, rows: Rows, context: float) -> Seconds:
         """What longer texts than those of the curves add: as much as they add to a chunk of the rows of a sequence."""

@@ -75,6 +75,11 @@ def normalised(method: str) -> str:
     return "+".join(names)
 
 
+def chooses_nodes(method: str) -> bool:
+    """Whether a method drafts only as many nodes as save time, however many it may draft."""
+    return "auto" in map(str.strip, method.split("+"))
+
+
 def reads_prediction(method: str) -> bool:
     """Whether drafts of ``method`` come from the prediction of a request that brings one."""
     return any(name.strip() in ("auto", "prediction") for name in method.split("+"))

@@ -141,8 +141,8 @@ class SpeculationFields(FieldGroup):
     max_nodes: Annotated[int, Field(ge=0, le=4096)] | None = Field(
         None,
         description="drafted nodes per step of a request that names no number; by default 63 on cuda, which with the "
-        "root are a tile of 64 rows, and on a CPU the largest power of two up to 64 with which a step of one sequence "
-        "takes at most twice as long as without",
+        "root are a tile of 64 rows, and on a CPU the power of two that saves most time by the measured step times; "
+        "auto may draft 64 and chooses how many are worth it",
     )
     heads: str | None = Field(None, description="file of the model's induction heads, for pld-plus-a")
     draft_model: str | None = Field(

@@ -20,7 +20,7 @@ from engine.request import Request
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.stats import StatsCounter
-from speculators.methods import check_allowed, normalised, with_prediction
+from speculators.methods import check_allowed, chooses_nodes, normalised, with_prediction
 
 SOONEST_S = 1.0  # least ``retry_after``
 FRESH_S = 0.05  # an estimate holds so long unless a request is admitted: a flood of refusals must not delay steps
@@ -43,7 +43,8 @@ def as_served(request: Request, options: RouterOptions) -> Request:
         request = msgspec.structs.replace(request, method=_allowed(request.method, options))
     elif request.prediction:
         request = msgspec.structs.replace(request, method=with_prediction(options.method))
-    return request.with_defaults(options.method, options.max_nodes)
+    has_own_number = chooses_nodes(request.method or options.method)
+    return request.with_defaults(options.method, options.auto_nodes if has_own_number else options.max_nodes)
 
 
 def most_nodes(options: RouterOptions) -> int:

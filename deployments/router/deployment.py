@@ -98,7 +98,7 @@ class RouterDeployment:
         cost_file = str(costs_file(f"{options.cost_file}-{info.identity.numbers}")) if options.cost_file else ""
         costs = await step_costs(connect, cost_file, info, options.step_deadline, first.report_hang)
         if options.fits_nodes and costs is not None:
-            options = replace(options, max_nodes=costs.affordable_nodes(options.max_nodes))
+            options = replace(options, max_nodes=costs.best_nodes(options.max_nodes))
             logger.info("requests that name no number draft up to %d nodes per step", options.max_nodes)
         trained = None if info.drafter is None else info.drafter.method
         speculators = replace(speculators, step_costs=costs, trained=trained)
@@ -224,6 +224,7 @@ def _card(options: RouterOptions, info: TargetInfo, aliases: tuple[str, ...], me
         method=options.method,
         methods=methods,
         max_nodes=min(options.max_nodes, options.scheduler.max_tree_nodes),
+        auto_nodes=min(options.auto_nodes, options.scheduler.max_tree_nodes),
         limit_nodes=most_nodes(options),
     )
 

@@ -62,7 +62,7 @@ class Converter:
                 log-probabilities of prompts, or the chat template refuses the messages.
             PromptTooLongError: a prompt and its limit of tokens exceed the context.
         """
-        common = granted(body, caller, self._settings, self.card.max_nodes)
+        common = granted(body, caller, self._settings, self.card)
         if isinstance(body, ChatCompletionRequest):
             extras = Extras(body.offered, body.template_variables)
             self._check_choices(body.n, common)

@@ -7,16 +7,15 @@ import hashlib
 from app.access.caller import Caller
 from app.api.requests.schemas import GenerationRequest
 from app.api.service import Settings
+from deployments.submission.messages import ModelCard
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 
 PLAIN = "autoregressive"  # the method without drafts
 
 
-def granted(body: GenerationRequest, caller: Caller, settings: Settings, default_nodes: int) -> Request:
+def granted(body: GenerationRequest, caller: Caller, settings: Settings, card: ModelCard) -> Request:
     """What all choices of a body have in common: everything but prompt, parameters and id.
-
-    ``default_nodes`` are the nodes per step of a request that names no number.
 
     Raises:
         AccessError: the caller may not ask for the priority, namespace, method, number of nodes or trace.
@@ -33,7 +32,7 @@ def granted(body: GenerationRequest, caller: Caller, settings: Settings, default
         caller.check_nodes(options.max_nodes)
         method, nodes = options.method or "", options.max_nodes
         if nodes is None and caller.max_nodes is not None:
-            nodes = min(default_nodes, caller.max_nodes)
+            nodes = min(card.default_nodes(method), caller.max_nodes)
     return Request(
         [],
         SamplingParams(),

@@ -9,7 +9,8 @@ const ENDPOINT = "/v1/chat/completions";
 
 /** The body of a request; `fields` are the form's, `traced`: whether the server may tell traces to this page. */
 export function bodyOf(model, fields, method, traced) {
-  const speculative = method === "autoregressive" ? { method } : { method, max_nodes: fields.maxNodes };
+  const speculative = { method };
+  if (method !== "autoregressive" && fields.maxNodes) speculative.max_nodes = fields.maxNodes;
   if (traced) speculative.trace = true;
   const body = {
     model,

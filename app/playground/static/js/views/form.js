@@ -43,8 +43,9 @@ export class Form {
   fit(model) {
     const { max_nodes: usual, limit_nodes: most } = model.speculative;
     const nodes = byId("max-nodes");
+    this.usualNodes = Math.max(1, usual);
     nodes.max = String(Math.max(1, most));
-    nodes.value = String(Math.max(1, usual));
+    nodes.value = String(this.usualNodes);
     const tokens = byId("max-tokens");
     tokens.max = String(Math.min(MOST_TOKENS, model.max_model_len));
     this.room = Math.floor(model.max_model_len / 2); // the other half is for the prompt
@@ -100,7 +101,7 @@ export class Form {
       prompt,
       seed,
       temperature: number("temperature"),
-      maxNodes: number("max-nodes"),
+      maxNodes: number("max-nodes") === this.usualNodes ? null : number("max-nodes"), // null: the method's default
       maxTokens: number("max-tokens"),
       prediction: byId("prediction").value,
       tools: jsonOf("tools", "Tools", "an array of functions", Array.isArray)?.map(asTool),
