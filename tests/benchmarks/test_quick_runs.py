@@ -14,10 +14,10 @@ from app.cli import parser
 from app.training.losses import check_terms
 from app.training.running.architecture import Asked, check_asked, new_spec
 from app.training.running.train import loss_settings
-from benchmarks import speedup
 from benchmarks.contiguity.load import Load
 from benchmarks.drafters import ablations, latency
 from benchmarks.never_slower import __main__ as never_slower
+from benchmarks.never_slower import speedup
 from benchmarks.never_slower.cells import CPU, NONE
 from benchmarks.plan_time import __main__ as plan_time
 from engine.model.loader import load_spec
