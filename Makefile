@@ -26,7 +26,7 @@ serve: setup  ## start the server with SmolLM2-135M-Instruct on PORT (default 80
 test: setup  ## five minutes: everything that needs no cluster, and one server
 	$(BIN)/python -m pytest -n 2 -m "not cluster and not matrix"
 
-test-cluster: setup  ## eight minutes: clusters, faults, Redis, a browser, GPU kernels under the interpreter
+test-cluster: setup  ## ten minutes: clusters, faults, Redis, a browser, GPU kernels under the interpreter
 	$(BIN)/python -m pytest -n 2 -m "cluster and not matrix"
 
 test-all: setup  ## hours: every topology, kernel and store, machines as namespaces (root), new random examples
