@@ -58,7 +58,7 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     add("--kinds", nargs="+", choices=KINDS, help="of prompts (default: all)")
     add("--temperatures", nargs="+", type=float, help="default: 0 0.8 1")
     add("--concurrency", nargs="+", type=int, help="streams (default: 1 4 16 on the CPU, 16 64 256 simulated)")
-    add("--fixed", nargs="*", default=FIXED, help="methods to compare with besides none; METHOD@NODES")
+    add("--fixed", nargs="*", default=FIXED, help="METHOD or METHOD@NODES, compared with none and auto")
     add("--tokens", type=int, help="of a text, at most (default: 96)")
     add("--texts", type=int, help="of a cell, at most, and at least two turns (default: 48)")
     add("--minutes", type=float, help="no turn begins after so many (default: 180, with --quick 10)")

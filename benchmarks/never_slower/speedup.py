@@ -37,7 +37,7 @@ from benchmarks.never_slower.summary import shown
 from benchmarks.support.prompt_sets import halved, questions
 from benchmarks.support.reporting import Report
 
-METHODS = ("auto@16", "auto@64", "suffix+token-recycling@16", "suffix+token-recycling@64")
+METHODS = ("auto@64", "suffix+token-recycling@8", "suffix+token-recycling@64", "pld@8")
 HEAD = ("method", "batch", "T", "over autoregressive (95 %)", "by kind", "tokens/s", "tokens per forward", "identical")
 
 

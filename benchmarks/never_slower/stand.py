@@ -40,7 +40,7 @@ class Stand:
     Args:
         model: checkpoint directory; it writes the texts of all machines.
         prompts: by kind, as token ids.
-        fixed: methods that ``auto`` is compared with, besides none; as ``Run`` takes them.
+        fixed: methods that ``auto`` is compared with, in addition to none; as ``Run`` takes them.
         tokens: of a text.
         clock: of this process.
     """

@@ -62,7 +62,7 @@ class Run:
     Args:
         cell: of the run.
         turn: of the cell.
-        method: of speculation; ``METHOD@NODES`` has so many nodes instead of the wanted ones.
+        method: of speculation; ``METHOD@NODES`` replaces the default number of nodes.
         engine: fresh; its pool may know earlier requests.
         wanted: what the streams write.
     """

@@ -49,7 +49,7 @@ class ServerProcess(Program):
     """
 
     def __init__(self, model: str, flags: Sequence[str]) -> None:
-        self.model = DEFAULT_MODEL if is_default(model) else Path(model).name
+        self.model = DEFAULT_MODEL if is_default(model) else Path(model).name.removesuffix(".gguf")
         port = free_port()
         self.url = f"http://{HOST}:{port}"
         command = [sys.executable, "-m", "app.cli", "serve", "--model", model, *flags, "--port", str(port)]

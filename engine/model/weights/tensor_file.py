@@ -59,7 +59,7 @@ class OpenFile:
         self._file.close()
 
     def fill(self, buffers: list[memoryview], offset: int) -> None:
-        """Fill buffers, one behind the other, with the file's bytes from ``offset`` on.
+        """Fill buffers, one after the other, with the file's bytes from ``offset`` on.
 
         Raises:
             UnsupportedModelError: the bytes cannot be read, or are no longer there.

@@ -30,7 +30,7 @@ export class Repeated {
   async run(model) {
     this.runs = true;
     const [method] = choices(model.speculative);
-    const fields = { prompt: this.prompt, temperature: 0.8, seed: this.seed, maxTokens: MOST_TOKENS, maxNodes: 32 };
+    const fields = { prompt: this.prompt, temperature: 0.8, seed: this.seed, maxTokens: MOST_TOKENS };
     while (this.runs) {
       this.generation = new Generation(bodyOf(model.id, fields, method, false), (one) => this.#show(one.text));
       await this.generation.run();
