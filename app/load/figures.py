@@ -19,17 +19,11 @@ SHOWN_CHARS = 60  # of answers that differ
 
 @dataclass(frozen=True)
 class Identity:
-    """The result of comparing answers to the same question.
+    """The result of comparing answers to the same question."""
 
-    Args:
-        compared: answers to questions that were answered more than once.
-        groups: questions that were answered more than once.
-        differing: one description per question whose answers differ.
-    """
-
-    compared: int = 0
-    groups: int = 0
-    differing: list[str] = field(default_factory=list)
+    compared: int = 0  # answers to questions that were answered more than once
+    groups: int = 0  # questions that were answered more than once
+    differing: list[str] = field(default_factory=list)  # one description per question whose answers differ
 
 
 class Figures(msgspec.Struct, frozen=True):

@@ -12,63 +12,38 @@ STREAM_BREAKS = (BROKEN, ERROR_EVENT)
 
 @dataclass(slots=True)
 class Break:
-    """An attempt that failed.
+    """An attempt that failed."""
 
-    Args:
-        kind: the word under which the report counts it.
-        message: of the server or the socket.
-        at: when, in seconds of the records' clock.
-        status: HTTP status, if there was an answer.
-        retry_after: seconds to wait that the server asked for, if any.
-        characters: length of the text by then, over all attempts.
-        recovered: seconds until new text came or the answer was complete; None: never.
-    """
-
-    kind: str
-    message: str
-    at: float
-    status: int | None = None
-    retry_after: float | None = None
-    characters: int = 0
-    recovered: float | None = None
+    kind: str  # the word under which the report counts it
+    message: str  # of the server or the socket
+    at: float  # when, in seconds of the records' clock
+    status: int | None = None  # HTTP status, if there was an answer
+    retry_after: float | None = None  # seconds to wait that the server asked for, if any
+    characters: int = 0  # length of the text by then, over all attempts
+    recovered: float | None = None  # seconds until new text came or the answer was complete; None: never
 
 
 @dataclass(slots=True)
 class Record:
-    """One request with all its attempts; times are seconds of one monotonic clock.
+    """One request with all its attempts; times are seconds of one monotonic clock."""
 
-    Args:
-        index: of the request.
-        prompt: index of its prompt.
-        seed: in the body, if any.
-        intended: the moment for which it was planned: its arrival, or when its client became free.
-        sent: when the first attempt began.
-        ended: when the answer was complete, or given up.
-        chunks: when each piece of text came; text that a retry repeats is not counted again.
-        text: of the answer so far.
-        outcome: ``OK``, or the kind of the last break; empty while it runs.
-        prompt_tokens: of the server's usage; None: the server sent none.
-        completion_tokens: likewise.
-        speculation: the server's ``metrics.speculative_decoding``, if any.
-        breaks: attempts that failed, in order; the last is final unless the outcome is ``OK``.
-        diverged: a retry did not begin with the text that had come before.
-    """
-
-    index: int
-    prompt: int
-    seed: int | None
-    intended: float
-    sent: float = 0.0
-    ended: float = 0.0
+    index: int  # of the request
+    prompt: int  # index of its prompt
+    seed: int | None  # in the body, if any
+    intended: float  # the moment for which it was planned: its arrival, or when its client became free
+    sent: float = 0.0  # when the first attempt began
+    ended: float = 0.0  # when the answer was complete, or given up
+    # when each piece of text came; text that a retry repeats is not counted again
     chunks: list[float] = field(default_factory=list)
-    text: str = ""
-    outcome: str = ""
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    text: str = ""  # of the answer so far
+    outcome: str = ""  # ``OK``, or the kind of the last break; empty while it runs
+    prompt_tokens: int | None = None  # of the server's usage; None: the server sent none
+    completion_tokens: int | None = None  # likewise
     finish_reason: str | None = None
-    speculation: dict[str, Any] | None = None
+    speculation: dict[str, Any] | None = None  # the server's ``metrics.speculative_decoding``, if any
+    # attempts that failed, in order; the last is final unless the outcome is ``OK``
     breaks: list[Break] = field(default_factory=list)
-    diverged: bool = False
+    diverged: bool = False  # a retry did not begin with the text that had come before
 
     @property
     def ok(self) -> bool:

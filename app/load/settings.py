@@ -61,39 +61,22 @@ class Slo:
 
 @dataclass(frozen=True)
 class Load:
-    """How the server is loaded.
+    """How the server is loaded."""
 
-    Args:
-        base: of the API, ending in ``/v1``.
-        endpoint: ``CHAT`` or ``COMPLETIONS``.
-        headers: sent with every request.
-        concurrency: clients of a closed loop; None: an open loop.
-        rate: requests per second of an open loop.
-        arrivals: ``POISSON`` or ``FIXED``.
-        requests: upper limit; None: no limit.
-        duration: seconds in which requests begin; None: no limit.
-        warmup: requests before the counted ones.
-        retries: attempts after the first, for each request.
-        timeout: seconds per attempt.
-        seed: of the first request, and of the arrivals.
-        slo: objective of the requests that goodput counts.
-        tls: which https servers are trusted; None: those that the system trusts.
-    """
-
-    base: str
-    endpoint: str = CHAT
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    concurrency: int | None = 1
-    rate: float | None = None
-    arrivals: str = POISSON
-    requests: int | None = None
-    duration: float | None = None
-    warmup: int = 0
-    retries: int = 0
-    timeout: float = 600.0
-    seed: int = 0
-    slo: Slo | None = None
-    tls: ssl.SSLContext | None = None
+    base: str  # of the API, ending in ``/v1``
+    endpoint: str = CHAT  # ``CHAT`` or ``COMPLETIONS``
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # sent with every request
+    concurrency: int | None = 1  # clients of a closed loop; None: an open loop
+    rate: float | None = None  # requests per second of an open loop
+    arrivals: str = POISSON  # ``POISSON`` or ``FIXED``
+    requests: int | None = None  # upper limit; None: no limit
+    duration: float | None = None  # seconds in which requests begin; None: no limit
+    warmup: int = 0  # requests before the counted ones
+    retries: int = 0  # attempts after the first, for each request
+    timeout: float = 600.0  # seconds per attempt
+    seed: int = 0  # of the first request, and of the arrivals
+    slo: Slo | None = None  # objective of the requests that goodput counts
+    tls: ssl.SSLContext | None = None  # which https servers are trusted; None: those that the system trusts
 
     @property
     def url(self) -> str:
@@ -110,18 +93,12 @@ class Load:
 
 @dataclass(frozen=True)
 class Plan:
-    """Prompt, seed and body of every request of a run.
+    """Prompt, seed and body of every request of a run."""
 
-    Args:
-        prompts: fields that each prompt adds to a body.
-        common: fields of all bodies.
-        seed: of request 0; None: bodies have no seed.
-        distinct: number of different requests, which are repeated in turn; None: each request has a seed of its own.
-    """
-
-    prompts: Sequence[Mapping[str, Any]]
-    common: Mapping[str, Any]
-    seed: int | None = 0
+    prompts: Sequence[Mapping[str, Any]]  # fields that each prompt adds to a body
+    common: Mapping[str, Any]  # fields of all bodies
+    seed: int | None = 0  # of request 0; None: bodies have no seed
+    # number of different requests, which are repeated in turn; None: each request has a seed of its own
     distinct: int | None = None
 
     def record(self, index: int, intended: float) -> Record:

@@ -23,26 +23,17 @@ LEAST, MOST = 1e-6, 1e9  # of any input; the least of those that divide
 class Hardware:
     """What is assumed of a GPU, the machine's disk and the way between stages.
 
-    Attributes:
-        memory_bytes_per_s: at which weights and caches are read.
-        flops: dense products a second in the model's dtype, two for a multiplication and an addition.
-        launch_s: seconds of the host for each operator of a step; 0: all of them in one graph.
-        hop_s: software seconds of a step at each stage.
-        turn_s: software seconds of a step in the router.
-        link_bytes_per_s: between two stages; 0: no limit.
-        link_latency_s: of a hop.
-
     Raises:
         ConfigError: a value is out of range.
     """
 
-    memory_bytes_per_s: float = H200_BYTES_PER_S
-    flops: float = H200_FLOPS
-    launch_s: float = 6e-6
-    hop_s: float = 3e-4
-    turn_s: float = 5e-4
-    link_bytes_per_s: float = 0.0
-    link_latency_s: float = 0.0
+    memory_bytes_per_s: float = H200_BYTES_PER_S  # at which weights and caches are read
+    flops: float = H200_FLOPS  # dense products a second in the model's dtype, two for a multiplication and an addition
+    launch_s: float = 6e-6  # seconds of the host for each operator of a step; 0: all of them in one graph
+    hop_s: float = 3e-4  # software seconds of a step at each stage
+    turn_s: float = 5e-4  # software seconds of a step in the router
+    link_bytes_per_s: float = 0.0  # between two stages; 0: no limit
+    link_latency_s: float = 0.0  # of a hop
 
     def __post_init__(self) -> None:
         for name, flag, value in (

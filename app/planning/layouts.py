@@ -23,15 +23,10 @@ Profiles = Callable[[Sequence[LayerRange]], PipelineProfile]
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What speculation is assumed to do.
+    """What speculation is assumed to do."""
 
-    Attributes:
-        tokens_per_forward: None: the fit of docs/scaling.md, at the tree that pays best.
-        nodes: drafted a step, where ``tokens_per_forward`` is given.
-    """
-
-    tokens_per_forward: float | None = None
-    nodes: int = 63
+    tokens_per_forward: float | None = None  # None: the fit of docs/scaling.md, at the tree that pays best
+    nodes: int = 63  # drafted a step, where ``tokens_per_forward`` is given
 
     def __post_init__(self) -> None:
         if self.tokens_per_forward is not None and not 1 <= self.tokens_per_forward <= self.nodes + 1:
@@ -59,41 +54,26 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A way to use all GPUs.
+    """A way to use all GPUs."""
 
-    Attributes:
-        replicas: pipelines.
-        held: what each stage of a pipeline holds, its part of the KV cache included; empty: it does not fit.
-        kv_bytes: KV cache of one pipeline over its stages.
-        sequences: of the asked context that fit at once, over all replicas.
-        rates: of the numbers of streams that fit.
-        why_not: why it does not fit; "": it does.
-    """
-
-    replicas: int
+    replicas: int  # pipelines
     stages: int
+    # what each stage of a pipeline holds, its part of the KV cache included; empty: it does not fit
     held: Sequence[StageMemory] = ()
-    kv_bytes: int = 0
-    sequences: int = 0
-    rates: Sequence[Rate] = ()
-    why_not: str = ""
+    kv_bytes: int = 0  # KV cache of one pipeline over its stages
+    sequences: int = 0  # of the asked context that fit at once, over all replicas
+    rates: Sequence[Rate] = ()  # of the numbers of streams that fit
+    why_not: str = ""  # why it does not fit; "": it does
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is planned.
+    """What is planned."""
 
-    Attributes:
-        gpus: of all replicas.
-        usable: bytes of one GPU for weights, KV cache and a step.
-        context: tokens of a sequence, prompt and output.
-        stages: of a pipeline; None: every number that divides the GPUs.
-    """
-
-    gpus: int
-    usable: int
-    context: int
-    stages: int | None = None
+    gpus: int  # of all replicas
+    usable: int  # bytes of one GPU for weights, KV cache and a step
+    context: int  # tokens of a sequence, prompt and output
+    stages: int | None = None  # of a pipeline; None: every number that divides the GPUs
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus <= MOST_GPUS:

@@ -19,22 +19,15 @@ ESTIMATES = "Rates and times are estimates: formulas of docs/scaling.md, nothing
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of it.
+    """All of it."""
 
-    Attributes:
-        model: as it was named.
-        model_flags: of ``spectra serve``, for that model in its dtype and quantization.
-        disks: bytes a second at which one stage reads its weights, each a case.
-        best: the layout to take; None: the model does not fit.
-    """
-
-    model: str
-    model_flags: str
+    model: str  # as it was named
+    model_flags: str  # of ``spectra serve``, for that model in its dtype and quantization
     sizes: ModelSizes
     wanted: Wanted
-    disks: Sequence[float]
+    disks: Sequence[float]  # bytes a second at which one stage reads its weights, each a case
     found: Sequence[Layout]
-    best: Layout | None
+    best: Layout | None  # the layout to take; None: the model does not fit
     inputs: Sequence[Input]
 
     @property

@@ -25,21 +25,13 @@ DEVICE = "cuda"  # what plans are made for: its default dtype is the checkpoint'
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """A model by its sizes.
+    """A model by its sizes."""
 
-    Attributes:
-        spec: of its config.
-        parameters: of every part, a number.
-        weights: of every part, bytes.
-        dtype: of what is not int8, and of the KV cache.
-        config: Hugging Face's.
-    """
-
-    spec: ModelSpec
-    parameters: ModelParts
-    weights: ModelParts
-    dtype: torch.dtype
-    config: Any
+    spec: ModelSpec  # of its config
+    parameters: ModelParts  # of every part, a number
+    weights: ModelParts  # of every part, bytes
+    dtype: torch.dtype  # of what is not int8, and of the KV cache
+    config: Any  # Hugging Face's
 
     @classmethod
     def of(cls, config: Any, dtype: torch.dtype, quantization: str | None = None) -> ModelSizes:
