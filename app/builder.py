@@ -13,6 +13,7 @@ from app.composition.operation import access_options, log_options, trace_options
 from app.composition.pipeline import aliases, pipeline_options, router_options, target_options
 from app.composition.playground import playground_options
 from app.composition.retrieval import retrieval_options
+from app.composition.sampling import sampling_defaults
 from app.composition.serve_options import CPUS, of_ingress, of_retrieval, of_router, of_target
 from app.composition.speculation import check_served_drafter, placement, served_speculators
 from app.config.errors import config_of
@@ -82,11 +83,13 @@ def _targets(config: ServeConfig) -> list[Application]:
 
 
 def _edge(config: ServeConfig, is_private: bool) -> EdgeOptions:
+    sampling = sampling_defaults(config)
     return EdgeOptions(
         target_name(config.model),
         config.revision,
         VERSION,
-        config.default_max_tokens,
+        int(sampling.pop("max_tokens", config.default_max_tokens)),
+        sampling,
         int(config.max_body_mib * 2**20),
         log_options(config),
         config.retrieval_namespace,

@@ -44,6 +44,7 @@ class EdgeOptions:
     revision: str | None  # on the hub
     version: str
     default_max_tokens: int
+    sampling: dict[str, float]  # fields of requests that leave them out
     max_body_bytes: int
     logs: LogOptions
     shared_namespace: str
@@ -124,6 +125,7 @@ def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
         version=options.version,
         max_body_bytes=options.max_body_bytes,
         default_max_tokens=options.default_max_tokens,
+        sampling=options.sampling,
         access_log=options.logs.access,
         log_prompts=options.logs.prompts,
         shared_namespace=options.shared_namespace,

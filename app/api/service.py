@@ -24,6 +24,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     version: str = "0.1.0"
     max_body_bytes: int = 4 * MEBI
     default_max_tokens: int = 1024  # of a request without limit; less if the context is shorter
+    sampling: dict[str, float] = {}  # sampling fields of requests that leave them out; others have OpenAI's defaults
     access_log: bool = True  # a log line for every request that was served
     log_prompts: bool = False  # which holds the beginning of its prompt
     tool_parser: str = "auto"  # the family whose calls of tools the model writes; auto: as its template shows; none

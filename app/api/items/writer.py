@@ -120,7 +120,8 @@ class ResponseWriter:
         }
         if has_ended:
             fields["metrics"] = speculative_metrics([self._choice], self._texts)
-        return fields | asked_fields(asked)
+        params = self._choice.request.params
+        return fields | asked_fields(asked) | {"temperature": params.temperature, "top_p": params.top_p}
 
     def _usage(self) -> dict[str, Any]:
         counts = usage([self._choice])
@@ -138,7 +139,6 @@ class ResponseWriter:
 
 def asked_fields(asked: ResponsesRequest) -> dict[str, Any]:
     """What a response says again of the body that asked for it."""
-    chat = asked.chat
     return {
         "instructions": asked.instructions,
         "max_output_tokens": asked.max_output_tokens,
@@ -146,11 +146,9 @@ def asked_fields(asked: ResponsesRequest) -> dict[str, Any]:
         "metadata": asked.metadata,
         "parallel_tool_calls": asked.parallel_tool_calls,
         "reasoning": {"effort": asked.reasoning.effort, "summary": None},
-        "temperature": chat.temperature,
         "text": {"format": asked.text.format.fields},
         "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else dict(asked.tool_choice),
         "tools": [dict(tool) for tool in asked.tools],
         "top_logprobs": asked.top_logprobs,
-        "top_p": chat.top_p,
         "user": asked.user,
     }

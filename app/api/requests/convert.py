@@ -62,6 +62,8 @@ class Converter:
                 log-probabilities of prompts, or the chat template refuses the messages.
             PromptTooLongError: a prompt and its limit of tokens exceed the context.
         """
+        absent = {name: value for name, value in self._settings.sampling.items() if name not in body.model_fields_set}
+        body = body.model_copy(update=absent)
         common = granted(body, caller, self._settings, self.card)
         if isinstance(body, ChatCompletionRequest):
             extras = Extras(body.offered, body.template_variables)

@@ -3,17 +3,17 @@
 To add a field that clients may send: declare it here, map it in `convert` (or `grants`, if it takes a key's leave) of
 this room to the engine's request, and add it there (`engine/request.py`, or `engine/sampling/params.py` if it is a
 sampling parameter). The request travels unchanged from the edge to the scheduler. A field that cannot be honoured
-belongs into ``unsupported``.
+belongs into `declined_fields`.
 
-Unknown fields are refused; `parsing` turns violations into OpenAI's errors. Defaults are OpenAI's (temperature 1.0,
-top_p 1.0), except that a request without a token limit may use what fits into the context, up to
-`Settings.default_max_tokens`.
+Unknown fields are refused; `parsing` turns violations into OpenAI's errors. Defaults are those of `Settings.sampling`,
+then OpenAI's (temperature 1.0, top_p 1.0), except that a request without a token limit may use what fits into the
+context, up to `Settings.default_max_tokens`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -150,14 +150,7 @@ class GenerationRequest(StructuredFields, TextFields):
 class ChatCompletionRequest(ToolFields, GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "modalities": (["text"],),
-        "audio": (),
-        "verbosity": (),
-        "web_search_options": (),
-    }
+    endpoint = "chat"
 
     messages: Annotated[Messages, Field(min_length=1)]
     max_completion_tokens: Annotated[Int32, Field(ge=1)] | None = None  # the newer name of max_tokens
@@ -199,7 +192,7 @@ class ChatCompletionRequest(ToolFields, GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": ("",), "best_of": (1,)}
+    endpoint = "completions"
 
     prompt: list[str | list[int]]  # after validation: one entry per prompt
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

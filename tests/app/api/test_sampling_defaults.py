@@ -1,0 +1,136 @@
+"""Sampling fields that a request leaves out have the values of the model's generation_config.json, as in vLLM."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.access.options import AccessOptions
+from app.api.application import create_app
+from app.api.edge import Edge
+from app.api.http import Api
+from app.api.service import Settings
+from app.composition.sampling import FILE, sampling_defaults
+from app.config.errors import config_of
+from engine.errors import ConfigError
+from engine.sampling.params import SamplingParams
+from tests.app.conftest import ScriptedBackend, client_of
+
+RECOMMENDED = {"temperature": 0.25, "top_p": 0.75, "top_k": 20, "min_p": 0.125, "repetition_penalty": 1.5}
+OPENAIS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+USER = {"role": "user", "content": "hello"}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/completions": {"prompt": "hello"},
+    "/v1/responses": {"input": "hello"},
+}
+
+
+def fields_of(params: SamplingParams) -> dict[str, float]:
+    return {name: getattr(params, name) for name in OPENAIS}
+
+
+@pytest.fixture
+def api(backend: ScriptedBackend) -> Api:
+    return Api(backend, backend.tokenizer, Settings(sampling=dict(RECOMMENDED)))
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_request_has_the_models_values_for_fields_that_it_leaves_out(
+    path: str, api: Api, backend: ScriptedBackend
+) -> None:
+    async def post(**fields: Any) -> tuple[dict[str, float], httpx.Response]:
+        answer = await client.post(path, json=BODIES[path] | {"model": "tiny", **fields})
+        assert answer.status_code == 200, answer.text
+        return fields_of(backend.seen[-1].params), answer
+
+    async with client_of(create_app(api)) as client:
+        params, answer = await post()
+        assert params == RECOMMENDED
+        if path == "/v1/responses":
+            assert {name: answer.json()[name] for name in ("temperature", "top_p")} == {
+                "temperature": 0.25,
+                "top_p": 0.75,
+            }
+        assert (await post(**dict.fromkeys(RECOMMENDED)))[0] == RECOMMENDED, "a null is an absent field"
+        assert (await post(**OPENAIS))[0] == OPENAIS, "a field that is given counts, also with OpenAI's value"
+        assert (await post(top_p=0.5))[0] == RECOMMENDED | {"top_p": 0.5}
+
+
+async def test_handles_have_the_models_values_too(api: Api, backend: ScriptedBackend) -> None:
+    edge = Edge(api, AccessOptions())
+    await edge.generate({"messages": [USER]})
+    assert fields_of(backend.seen[-1].params) == RECOMMENDED
+    await edge.generate({"prompt": "hello", "temperature": 0})
+    assert fields_of(backend.seen[-1].params) == RECOMMENDED | {"temperature": 0}
+
+
+def defaults_of(folder: Path, written: object, **given: Any) -> dict[str, float]:
+    """Return the defaults of a model whose generation_config.json has ``written``."""
+    (folder / FILE).write_text(json.dumps(written))
+    return sampling_defaults(config_of({"model": str(folder), **given}))
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ({}, {}),
+        ({"eos_token_id": 2, "top_h": 0.5, "num_beams": 4, "presence_penalty": 1}, {}),
+        (RECOMMENDED, RECOMMENDED),
+        (dict.fromkeys(RECOMMENDED), {}),
+        ({"temperature": 1, "top_k": -1}, {"temperature": 1, "top_k": -1}),
+        ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.6}),
+        ({"do_sample": False}, {}),
+        ({"max_new_tokens": 77, "max_length": 9}, {"max_tokens": 77}),
+    ],
+)
+def test_the_fields_of_vllm_are_read(written: dict[str, Any], expected: dict[str, float], tmp_path: Path) -> None:
+    assert defaults_of(tmp_path, written) == expected
+    assert defaults_of(tmp_path, written, generation_config="none") == {}
+    assert "max_tokens" not in defaults_of(tmp_path, written, default_max_tokens=5)
+
+
+def test_a_model_without_the_file_has_openais_defaults(tmp_path: Path) -> None:
+    assert sampling_defaults(config_of({"model": str(tmp_path)})) == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ({"temperature": -1}, "temperature is -1; it must be at least 0.0"),
+        ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
+        ({"top_p": 0}, "top_p is 0; it must be greater than 0.0"),
+        ({"top_k": 1.5}, "top_k is 1.5; it must be an integer"),
+        ({"repetition_penalty": [1]}, r"repetition_penalty is \[1\]; it must be a number"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be at least 1"),
+    ],
+)
+def test_a_value_that_no_request_may_have_is_refused_with_file_and_key(
+    written: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    expected = rf"^\S*/generation_config.json: {says}. generation_config \(--generation-config\) none ignores it$"
+    with pytest.raises(ConfigError, match=expected):
+        defaults_of(tmp_path, written)
+    assert defaults_of(tmp_path, written, generation_config="none") == {}
+
+
+def test_the_edge_of_an_application_gets_the_values(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # importing Serve warns
+        from app.builder import build_app
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    (folder / FILE).write_text(json.dumps({"eos_token_id": 2, "max_new_tokens": 33} | RECOMMENDED))
+    for given, expected in (
+        ({}, (33, RECOMMENDED)),
+        ({"default_max_tokens": 44}, (44, RECOMMENDED)),
+        ({"generation_config": "none"}, (1024, {})),
+    ):
+        application: Any = build_app({"model": str(folder), "method": "pld", "kv_gib": 0.01, **given})
+        edge = application._bound_deployment.init_args[2]
+        assert (edge.default_max_tokens, edge.sampling) == expected
