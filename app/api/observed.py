@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.access.caller import caller_of
 from app.api.choice import Choice
 from app.api.items.body import ResponsesRequest
+from app.api.requests.declined_fields import DECLINED
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
 from app.telemetry.access_log import AccessLog
@@ -98,7 +99,7 @@ def request_fields() -> Fields:
     """The fields of all bodies, and those whose values may be logged."""
     known, shown = set[str](), set(NAMES)
     for body in BODIES:
-        known |= body.unsupported.keys()
+        known |= DECLINED.get(body.endpoint, {}).keys()
         _collect("", body, known, shown)
     return Fields(frozenset(known), frozenset(shown))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -101,15 +101,7 @@ class ResponseStreamOptions(Strict):
 class ResponsesRequest(HintFields):
     """Body of POST /v1/responses."""
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "previous_response_id": (),
-        "conversation": (),
-        "prompt": (),
-        "background": (False,),
-        "truncation": ("disabled",),
-        "context_management": ([],),
-        "moderation": (),
-    }
+    endpoint = "responses"
 
     model: Name
     input: Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

@@ -9,6 +9,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from app.api.requests.declined_fields import DECLINED
 from engine.errors import PromptTooLongError, RequestError
 
 Schema = TypeVar("Schema", bound="Strict")
@@ -16,6 +17,7 @@ SMALL = 16_384  # bytes that are parsed within 2 ms, whatever they hold
 MAX_NESTED = 65_536  # strings, arrays and objects of a body
 MAX_DIGITS = 128  # of a number; Python takes quadratic time to read them
 MAX_KEYS = 64  # of an object
+MAX_EXACT = 2**53  # doubles have all integers up to it
 MAX_SHOWN = 64  # characters of a client's value in an error
 DIGITS = bytes.maketrans(b"123456789", b"000000000")
 BOUNDS = {
@@ -37,18 +39,29 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
-    # OpenAI's fields that this server cannot honour, and their values that ask for nothing.
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    endpoint: ClassVar[str] = ""  # whose fields `DECLINED` lists
 
     @model_validator(mode="before")
     @classmethod
     def _given(cls, value: Any) -> Any:
-        """Without nulls. Each unknown field would be an error of its own."""
+        """The fields without nulls. Each unknown field would be an error of its own."""
         if not isinstance(value, dict):
             return value
         if len(value) > MAX_KEYS:
             raise refuse(f"has {len(value)} fields; it must have at most {MAX_KEYS}")
-        return {name: field for name, field in value.items() if field is not None}
+        return {name: _with_integers(field) for name, field in value.items() if field is not None}
+
+
+def _with_integers(value: Any) -> Any:
+    """The value, or each item of a list of numbers, with 5 for 5.0: clients whose numbers are doubles write the latter.
+
+    Fields that take fractions take integers too.
+    """
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) <= MAX_EXACT else value
+    if isinstance(value, list) and float in map(type, value):
+        return [_with_integers(item) if isinstance(item, float) else item for item in value]
+    return value
 
 
 def parse(schema: type[Schema], body: bytes, max_numbers: int) -> Schema:
@@ -56,7 +69,7 @@ def parse(schema: type[Schema], body: bytes, max_numbers: int) -> Schema:
 
     Raises:
         RequestError: malformed JSON, more than ``MAX_NESTED`` values or ``max_numbers`` numbers, an unknown or
-            unsupported field, or a value out of range.
+            declined field, or a value out of range.
     """
     if len(body) > SMALL:
         _check_values(body, max_numbers)
@@ -103,15 +116,19 @@ def validated(schema: type[Schema], fields: Any) -> Schema:
 
 
 def _known_fields(schema: type[Strict], fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields that the schema declares; refuses others unless their value asks for nothing."""
+    """Fields that the schema declares; refuses others unless their value is null or neutral."""
+    declined = DECLINED.get(schema.endpoint, {})
     known = {}
     for name, value in fields.items():
         if name in schema.model_fields:
             known[name] = value
-        elif name not in schema.unsupported:
+        elif value is None or (name in declined and value in declined[name].neutral):
+            continue
+        elif name not in declined:
             raise RequestError(f"unknown field {shorten(name)}", name[:MAX_SHOWN])
-        elif value is not None and value not in schema.unsupported[name]:
-            raise RequestError(f"{name} is {shorten(value)}; this server does not support it: leave it out", name)
+        else:
+            advice = declined[name].advice or "leave it out"
+            raise RequestError(f"{name} is {shorten(value)}; this server does not support it: {advice}", name)
     return known
 
 

@@ -14,6 +14,8 @@ from app.api.requests.tool_fields import TemplateFields
 class TokenizeRequest(TemplateFields):
     """Body of POST /tokenize: a prompt, or messages and what else the chat template is told, as vLLM takes it."""
 
+    endpoint = "tokenize"
+
     model: Name | None = None
     prompt: str | None = None
     messages: Annotated[Messages, Field(min_length=1)] | None = None
