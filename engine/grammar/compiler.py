@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from engine.grammar.answer_matcher import AnswerMatcher
 from engine.grammar.forcing import with_bounded_forcing
-from engine.grammar.grammar import MOST_CHARS, Grammar, GrammarError
+from engine.grammar.grammar import MOST_CHARS, Grammar, GrammarError, Thought
 from engine.grammar.multiples import check_multiples
 from engine.grammar.state import GrammarState
+from engine.grammar.thoughts import ThoughtTokens
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -45,11 +47,14 @@ class Grammars:
         self._eos_ids = tuple(eos_ids)
         self._vocab_size = vocab_size
         self._tokenizer: LLTokenizer | None = None
-        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._marks: dict[int, bytes] = {}  # texts of added tokens
+        self._texts: list[bytes] = []  # of all tokens, read with the first thought
+        self._thoughts: dict[Thought, ThoughtTokens] = {}
+        self._kept: OrderedDict[str, Future[AnswerMatcher]] = OrderedDict()
         self._lock = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
 
-    def prepare(self, grammar: Grammar) -> Future[LLMatcher]:
+    def prepare(self, grammar: Grammar) -> Future[AnswerMatcher]:
         """Begin to compile, unless it is compiled or under way; the future raises GrammarError."""
         key = grammar.digest
         with self._lock:
@@ -69,7 +74,7 @@ class Grammars:
         A grammar that cannot be compiled, or whose text ``tokens`` do not begin, gives a state with ``error``.
         """
         try:
-            matcher = self.prepare(grammar).result().deep_copy()
+            matcher = self.prepare(grammar).result().copy()
         except GrammarError as error:
             return GrammarState(None, self._eos_ids, self._vocab_size, str(error))
         state = GrammarState(matcher, self._eos_ids, self._vocab_size)
@@ -77,27 +82,49 @@ class Grammars:
             state.advance(token)
         return state
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        """A matcher at the beginning, with its first mask made: copies of it are warm."""
+    def _compile(self, grammar: Grammar) -> AnswerMatcher:
+        """A matcher at the beginning, with its first masks made: copies of it are warm."""
+        matchers = [self._compile_source(grammar.source)]
+        if grammar.other_source:
+            try:
+                matchers.append(self._compile_source(grammar.other_source))
+            except GrammarError as error:
+                raise GrammarError(str(error), is_other=True) from None
+        thought = None if grammar.thought is None else self._prepare_thought(grammar.thought)
+        return AnswerMatcher(matchers, -(-self._vocab_size // 32), thought)
+
+    def _compile_source(self, source: str) -> LLMatcher:
+        """The matcher of one source, at the beginning.
+
+        Raises:
+            GrammarError: it cannot be compiled, or no text satisfies it.
+        """
         from llguidance import LLMatcher
 
-        if len(grammar.source) > MOST_CHARS:
-            raise GrammarError(f"it has {len(grammar.source)} characters; it must have at most {MOST_CHARS}")
-        check_multiples(grammar.source)
+        if len(source) > MOST_CHARS:
+            raise GrammarError(f"it has {len(source)} characters; it must have at most {MOST_CHARS}")
+        check_multiples(source)
         tokenizer = self._tokenizer = self._tokenizer or self._load()
-        matcher = LLMatcher(tokenizer, with_bounded_forcing(grammar.source), log_level=0, limits=_limits())
+        matcher = LLMatcher(tokenizer, with_bounded_forcing(source), log_level=0, limits=_limits())
         if matcher.is_error():
             raise GrammarError(_reason(matcher.get_error()))
-        first = GrammarState(matcher, self._eos_ids, self._vocab_size)
-        first.words()
         # A text that is forced for too long ends the fuel in silence; what follows its last token says so.
         ahead = matcher.deep_copy()
         ahead.consume_tokens(ahead.compute_ff_tokens())
-        behind = GrammarState(ahead, self._eos_ids, self._vocab_size)
-        behind.words()
-        if error := first.error or behind.error:
-            raise GrammarError(f"no text can begin: {error}")
+        for each in (matcher, ahead):
+            _, error = AnswerMatcher([each], -(-self._vocab_size // 32)).words()
+            if error:
+                raise GrammarError(f"no text can begin: {error}")
         return matcher
+
+    def _prepare_thought(self, thought: Thought) -> ThoughtTokens:
+        """How this vocabulary's tokens move through a thought."""
+        tokenizer = self._tokenizer
+        if not self._texts and tokenizer is not None:
+            self._texts = [self._marks.get(i) or tokenizer.decode_bytes([i]) for i in range(tokenizer.vocab_size)]
+        if thought not in self._thoughts:
+            self._thoughts[thought] = ThoughtTokens(thought, self._texts, self._eos_ids, self._vocab_size)
+        return self._thoughts[thought]
 
     def _load(self) -> LLTokenizer:
         from llguidance import LLTokenizer
@@ -105,18 +132,19 @@ class Grammars:
         if not self._eos_ids:
             raise GrammarError("the model has no token that ends a text")
         try:
-            return LLTokenizer(_without_marks(self._read()), eos_token=[*self._eos_ids])
+            document = json.loads(self._read())
+            self._marks = {token["id"]: token["content"].encode() for token in document.get("added_tokens", ())}
+            return LLTokenizer(_without_marks(document), eos_token=[*self._eos_ids])
         except (OSError, ValueError) as error:
             raise GrammarError(f"the model's tokenizer cannot be used with grammars: {error}") from error
 
 
-def _without_marks(tokenizer: str) -> str:
-    """A ``tokenizer.json`` whose added tokens such as ``<tool_call>`` have the text of none.
+def _without_marks(document: dict[str, Any]) -> str:
+    """A ``tokenizer.json``, changed in place, whose added tokens such as ``<tool_call>`` have the text of none.
 
     llguidance takes them for special tokens, which grammars name by id and no text stands for. The tokenizer however
     cuts a text that a grammar forces into them, and no token could follow. So it must not know them by their text.
     """
-    document = json.loads(tokenizer)
     model = document.get("model", {})
     vocabulary = model.get("vocab")
     _check_lengths(vocabulary or (), document.get("added_tokens", ()))

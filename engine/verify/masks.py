@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.device import is_host
-from engine.grammar.state import Words, forbidden, words_of
+from engine.grammar.words import Words, forbidden, words_of
 from engine.sampling.params import SamplingParams
 from engine.sampling.shift import masks_stops
 from engine.tree import ROOT

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.grammar.compiler import Grammars
-from engine.grammar.state import forbidden
+from engine.grammar.words import forbidden
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
 from engine.tree import ROOT, TokenTree

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from engine.grammar import compiler
 from engine.grammar.compiler import Grammars
 from engine.grammar.grammar import Grammar, GrammarError
-from engine.grammar.state import forbidden, has, words_of
+from engine.grammar.words import forbidden, has, words_of
 from engine.tree import ROOT, TokenTree
 from tests.support.grammars import PERSON, letters, of_lark, of_regex, of_schema, tiny_grammars
 from tests.support.tiny_models import tiny_tokenizer

@@ -14,7 +14,7 @@ from engine.errors import RequestError
 from engine.events import ABORT, LENGTH, STOP
 from engine.grammar import compiler
 from engine.grammar.grammar import Grammar
-from engine.grammar.state import has
+from engine.grammar.words import has
 from engine.loop import Completion, Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams

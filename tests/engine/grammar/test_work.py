@@ -14,7 +14,7 @@ import pytest
 from engine.grammar.forcing import MOST_FORCED, UNFORCED, with_bounded_forcing
 from engine.grammar.grammar import Grammar, GrammarError
 from engine.grammar.multiples import check_multiples
-from engine.grammar.state import forbidden
+from engine.grammar.words import forbidden
 from tests.support.grammars import PERSON, of_lark, of_regex, of_schema, tiny_grammars
 from tests.support.tiny_models import tiny_tokenizer
 

@@ -8,7 +8,7 @@ import pytest
 
 from app.api.tools.families import FAMILIES
 from app.api.tools.grammar import CallGrammars
-from engine.grammar.state import has
+from engine.grammar.words import has
 from tests.support.grammars import of_lark, tiny_grammars
 from tests.support.tiny_models import tiny_tokenizer
 

@@ -1,0 +1,101 @@
+"""The free text before an answer: where it ends, and which tokens may end it.
+
+Markers are found in the bytes of tokens, so one may be a single token, be spelled by several, or share a token with the
+text around it. Only a token that would also begin the answer is not allowed, because the grammar reads whole tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from engine.grammar.grammar import Thought
+from engine.grammar.words import Words, has, words_of
+
+NEWLINE = b"\n"
+MOST_NEWLINES = 2  # after the closing marker, as models write them; they belong to no answer
+OPENING, INSIDE, AFTER = range(3)
+
+
+class Place(NamedTuple):
+    """Where a text stands before its answer."""
+
+    phase: int  # OPENING, INSIDE or AFTER
+    count: int  # bytes of the phase's marker so far; AFTER: newlines
+
+
+class ThoughtTokens:
+    """How the tokens of one vocabulary move through a thought.
+
+    Args:
+        thought: its markers.
+        texts: bytes of every token.
+        eos_ids: tokens that end a text; none may inside a thought.
+        vocab_size: of the model.
+    """
+
+    def __init__(self, thought: Thought, texts: Sequence[bytes], eos_ids: Sequence[int], vocab_size: int) -> None:
+        self._opening, self._closing = thought.opening.encode(), thought.closing.encode()
+        self._texts = texts
+        self.start = Place(OPENING if self._opening else INSIDE, 0)
+        by_first: dict[int, list[int]] = {byte: [] for byte in self._opening + NEWLINE}
+        enders: list[int] = []
+        last = self._closing[-1:]
+        for token, text in enumerate(texts):
+            if text and text[0] in by_first:
+                by_first[text[0]].append(token)
+            if last in text[:-1]:
+                enders.append(token)
+        self.newlines = words_of(by_first[NEWLINE[0]], vocab_size)  # tokens that begin with one
+        free = ~words_of(eos_ids, vocab_size)
+        self._words = {
+            Place(OPENING, n): self._passing(Place(OPENING, n), by_first[byte], vocab_size)
+            for n, byte in enumerate(self._opening)
+        }
+        for n in range(len(self._closing)):
+            place = Place(INSIDE, n)
+            stuck = [token for token in enders if self.move(place, token) is None]
+            self._words[place] = free & ~words_of(stuck, vocab_size)
+        for n in range(MOST_NEWLINES):
+            self._words[Place(AFTER, n)] = self._passing(Place(AFTER, n), by_first[NEWLINE[0]], vocab_size)
+
+    def words(self, place: Place) -> Words:
+        """The tokens after which the answer has still not begun."""
+        return self._words[place]
+
+    def move(self, place: Place, token: int) -> Place | None:
+        """The place after a token; None: the token is no part of the thought and what surrounds it."""
+        phase, count = place
+        text = self._texts[token] if token < len(self._texts) else b""
+        if not text:
+            return place if phase == INSIDE else None
+        for byte in text:
+            if phase == OPENING:
+                if byte != self._opening[count]:
+                    return None
+                count += 1
+                if count == len(self._opening):
+                    phase, count = INSIDE, 0
+            elif phase == INSIDE:
+                count = _overlap(self._closing[:count] + bytes((byte,)), self._closing)
+                if count == len(self._closing):
+                    phase, count = AFTER, 0
+            elif byte == NEWLINE[0] and count < MOST_NEWLINES:
+                count += 1
+            else:
+                return None
+        return Place(phase, count)
+
+    def begins_line(self, token: int) -> bool:
+        """Whether a token's text begins with a line break."""
+        return has(self.newlines, token)
+
+    def _passing(self, place: Place, tokens: Iterable[int], vocab_size: int) -> Words:
+        return words_of((token for token in tokens if self.move(place, token) is not None), vocab_size)
+
+
+def _overlap(text: bytes, marker: bytes) -> int:
+    """Bytes of the longest end of ``text`` that begins ``marker``."""
+    return next(
+        size for size in range(min(len(text), len(marker)), -1, -1) if marker.startswith(text[len(text) - size :])
+    )
