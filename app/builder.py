@@ -35,7 +35,7 @@ def target_names(n: int) -> list[str]:
 def build_app(args: ServeConfig | dict[str, Any]) -> Application:
     """The application of a configuration, or of the plain keys that Ray hands over.
 
-    ``serve run app.builder:build_app model=... method=...`` and a RayService's ``args`` work.
+    ``serve run spectra_serve:build_app model=... method=...`` and a RayService's ``args`` work.
 
     Raises:
         ConfigError: a key or value is wrong, or a model, drafter or library is not there.

@@ -1,4 +1,4 @@
-"""``serve run app.main:app`` and ``serve build app.main:app``: the application with its defaults."""
+"""``serve run spectra_serve:app`` and ``serve build spectra_serve:app``: the application with its defaults."""
 
 from __future__ import annotations
 

@@ -41,7 +41,11 @@ def start_compiling() -> subprocess.Popen[bytes] | None:
     if any(cache_folder().glob("compiled-*/*/*.nbi")):
         return None
     quiet = subprocess.DEVNULL
-    command = [sys.executable, "-c", f"from {__name__} import compile_kernels; compile_kernels()"]
+    command = [
+        sys.executable,
+        "-Pc",
+        f"import spectra_serve; from {__name__} import compile_kernels; compile_kernels()",
+    ]
     return subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
 
 

@@ -27,7 +27,7 @@ from engine.model.resolve import check_model_name
 if TYPE_CHECKING:
     from ray.serve.schema import ServeApplicationSchema
 
-OURS = "app.builder.build_app"  # or with a colon; whose args are ours to judge
+OURS = ("spectra_serve.build_app", "app.builder.build_app")  # or with a colon; whose args are ours to judge
 CONFIG = "config.json"  # in every model's directory
 STAND_INS = {  # for paths of other machines; no hub is asked
     "model": HUB_ID,
@@ -67,7 +67,7 @@ def check_deploy_file(path: Path, *, elsewhere: bool = False) -> list[str]:
 
 def is_ours(import_path: str) -> bool:
     """Whether an application is made by ``build_app``."""
-    return import_path.replace(":", ".") == OURS
+    return import_path.replace(":", ".") in OURS
 
 
 def _wrong_args(args: dict[str, Any], elsewhere: bool) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import secrets
 import socket
@@ -31,6 +32,7 @@ SWITCHES = {  # of every Ray that runs the application
     # On a busy machine a proxy takes long to start. By default Serve kills it after 5 s, and the server's start fails.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_worker_niceness": "0",  # Ray's default of 15 starves the model next to anything else
+    "RAY_preload_python_modules": "spectra_serve",  # or workers would take packages of our names from the user's folder
     "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -135,9 +137,19 @@ def _proxy_ports(first: int) -> dict[str, str]:
 
 def folder_for_sockets() -> str:
     """Where a server's temporary folder goes. HAProxy takes socket paths of at most 97 characters, and Serve puts 57
-    of its own into the one it makes of ours."""
-    usual = tempfile.gettempdir()
-    return usual if len(usual) + len("/spectra-12345678") + 57 + len("/s") <= 97 else "/tmp"
+    of its own into the one it makes of ours.
+
+    Raises:
+        ConfigError: the path of the temporary folder is too long, and ``/tmp`` cannot be written.
+    """
+    usual, longest = tempfile.gettempdir(), 97 - len("/spectra-12345678") - 57 - len("/s")
+    if len(usual) <= longest:
+        return usual
+    if not os.access("/tmp", os.W_OK):
+        raise ConfigError(
+            f"TMPDIR is {usual}; where /tmp cannot be written, as here, paths of sockets allow it {longest} characters"
+        )
+    return "/tmp"
 
 
 def check_port(host: str, port: int) -> None:

@@ -24,14 +24,20 @@ def init_ray(options: dict[str, Any]) -> None:
     itself blocks SIGINT likewise.
 
     A busy machine may not start Ray within the 30 s that Ray allows; then it is started again.
+
+    Ray would have its workers import from the current folder first, where any module may have the name of a library's.
+    It does not if the job brings a working directory.
     """
     import ray
+    from ray.job_config import JobConfig
 
+    job = JobConfig()
+    job._runtime_env_has_working_dir = lambda: True
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it could not take the signals
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     for n_left in reversed(range(N_STARTS)):
         try:
-            ray.init(**options)
+            ray.init(**options, job_config=job)
             return
         except Exception as error:  # Ray has no class for it
             if RAY_GAVE_UP not in str(error) or not n_left:

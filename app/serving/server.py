@@ -160,8 +160,9 @@ class Server:
             os.environ.setdefault("RAY_BACKEND_LOG_JSON", "1")  # of Ray's own processes
 
     def _client(self, timeout: float) -> httpx.Client:
-        """For this server's own requests to itself."""
-        return httpx.Client(timeout=timeout, verify=True if self._watch is None else client_context(self._watch.bundle))
+        """For this server's own requests to itself, which no proxy of the environment takes."""
+        trust = True if self._watch is None else client_context(self._watch.bundle)
+        return httpx.Client(timeout=timeout, verify=trust, trust_env=False)
 
     def _start_ray(self) -> None:
         """In a thread of its own, while this one keeps the signals: Ray puts its handlers in place as it starts, and

@@ -95,7 +95,7 @@ class Site:
     def deploy(self) -> None:
         """``serve deploy`` of the config as it is now."""
         options = [{"name": name, "ray_actor_options": {"num_cpus": cpus}} for name, cpus in self.cpus.items()]
-        application = {"name": "spectra", "import_path": "app.builder:build_app", "args": self.args}
+        application = {"name": "spectra", "import_path": "spectra_serve:build_app", "args": self.args}
         self.head.deploy({"applications": [application | {"deployments": options}]})
 
     async def replicas(self, session: aiohttp.ClientSession, update: str) -> Replicas:

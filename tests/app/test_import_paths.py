@@ -9,8 +9,7 @@ import pytest
 
 CODE = """
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as build
-from app.builder import build_app
-from app.main import app
+from spectra_serve import app, build_app
 print(type(app).__name__, type(build(build_app, {"model": "demo", "stages": "2"})).__name__)
 """
 

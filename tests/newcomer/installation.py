@@ -22,7 +22,7 @@ def build_wheel(folder: Path) -> Path:
     source = folder / "source"
     for package in packages():
         shutil.copytree(package, source / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("spectra_serve.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
     (wheel,) = folder.glob("*.whl")

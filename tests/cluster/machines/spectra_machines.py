@@ -21,7 +21,7 @@ METHODS = ("autoregressive", "pld", "spectra-core", "auto")
 def serve_config(**args: Any) -> dict[str, Any]:
     """As a RayService holds it: what speaks to clients runs on edge nodes, stages on nodes of their own."""
     given = {"model": str(saved_checkpoint()), "name": "tiny", "method": "auto"} | PLACED | args
-    return {"applications": [{"name": NAME, "import_path": "app.builder:build_app", "args": given}]}
+    return {"applications": [{"name": NAME, "import_path": "spectra_serve:build_app", "args": given}]}
 
 
 def job(number: int, n_tokens: int) -> dict[str, Any]:

@@ -1,0 +1,99 @@
+"""The one module that a process imports first: it keeps the process apart from the user's folder and proxy.
+
+The packages of spectra-serve have common names such as ``app``. Ray's workers and ``serve run`` search the current
+folder first, where a project may have an ``app`` of its own. Importing this module loads our packages from next to it,
+and prepares the environment of this process and of those that it starts. Our other modules need nothing from it.
+
+It is the ``spectra`` command, a module that Ray's workers load before any task, and the import path for Serve:
+``serve run spectra_serve:build_app model=...``, ``serve run spectra_serve:app``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+HOME = Path(__file__).resolve().parent
+PACKAGES = ("app", "deployments", "engine", "retrieval_store", "speculators")
+PRELOADED = "RAY_preload_python_modules"  # Ray's workers import these modules before they search any job's folders
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+LOOPBACK = "localhost,127.0.0.1,::1"
+ANY_ADDRESS = "0.0.0.0/0,::/0"  # gRPC understands networks; an HTTP library may not
+LONGEST_TEMPORARY = 38  # bytes; Ray appends up to 69 for a socket, whose path has at most 107
+
+
+def load_packages() -> None:
+    """Import our packages from this module's folder, whatever ``sys.path`` says; their modules then come from there.
+
+    Raises:
+        ImportError: this process has already imported another package of the same name.
+    """
+    for name in PACKAGES:
+        if name in sys.modules:
+            found = getattr(sys.modules[name], "__file__", None)
+            if found is None or Path(found).resolve().parent != HOME / name:
+                raise ImportError(
+                    f"package {name} of spectra-serve is needed, but {found} is imported: import it later"
+                )
+            continue
+        spec = PathFinder.find_spec(name, [str(HOME)])
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+def prepare_environment(environment: MutableMapping[str, str]) -> None:
+    """Change variables for this process and those that it starts: Ray loads this module in every worker, calls to
+    loopback and all gRPC calls, which only go to the cluster, use no proxy, and sockets fit into the temporary folder.
+    """
+    modules = environment.get(PRELOADED, "").split(",")
+    environment[PRELOADED] = ",".join(filter(None, dict.fromkeys([*modules, __name__])))
+    if any(environment.get(name) or environment.get(name.upper()) for name in PROXIES):
+        without = environment.get("no_proxy") or environment.get("NO_PROXY", "")
+        if without != "*":  # the only value that libraries understand as a whole
+            without = _extended(without, LOOPBACK)
+        environment["no_proxy"] = environment["NO_PROXY"] = without
+        environment["no_grpc_proxy"] = _extended(environment.get("no_grpc_proxy", ""), f"{LOOPBACK},{ANY_ADDRESS}")
+    if len(os.fsencode(environment.get("TMPDIR", ""))) > LONGEST_TEMPORARY and os.access("/tmp", os.W_OK):
+        environment["TMPDIR"] = "/tmp"
+
+
+def _extended(given: str, more: str) -> str:
+    """Two lists of hosts as one."""
+    return ",".join(filter(None, dict.fromkeys(host.strip() for host in f"{given},{more}".split(","))))
+
+
+def main() -> int:
+    """Run the ``spectra`` command; return its exit status."""
+    from app.cli import main as run
+
+    return run()
+
+
+def build_app(args: dict[str, Any]) -> Application:
+    """Return the application of a configuration: ``app.builder.build_app``."""
+    from app.builder import build_app as build
+
+    return build(args)
+
+
+def __getattr__(name: str) -> Application:
+    """Build the application with its defaults when ``app`` is read, as Serve does."""
+    if name != "app":
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from app.main import app
+
+    return app
+
+
+load_packages()
+prepare_environment(os.environ)
