@@ -115,8 +115,11 @@ class _StopString:
         # Of every beginning of the stop string that was matched so far: the longest shorter beginning that it ends with
         self._borders = [0, 0]
 
-    def advance(self, text: str, end: int) -> int | None:
-        """Append ``text[:end]``; returns where in it the stop string is first complete, None if it never is."""
+    def advance(self, text: str, end: int, *, counts: bool) -> int | None:
+        """Append ``text[:end]``; returns where in it the stop string is first complete.
+
+        None if it never is, or if it is and the match does not count.
+        """
         stop, n, borders = self.stop, self.n_matched, self._borders
         at = 0
         while at < end:
@@ -129,10 +132,12 @@ class _StopString:
                 continue
             n += 1
             at += 1
-            if n == len(stop):
-                return at
             if n == len(borders):
                 self._add_border()
+            if n == len(stop):
+                if counts:
+                    return at
+                n = borders[n]
         self.n_matched = n
         return None
 
@@ -150,13 +155,18 @@ class StopMatcher:
 
     The match that is complete first wins, and among those the longest. ``matched`` is the string found, ``tokens`` how
     many tokens had been pushed when it was complete. A character takes constant time per stop string, on average.
+
+    Args:
+        stops: the stop strings.
+        first_token: a match that is complete with fewer tokens does not count.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], first_token: int = 0) -> None:
         if not all(stops):
             raise ValueError("a stop string is empty")
         self._stops = [_StopString(stop) for stop in stops]
         self._firsts = frozenset(stop[0] for stop in stops)
+        self._first_token = first_token
         self._held = ""  # a possible beginning of a stop string
         self.matched: str | None = None
         self.tokens = 0
@@ -189,7 +199,7 @@ class StopMatcher:
         """Where in ``text`` the first match ends, all of it without one; sets ``matched``."""
         end = len(text)
         for stop in self._stops:
-            found = stop.advance(text, end)
+            found = stop.advance(text, end, counts=self.tokens >= self._first_token)
             if found is not None and (self.matched is None or found < end or len(stop.stop) > len(self.matched)):
                 end, self.matched = found, stop.stop
         return end

@@ -8,6 +8,7 @@ import msgspec
 
 from app.api.requests.schemas import GenerationRequest
 from app.api.tools.answer import AnswerReader, Reading
+from app.api.tools.reasoning import CLOSE, OPEN, ReasoningReader
 from engine.text import Detokenizer
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class AnswerForm(msgspec.Struct, frozen=True):
     includes_stop: bool = False  # the stop string, or a stop id's text, ends the text
     shown: frozenset[int] = frozenset()  # special tokens that have text nevertheless: marks that are read
     echo: str = ""  # the text begins with it
+    is_echo_alone: bool = False  # and has nothing else: the engine's one token is dropped
     reading: Reading | None = None  # None: the text is content as it is
 
     @staticmethod
@@ -29,13 +31,14 @@ class AnswerForm(msgspec.Struct, frozen=True):
         family = None if reading is None else reading.family
         marks = () if family is None else family.marks
         if reading is not None and reading.has_reasoning:
-            marks = (*marks, "<think>", "</think>")
+            marks = (*marks, OPEN, CLOSE)
         vocabulary = tokenizer.backend_tokenizer
         ids = (vocabulary.token_to_id(mark) for mark in marks)
         return AnswerForm(
             body.skip_special_tokens,
             body.include_stop_str_in_output,
             frozenset(found for found in ids if found is not None),
+            is_echo_alone=body.token_limit == 0,
             reading=reading,
         )
 
@@ -46,6 +49,12 @@ class AnswerForm(msgspec.Struct, frozen=True):
     def detokenizer(self, tokenizer: PreTrainedTokenizerFast) -> Detokenizer:
         """Makes the text."""
         return Detokenizer(tokenizer, self.skip_special_tokens, self.shown)
+
+    def reasoning(self) -> ReasoningReader | None:
+        """Finds the reasoning in the text; None: it has none."""
+        if self.reading is None or not self.reading.has_reasoning:
+            return None
+        return ReasoningReader(is_open=self.reading.is_open)
 
     def reader(self) -> AnswerReader | None:
         """Reads the text into parts; None: it has only content."""

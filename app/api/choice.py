@@ -9,9 +9,10 @@ import msgspec
 
 from app.api.answer_form import PLAIN, AnswerForm
 from app.api.piece import Piece
+from app.api.tools.reasoning import CLOSE, ReasoningReader
 from deployments.submission.messages import ModelCard
 from engine.errors import RequestError, TargetLostError
-from engine.events import ABORT, STOP, RequestStats, SourceCounts, StepEvent, StepTrace, TokenLogprob, histogram
+from engine.events import ABORT, LENGTH, STOP, RequestStats, SourceCounts, StepEvent, StepTrace, TokenLogprob, histogram
 from engine.request import Request
 from engine.text import StopMatcher
 
@@ -53,13 +54,17 @@ class Choice:
         self.request = request
         self.max_nodes = card.draft_limit(request)  # drafted nodes that a step may have
         self.n_tokens = 0  # generated tokens in the answer, a terminating stop id included
+        self.n_reasoning = 0  # of them, those of the reasoning, its end mark included
         self.stats: RequestStats | None = None  # of the last event; None if a stop string ended the text
         self.first_at: float | None = None  # ``time.perf_counter`` at its first tokens
         self.finish_reason: str | None = None  # None: it is not complete
         self._eos_ids = card.eos_ids
         self._detokenizer = form.detokenizer(tokenizer)
-        self._matcher = StopMatcher(request.params.stop) if request.params.stop else None
-        self._by_token = self._matcher is not None or request.params.logprobs is not None
+        params = request.params
+        self._matcher = StopMatcher(params.stop, params.min_tokens + 1) if params.stop else None
+        self._by_token = self._matcher is not None or params.logprobs is not None
+        self._reasoning = form.reasoning()
+        self._reasoning_end = tokenizer.backend_tokenizer.token_to_id(CLOSE)
         self._n_chars = len(form.echo)  # of the text so far
         self._step_tokens: list[int] = []
         self._step_accepted: list[int] = []  # only where a stop string may end the text
@@ -82,12 +87,19 @@ class Choice:
             raise TargetLostError("the request was aborted by the server; send it again")
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
+        if self.form.is_echo_alone:
+            nothing = None if event.logprobs is None else []
+            event = msgspec.structs.replace(
+                event, token_ids=[], logprobs=nothing, finish_reason=LENGTH, stop_reason=None
+            )
         piece = self._by_tokens(event) if self._by_token else self._at_once(event)
         if self.form.echo and not self.n_tokens:
             piece = msgspec.structs.replace(piece, text=self.form.echo + piece.text)
         if self.request.trace:
             self._trace(event, piece.token_ids)
         self._count(event, len(piece.token_ids))
+        if self._reasoning is not None:
+            self._count_reasoning(self._reasoning, piece)
         self.finish_reason = piece.finish_reason
         return piece
 
@@ -165,6 +177,16 @@ class Choice:
             draft = draft if self._n_held <= MOST_HELD else draft.path()
         self._untold.append(TracedStep(self._n_steps, used, draft))
         self._n_steps += 1
+
+    def _count_reasoning(self, reader: ReasoningReader, piece: Piece) -> None:
+        """Count a piece's tokens up to the end of the reasoning; exact where one token spells the end mark."""
+        ids, was_inside = piece.token_ids, reader.is_inside
+        content = reader.push(piece.text, [])
+        has_end = self._reasoning_end in ids
+        if has_end or was_inside or reader.is_inside:
+            self.n_reasoning += ids.index(self._reasoning_end) + 1 if has_end else len(ids)
+        if has_end or content:
+            self._reasoning = None
 
     def _count(self, event: StepEvent, used: int) -> None:
         if self.n_tokens:  # the first event is that of the prefill

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 from app.api.requests.parsing import validated
-from app.api.requests.schemas import CompletionRequest
+from app.api.requests.schemas import ChatCompletionRequest
 from app.config.serve import ServeConfig
 from app.inputs.models import texts_path
 from engine.errors import ConfigError, RequestError
+from engine.model.checkpoint_files import read_json_object
 
 FILE = "generation_config.json"
 FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")  # those that vLLM takes
@@ -20,17 +19,20 @@ def sampling_defaults(config: ServeConfig) -> dict[str, float]:
     As in vLLM, ``do_sample`` has no effect. A ``default_max_tokens`` of the configuration replaces ``max_new_tokens``.
 
     Raises:
-        ConfigError: the file is not a JSON object, or no request may have one of its values.
+        ConfigError: no request may have one of the values.
+        UnsupportedModelError: the file is not a JSON object.
     """
     path = texts_path(config.model, config.revision) / FILE
     if config.generation_config == "none" or not path.exists():
         return {}
-    found = json.loads(path.read_bytes())
+    found = read_json_object(path)
     fields = {name.replace("_new_", "_"): found[name] for name in FIELDS if found.get(name) is not None}
     if "default_max_tokens" in config.model_fields_set:
         fields.pop("max_tokens", None)
     try:
-        request = validated(CompletionRequest, {"model": "", "prompt": "x"} | fields)
+        request = validated(
+            ChatCompletionRequest, {"model": "", "messages": [{"role": "user", "content": ""}]} | fields
+        )
     except RequestError as error:
         reason = str(error).replace("max_tokens", "max_new_tokens")
         raise ConfigError(f"{path}: {reason}. generation_config (--generation-config) none ignores it") from None

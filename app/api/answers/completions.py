@@ -57,15 +57,18 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     prompt = sum(len(c.request.prompt) for c in choices if c.request.params.choice == 0)
     completion = sum(c.n_tokens for c in choices)
     first = [c.final_stats() for c in choices if c.request.params.choice == 0]
+    details: dict[str, int] = {}
+    if choices[0].form.reasoning() is not None:
+        details["reasoning_tokens"] = sum(c.n_reasoning for c in choices)
+    if choices[0].request.prediction:
+        details |= prediction_usage([c.final_stats() for c in choices])
     figures = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(stats.cached_tokens for stats in first if stats is not None)},
     }
-    if choices[0].request.prediction:
-        figures["completion_tokens_details"] = prediction_usage([c.final_stats() for c in choices])
-    return figures
+    return figures | ({"completion_tokens_details": details} if details else {})
 
 
 def speculative_metrics(choices: Sequence[Choice], texts: TokenTexts) -> dict[str, Any]:

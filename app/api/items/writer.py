@@ -125,14 +125,11 @@ class ResponseWriter:
 
     def _usage(self) -> dict[str, Any]:
         counts = usage([self._choice])
-        thoughts = [item["content"][0]["text"] for item in self._items.done if item["type"] == "reasoning"]
-        encoded = self._texts.tokenizer.backend_tokenizer.encode_batch(thoughts, add_special_tokens=False)
         return {
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": counts["prompt_tokens_details"] | {"cache_write_tokens": 0},  # nothing is billed
             "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": sum(map(len, encoded))}
-            | counts.get("completion_tokens_details", {}),
+            "output_tokens_details": {"reasoning_tokens": 0} | counts.get("completion_tokens_details", {}),
             "total_tokens": counts["total_tokens"],
         }
 

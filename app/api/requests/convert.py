@@ -71,7 +71,7 @@ class Converter:
             prompts = [self.encode_chat(body.messages, extras)]
         else:
             self._check_choices(len(body.prompt) * body.n, common)
-            prompts = [self._prompt_ids(p) for p in body.prompt]
+            prompts = [self._prompt_ids(p, body.add_special_tokens) for p in body.prompt]
         prompts = [self._cut(body, prompt) for prompt in prompts]
         check_logprobs_of_prompts(body, prompts)
         self.check_ids(body.stop_token_ids, "stop_token_ids")
@@ -139,7 +139,7 @@ class Converter:
         """
         if len(ids) > self.card.max_model_len:
             raise PromptTooLongError(
-                f"tokens has {len(ids)} ids; it must have at most {self.card.max_model_len}, this model's context",
+                f"tokens has {len(ids)} ids; this model's maximum context length is {self.card.max_model_len} tokens",
                 "tokens",
             )
         self.check_ids(ids, "tokens")
@@ -195,14 +195,15 @@ class Converter:
         Raises:
             PromptTooLongError: the prompt and the limit exceed the context.
         """
-        room, wanted = self.card.max_model_len - n_prompt, body.token_limit
-        if room < (wanted or 1) or room < body.min_tokens:
+        room, limit = self.card.max_model_len - n_prompt, body.token_limit
+        least = max(limit or 1, body.min_tokens)
+        if room < least:
             raise PromptTooLongError(
-                f"the prompt has {n_prompt} tokens and {max(wanted or 1, body.min_tokens)} more are wanted, "
-                f"but the context of this model is {self.card.max_model_len} tokens",
+                f"This model's maximum context length is {self.card.max_model_len} tokens, and the request needs "
+                f"{n_prompt + least}: {n_prompt} of the prompt and {least} of the answer; shorten one of them",
                 "messages" if isinstance(body, ChatCompletionRequest) else "prompt",
             )
-        return wanted or max(body.min_tokens, min(room, self._settings.default_max_tokens))
+        return least if limit is not None else max(least, min(room, self._settings.default_max_tokens))
 
     def _bad_word(self, text: str) -> list[tuple[int, ...]]:
         found = self._encoder.word(text)
@@ -219,14 +220,13 @@ class Converter:
             most = max(1, self.card.max_model_len - max(body.token_limit or 1, body.min_tokens))
         return prompt if most is None else prompt[-most:]
 
-    def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, str):
-            ids = self.encode(prompt, add_special_tokens=True) if prompt else []
-        else:
-            ids = prompt
-            self.check_ids(ids, "prompt")
+    def _prompt_ids(self, prompt: str | list[int], add_special_tokens: bool) -> list[int]:
+        if not isinstance(prompt, str):
+            self.check_ids(prompt, "prompt")
+            return prompt
+        ids = self.encode(prompt, add_special_tokens=add_special_tokens)
         if not ids:
-            raise RequestError("prompt is empty; it must have at least one token", "prompt")
+            raise RequestError("prompt has no tokens; it must have at least one", "prompt")
         return ids
 
     def _check_choices(self, wanted: int, common: Request) -> None:

@@ -96,7 +96,9 @@ def _check_values(body: bytes, max_numbers: int) -> None:
     if n_nested > MAX_NESTED:
         raise RequestError(f"the body has more than {MAX_NESTED} strings, arrays and objects")
     if bare.count(b",") > MAX_NESTED + max_numbers:  # an item each
-        raise PromptTooLongError(f"the body has more than {max_numbers} numbers; no prompts of this model have so many")
+        raise PromptTooLongError(
+            f"the body has more than {max_numbers} numbers; this model's maximum context length is below so many tokens"
+        )
     if b"0" * (MAX_DIGITS + 1) in bare.translate(DIGITS):
         raise RequestError(f"the body has a number of more than {MAX_DIGITS} digits")
 

@@ -67,13 +67,13 @@ def prediction_ids(
     ids = encoder.encode(prediction.content, "prediction", max_model_len, add_special_tokens=False)
     if len(ids) > max_model_len:
         raise PromptTooLongError(
-            f"prediction has {len(ids)} tokens; it must have at most {max_model_len}, this model's context",
+            f"prediction has {len(ids)} tokens; this model's maximum context length is {max_model_len} tokens",
             "prediction",
         )
     return ids
 
 
-def prediction_usage(every: Sequence[RequestStats | None]) -> dict[str, Any]:
+def prediction_usage(every: Sequence[RequestStats | None]) -> dict[str, int]:
     """``completion_tokens_details`` of answers to a request with a prediction: tokens of it that were drafted and
     accepted, and drafted and not accepted, over all choices."""
     counts = [stats.by_source.get(SOURCE, NONE) for stats in every if stats is not None]

@@ -195,6 +195,8 @@ class CompletionRequest(GenerationRequest):
     endpoint = "completions"
 
     prompt: list[str | list[int]]  # after validation: one entry per prompt
+    max_tokens: Annotated[Int32, Field(ge=0)] | None = None  # 0: an echo alone, with the prompt's log-probabilities
+    add_special_tokens: bool = True
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool = False  # the text begins with the prompt
 
@@ -208,6 +210,12 @@ class CompletionRequest(GenerationRequest):
         if not is_list or not (all(isinstance(p, str) for p in prompts) or all(_is_ids(p) for p in prompts)):
             raise refuse("must be a string, a list of strings, a list of token ids or a list of such lists")
         return prompts
+
+    @model_validator(mode="after")
+    def _writes_a_text(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise refuse("max_tokens is 0; it must be at least 1 unless echo is true")
+        return self
 
     @property
     def logprob_count(self) -> int | None:

@@ -90,8 +90,8 @@ class TextEncoder:
         """
         if self._per_token is not None and len(text) > self._per_token * max_model_len:
             raise PromptTooLongError(
-                f"{param} has {len(text)} characters; the context of this model is {max_model_len} tokens, and "
-                f"no text of more than {self._per_token * max_model_len} characters fits into it",
+                f"{param} has {len(text)} characters; this model's maximum context length is {max_model_len} tokens, "
+                f"and no text of more than {self._per_token * max_model_len} characters fits into it",
                 param,
             )
         # The batch, unlike `encode`, releases the lock; "fast" leaves out offsets, which are not needed.

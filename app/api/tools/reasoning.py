@@ -24,6 +24,11 @@ class ReasoningReader:
         self._at_edge = True  # only spaces since the last mark
         self._state: Callable[[str, list[Part]], str] = self._inside if is_open else self._at_start
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether the text ends inside the reasoning."""
+        return self._state == self._inside
+
     def push(self, text: str, parts: list[Part]) -> str:
         """More text: appends the reasoning to ``parts``, and returns what is content."""
         return self._state(text, parts)

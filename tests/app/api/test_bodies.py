@@ -56,7 +56,7 @@ TOO_LARGE = {
     "a list": (text(b'"a"', b',"top_k":[' + many(b"[]", 60_000) + b"]"), "it must be an integer"),
     "a method": (text(b'"a"', b',"speculative":{"method":"' + LONG + b'"}'), "at most 256"),
     "a text": (("/tokenize", b'{"prompt":"' + LONG + b'"}'), "no text of more than"),
-    "tokens": (("/detokenize", b'{"tokens":[' + many(b"5", 257) + b"]}"), "at most 256"),
+    "tokens": (("/detokenize", b'{"tokens":[' + many(b"5", 257) + b"]}"), "context length is 256"),
     "strings": (("/detokenize", b'{"tokens":[' + many(b'""', MEBI) + b"]}"), "more than 65536 strings"),
 }
 CANNOT_FIT = {"a message", "ids", "escapes", "a text", "tokens"}

@@ -91,7 +91,7 @@ def test_options_mean_the_same_as_in_a_chat() -> None:
         ({"top_logprobs": 2}, "top_logprobs", "in include"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format", "json_schema"),
         ({"text": {"format": BAD_PATTERN}}, "text.format", "cannot"),
-        ({"max_output_tokens": 10**6}, "input", "the context of this model"),
+        ({"max_output_tokens": 10**6}, "input", "model's maximum context length"),
     ],
 )
 async def test_an_unsupported_item_or_field_is_refused(
