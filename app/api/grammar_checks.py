@@ -29,10 +29,12 @@ class GrammarChecks:
         """Compile a grammar, in a thread, unless it is known.
 
         Raises:
-            RequestError: it cannot be compiled, no text satisfies it, or it takes too much work; ``field`` asks for it.
+            RequestError: it cannot be compiled, no text satisfies it, or it takes too much work. It names ``field``,
+                or ``tools`` if the other source fails.
         """
         compiling = asyncio.wrap_future(self._grammars.prepare(grammar))
         try:
             await asyncio.shield(compiling)  # others may wait for the same
         except GrammarError as error:
+            field = "tools" if error.is_other else field
             raise RequestError(f"{field} cannot be honoured: {error}", field) from None

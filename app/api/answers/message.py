@@ -13,7 +13,7 @@ TOOL_CALLS = "tool_calls"  # the finish reason of an answer that ended with its 
 
 
 def whole_message(reader: AnswerReader, text: str) -> dict[str, Any]:
-    """The message of a complete text; content is null beside calls or reasoning if there is none."""
+    """The message of a complete text; content is null if there are calls and no text."""
     parts = [*reader.push(text), *reader.flush()]
     content = "".join(part.text for part in parts if isinstance(part, Text))
     reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
@@ -24,7 +24,7 @@ def whole_message(reader: AnswerReader, text: str) -> dict[str, Any]:
         elif isinstance(part, Arguments):
             calls[part.index]["function"]["arguments"] += part.text
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    if (calls or reasoning) and not content:
+    if calls and not content:
         message["content"] = None
     if reasoning:
         message["reasoning_content"] = reasoning

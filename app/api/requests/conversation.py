@@ -17,9 +17,9 @@ from app.api.requests.tool_fields import FunctionTool, ToolCall, ToolFields
 from app.api.tools.answer import Reading
 from app.api.tools.families import FAMILIES, Family, family_of
 from app.api.tools.grammar import CallGrammars
-from app.api.tools.reasoning import CLOSE
+from app.api.tools.reasoning import CLOSE, OPEN
 from engine.errors import RequestError
-from engine.grammar.grammar import MOST_CHARS, Grammar
+from engine.grammar.grammar import MOST_CHARS, Grammar, Thought
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 GLOBALS = {*DEFAULT_NAMESPACE, "messages", "tools", "documents", "raise_exception", "strftime_now", "loop"}
 AUTO, NONE = "auto", "none"
+THINKING = "enable_thinking"  # the variable by which clients turn reasoning off
 
 
 class Extras(msgspec.Struct, frozen=True):
@@ -81,24 +82,41 @@ class ChatTemplate:
             )
         except FAILURES as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from None
-        return str(text)
+        closes = self.has_reasoning and extras.variables.get(THINKING) is False and not _mentions(source, THINKING)
+        return _with_closed_thought(str(text)) if closes and add_generation_prompt else str(text)
 
-    def reading(self, fields: ToolFields, is_open: bool) -> Reading | None:
-        """What an answer may hold besides content; None: nothing. ``is_open``: it begins inside the reasoning."""
-        if not fields.offered and not self.has_reasoning:
+    def thought(self, prompt_end: str) -> Thought | None:
+        """The reasoning that an answer to a prompt may begin with; None: there is none, or the prompt has closed it."""
+        end = prompt_end.rstrip()
+        if not self.has_reasoning or end.endswith(CLOSE):
+            return None
+        return Thought(CLOSE, "" if end.endswith(OPEN) else OPEN)
+
+    def reading(self, fields: ToolFields, thought: Thought | None, *, has_form: bool) -> Reading | None:
+        """What an answer may hold in addition to content, which has a form where ``has_form``; None: nothing."""
+        has_reasoning = self.has_reasoning and not (has_form and thought is None)
+        if not fields.offered and not has_reasoning:
             return None
         names = frozenset(tool.function.name for tool in fields.offered)
         most = None if fields.parallel_tool_calls else 1
-        return Reading(self.family if names else None, names, most, self.has_reasoning, is_open)
+        is_open = thought is not None and not thought.opening
+        return Reading(self.family if names else None, names, most, has_reasoning, is_open, has_form)
 
-    def call_grammar(self, fields: ToolFields, is_open: bool) -> Grammar:
-        """What an answer is that has to call a tool, or may call tools of which one is strict.
-
-        ``is_open``: it begins inside the reasoning.
+    def grammar(self, fields: ToolFields, form: Grammar | None, thought: Thought | None) -> Grammar | None:
+        """What masks keep an answer to: its form, calls of tools, or either of them; None: it is free.
 
         Raises:
-            RequestError: the grammar is too large.
+            RequestError: the grammar of the calls is too large.
         """
+        made = form
+        if fields.keeps_calls or (form is not None and fields.offered):
+            must_call = bool(fields.forced)
+            calls = self._call_source(fields, is_alone=must_call or form is not None)
+            made = Grammar(calls) if form is None or must_call else Grammar(form.source, calls)
+        return None if made is None else msgspec.structs.replace(made, thought=thought)
+
+    def _call_source(self, fields: ToolFields, *, is_alone: bool) -> str:
+        """The grammar of an answer that is calls alone, or may have calls after any text."""
         assert self.family is not None, "checked when the prompt was rendered"
         from llguidance import LLMatcher  # with the first request that needs it
 
@@ -107,12 +125,10 @@ class ChatTemplate:
         special = {token.content: i for i, token in added.items() if token.special or _is_tag(token.content)}
         functions = [(tool.function.name, tool.function.parameters) for tool in fields.forced or fields.offered]
         calls = CallGrammars(self.family, functions, fields.may_repeat, special)
-        close = CLOSE if is_open else ""
-        lark = calls.forced(close) if fields.forced else calls.allowed(close)
-        source = LLMatcher.grammar_from_lark(lark)
+        source: str = LLMatcher.grammar_from_lark(calls.forced() if is_alone else calls.allowed())
         if len(source) > MOST_CHARS:
             raise RequestError(f"tools make a grammar of {len(source)} characters; at most {MOST_CHARS} go", "tools")
-        return Grammar(source)
+        return source
 
     def _check(self, messages: Sequence[Message], extras: Extras, source: str) -> None:
         """Refuse what the template would pass over in silence."""
@@ -125,7 +141,9 @@ class ChatTemplate:
                     f"--tool-parser {', '.join(FAMILIES)}",
                     "tools",
                 )
-        for name in extras.variables:
+        for name, value in extras.variables.items():
+            if name == THINKING and (self.has_reasoning if value is True else value is False):
+                continue  # the server itself closes the thought where the template does not
             if name in self._reserved or not _mentions(source, name):
                 param = name if name == "reasoning_effort" else "chat_template_kwargs"
                 raise RequestError(f"{param}: this model's chat template takes no {name}; leave it out", param)
@@ -160,6 +178,14 @@ def _source(tokenizer: PreTrainedTokenizerFast, tools: list[dict[str, Any]] | No
         return str(tokenizer.get_chat_template(None, tools))
     except ValueError:  # several, and none for this
         return ""
+
+
+def _with_closed_thought(prompt: str) -> str:
+    """A prompt after which the model has thought nothing and answers."""
+    end = prompt.rstrip()
+    if end.endswith(CLOSE):
+        return prompt
+    return prompt + ("" if end.endswith(OPEN) else f"{OPEN}\n") + f"\n{CLOSE}\n\n"
 
 
 def _mentions(source: str, name: str) -> bool:

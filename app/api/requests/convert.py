@@ -20,10 +20,10 @@ from app.api.requests.schemas import MAX_CHOICES, ChatCompletionRequest, Complet
 from app.api.requests.tokenizing import TextEncoder
 from app.api.service import Settings
 from app.api.tools.answer import Reading
-from app.api.tools.reasoning import OPEN
 from app.telemetry.exchange import current
 from deployments.submission.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError
+from engine.grammar.grammar import Thought
 from engine.request import Request
 from engine.sampling.history import MOST_RECENT
 from engine.sampling.params import SamplingParams
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-PROMPT_END = 8  # tokens that spell a mark and the spaces behind it
+PROMPT_END = 16  # tokens that spell a mark and the spaces after it
 
 
 class Converter:
@@ -89,9 +89,9 @@ class Converter:
         )
         for prompt in prompts:
             params = self._params(body, self._token_limit(body, len(prompt)), seed, bad_words)
-            if isinstance(body, ChatCompletionRequest) and body.keeps_calls:
-                calls = self._template.call_grammar(body, self._is_open(prompt))
-                params = msgspec.structs.replace(params, grammar=calls)
+            if isinstance(body, ChatCompletionRequest):
+                grammar = self._template.grammar(body, body.grammar, self._thought(prompt))
+                params = msgspec.structs.replace(params, grammar=grammar)
             for choice in range(body.n):
                 own = msgspec.structs.replace(params, choice=choice, prompt_logprobs=None) if choice else params
                 choice_id = f"{response_id}-{len(requests)}"
@@ -119,12 +119,12 @@ class Converter:
         """What the answer to a prompt may hold besides content; None: nothing, its text is content as it is."""
         if not isinstance(body, ChatCompletionRequest):
             return None
-        return self._template.reading(body, self._is_open(prompt))
+        return self._template.reading(body, self._thought(prompt), has_form=bool(body.forms))
 
-    def _is_open(self, prompt: list[int]) -> bool:
-        """Whether the answer begins inside the model's reasoning."""
+    def _thought(self, prompt: list[int]) -> Thought | None:
+        """The reasoning that the answer may begin with."""
         end = self._encoder.decode(prompt[-PROMPT_END:]) if self._template.has_reasoning else ""
-        return end.rstrip().endswith(OPEN)
+        return self._template.thought(end)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of a prompt; raises PromptTooLongError if it cannot fit into the context."""

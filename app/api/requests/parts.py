@@ -36,7 +36,7 @@ class Message(Strict):
         if not isinstance(value, dict):
             return value
         given = {k: v for k, v in value.items() if not (v is None or (v == [] and k != "content"))}
-        if given.get("role") == "assistant" and ("tool_calls" in given or "reasoning_content" in given):
+        if given.get("role") == "assistant" and {"content", "tool_calls", "reasoning_content"} & value.keys():
             given.setdefault("content", "")
         return given
 

@@ -164,10 +164,6 @@ class ChatCompletionRequest(ToolFields, GenerationRequest):
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:
             raise refuse("max_tokens and max_completion_tokens differ; give only one of them")
-        if self.forms and self.offered:
-            raise refuse(
-                f"{next(iter(self.forms))} goes without tools: a text of that form calls none; give one of them"
-            )
         if self.keeps_calls and (self.ignore_eos or self.allowed_token_ids or self.bad_words):
             what = "tool_choice forces a call" if self.forced else "tools has a strict function"
             raise refuse(f"{what}, which goes without ignore_eos, allowed_token_ids and bad_words")

@@ -18,13 +18,16 @@ class Reading(msgspec.Struct, frozen=True):
     most_calls: int | None = None  # None: any number
     has_reasoning: bool = False
     is_open: bool = False  # the text begins inside the reasoning
+    keeps_spaces: bool = False  # a grammar governs the content, so its own spaces stay
 
 
 class AnswerReader:
     """Reads a growing text; the same parts come of it, however it is cut."""
 
     def __init__(self, reading: Reading) -> None:
-        self._reasoning = ReasoningReader(is_open=reading.is_open) if reading.has_reasoning else None
+        self._reasoning = None
+        if reading.has_reasoning:
+            self._reasoning = ReasoningReader(is_open=reading.is_open, keeps_spaces=reading.keeps_spaces)
         self._calls = None
         if reading.family is not None:
             self._calls = CallParser(reading.family, reading.offered, reading.most_calls)

@@ -41,22 +41,13 @@ class CallGrammars:
         if not self.functions:
             raise ValueError("a grammar of calls needs a function")
 
-    def forced(self, close: str = "") -> str:
-        """At least one call, and nothing else.
-
-        Args:
-            close: mark that ends what was open before the answer; "": nothing was.
-        """
+    def forced(self) -> str:
+        """At least one call, and nothing else."""
         opens = "" if self.family.is_bare else f"{self._mark(self.family.opens[0])} "
-        start = f"{opens}{self._calls}"
-        return self._rules(f'{self._mark(close)} "\\n\\n" {start}' if close else start)
+        return self._rules(f"{opens}{self._calls}")
 
-    def allowed(self, close: str = "") -> str:
-        """Any text, or a text and calls behind it. A text that goes on as one does not begin a call.
-
-        Args:
-            close: as for ``forced``.
-        """
+    def allowed(self) -> str:
+        """Any text, or a text and calls after it. A text that continues as one does not begin a call."""
         opens, starts, rules = self.family.opens[0], [], []
         excluded = [f"(?s:.*){re.escape(opens)}(?s:.*)"]  # which a parser takes for the mark, special token or not
         if self.family.is_bare:  # from its first character on
@@ -65,14 +56,11 @@ class CallGrammars:
             starts.append(f"({' | '.join(f'bare_{i}' for i in range(len(self.functions)))}){self._more}")
             rules += [rule for i, one in enumerate(self.functions) for rule in self._bare(i, *one)]
         # One terminal for all that stands before the call: as soon as it is complete, it is no other text.
-        rules += self._until("lead", "TEXT", opens)
+        is_special = opens in self.special
+        rules.append(f"lead: TEXT {self._mark(opens)}" if is_special else f"lead[suffix={json.dumps(opens)}]: TEXT")
         starts.append(f"lead {self._calls}")
         rules.append(f"TEXT: {' & '.join([ANYTHING, *(f'~/{one}/' for one in excluded)])}")
-        start = " | ".join(["TEXT", *starts])
-        if close:
-            rules += self._until("thought", ANYTHING, close)
-            start = f"thought ({start})"
-        return self._rules(start, *rules)
+        return self._rules(" | ".join(["TEXT", *starts]), *rules)
 
     @property
     def _more(self) -> str:
@@ -96,12 +84,6 @@ class CallGrammars:
 
     def _mark(self, text: str) -> str:
         return f"<[{self.special[text]}]>" if text in self.special else json.dumps(text)
-
-    def _until(self, name: str, text: str, mark: str) -> list[str]:
-        """A rule for some text up to a mark, and with it."""
-        if mark in self.special:
-            return [f"{name}: {text} {self._mark(mark)}"]
-        return [f"{name}[suffix={json.dumps(mark)}]: {text}"]
 
     def _bare(self, i: int, name: str, parameters: dict[str, Any] | None) -> list[str]:
         """Rules of a call without a mark; its beginning is one terminal, which differs from text before it ends."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from app.api.tools.call import SPACES
 from app.api.tools.marks import MAX_SPACES, MarkFinder
 from app.api.tools.parts import Part, Reasoning
+from engine.grammar.thoughts import MOST_NEWLINES
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -16,9 +17,11 @@ class ReasoningReader:
 
     Args:
         is_open: the prompt ends with ``<think>``: the text begins inside.
+        keeps_spaces: a grammar governs what follows: of the spaces after the reasoning, only its line breaks go.
     """
 
-    def __init__(self, *, is_open: bool) -> None:
+    def __init__(self, *, is_open: bool, keeps_spaces: bool = False) -> None:
+        self._breaks = MOST_NEWLINES if keeps_spaces else None  # that go, at most
         self._held = ""
         self._finder = MarkFinder((CLOSE,))
         self._at_edge = True  # only spaces since the last mark
@@ -71,6 +74,9 @@ class ReasoningReader:
 
     def _behind(self, text: str, parts: list[Part]) -> str:
         if self._at_edge:
-            text = text.lstrip(SPACES)
-            self._at_edge = not text
+            rest = text.lstrip(SPACES)
+            if self._breaks is not None:
+                dropped = min(len(text) - len(text.lstrip("\n")), self._breaks)
+                self._breaks, rest = self._breaks - dropped, text[dropped:]
+            text, self._at_edge = rest, not rest
         return text

@@ -77,7 +77,6 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 LARGE = {"type": "integer", "multipleOf": 30_000_001}
 RULES = "root ::= r0\n" + "\r".join(f'r{i} ::= "b" r{i + 1}' for i in range(64)) + '\rr64 ::= "a"'
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -104,7 +103,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": "(a{1000}){1000}"}, "guided_regex", "no text can begin"),
     ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "has an end"),
     ({"guided_regex": "a", "bad_words": ["a"]}, "guided_regex", "leave no token"),
-    ({"guided_regex": "a", "tools": [TOOL]}, "guided_regex", "calls none"),
 ]
 
 

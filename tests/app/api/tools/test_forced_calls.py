@@ -53,9 +53,10 @@ async def same_with_speculation(client: AsyncClient, *methods: str, **fields: An
 async def test_a_random_model_makes_the_forced_call(family: str, tiny_checkpoint: Path) -> None:
     tokenizer = load_tokenizer(tiny_checkpoint)
     tokenizer.chat_template = OF_FAMILY[family]
+    at_once = {"chat_template_kwargs": {"enable_thinking": False}}
     async with over_engine(tiny_checkpoint, tokenizer, 2000) as client:
-        required = await same_with_speculation(client, "auto", tool_choice="required", temperature=0)
-        named = await same_with_speculation(client, "pld", tool_choice=NAMED, temperature=1.0)
+        required = await same_with_speculation(client, "auto", tool_choice="required", temperature=0, **at_once)
+        named = await same_with_speculation(client, "pld", tool_choice=NAMED, temperature=1.0, **at_once)
     for choice, names in ((required, {"forecast", "history"}), (named, {"history"})):
         [call] = choice["message"]["tool_calls"]
         assert choice["finish_reason"] == "tool_calls"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from app.api.tools.families import FAMILIES
 from app.api.tools.grammar import CallGrammars
+from engine.grammar.grammar import Thought
 from engine.grammar.words import has
 from tests.support.grammars import of_lark, tiny_grammars
 from tests.support.tiny_models import tiny_tokenizer
@@ -20,10 +22,11 @@ DAYS = {
 }
 
 
-def allowed(family: str, text: str, close: str = "", *, is_parallel: bool = True) -> tuple[str, bool]:
+def allowed(family: str, text: str, thought: Thought | None = None, *, is_parallel: bool = True) -> tuple[str, bool]:
     """How much of an answer that may call tools is allowed, token by token, and whether it may end there."""
     calls = CallGrammars(FAMILIES[family], [("rain", DAYS), ("snow", None)], is_parallel)
-    state = tiny_grammars().state(of_lark(calls.allowed(close)))
+    grammar = msgspec.structs.replace(of_lark(calls.allowed()), thought=thought)
+    state = tiny_grammars().state(grammar)
     assert not state.error
     tokenizer, taken = tiny_tokenizer(), []
     for token in tokenizer.encode(text, add_special_tokens=False):
@@ -76,8 +79,9 @@ def test_json_that_the_parser_would_take_for_a_call_needs_its_schema(text: str) 
 def test_reasoning_is_free_text(family: str) -> None:
     thought = f"Should I say {call(family, '{}')}? No.</think>"
     right = call(family, '{"days": 3}')
-    assert allowed(family, thought + right, "</think>") == (thought + right, True)
-    taken, may_end = allowed(family, thought + call(family, '{"days": 30}'), "</think>")
+    inside = Thought("</think>")
+    assert allowed(family, thought + right, inside) == (thought + right, True)
+    taken, may_end = allowed(family, thought + call(family, '{"days": 30}'), inside)
     assert taken.startswith(thought)
     assert not may_end
 
