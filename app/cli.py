@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -69,9 +70,24 @@ class Command(argparse.ArgumentParser):
         self._module = module
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As every parser does, the arguments added before."""
+        """As every parser does, the arguments added before; a mistyped flag ends the process with a hint."""
         self.fill()
+        args = sys.argv[1:] if args is None else args
+        for word in args:
+            if word == "--" or (self._subparsers and not word.startswith("-")):  # what follows is not this parser's
+                break
+            self._check_flag(word.partition("=")[0])
         return super().parse_known_args(args, namespace)
+
+    def _check_flag(self, word: str) -> None:
+        if word.startswith("--") and " " not in word and not any(flag.startswith(word) for flag in self._flags()):
+            near = " or ".join(get_close_matches(word, self._flags(visible=True), 2))
+            hint = f"did you mean {near}?" if near else f"`{self.prog} --help` lists the flags"
+            self.exit(2, f"{self.prog}: {word} is an unknown flag; {hint}\n")
+
+    def _flags(self, *, visible: bool = False) -> list[str]:
+        actions = [one for one in self._actions if not visible or one.help != argparse.SUPPRESS]
+        return [flag for one in actions for flag in one.option_strings]
 
     def fill(self) -> None:
         """Add the arguments now."""

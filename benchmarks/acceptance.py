@@ -165,7 +165,7 @@ def parsed() -> argparse.Namespace:
         "--offset", type=int, default=0, help="of the first prompt in its file: other prompts (default: 0)"
     )
     parser.add_argument("--per-kind", type=int, default=12, help="prompts of each kind (default: 12)")
-    parser.add_argument("--max-new-tokens", type=int, default=128, help="of an answer (default: 128)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="of an answer (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
     parser.add_argument("--seed", type=int, default=0, help="of sampling (default: 0)")
     parser.add_argument("--batch-size", type=int, default=12, help="changes the time, not the figures (default: 12)")
@@ -192,13 +192,13 @@ def main() -> None:
     torch.set_num_threads(1)
     drafter = None if arguments.drafter is None else DrafterSettings(arguments.drafter)
     target = LocalTarget.load(TargetOptions(str(arguments.model), drafter=drafter), arguments.model)
-    longest = longest_prompt(target, arguments.max_new_tokens)
+    longest = longest_prompt(target, arguments.max_tokens)
     categories = [name for name in arguments.categories.split(",") if name]
     files = arguments.files.split(",")
     asked = questions(arguments.prompts, arguments.per_kind, categories, files, arguments.offset)
     prompts = {kind: encoded(arguments.model, some, longest) for kind, some in asked.items()}
     params = SamplingParams(
-        max_tokens=arguments.max_new_tokens,
+        max_tokens=arguments.max_tokens,
         temperature=arguments.temperature,
         seed=arguments.seed,
         stop_ids=target.info.spec.eos_ids,

@@ -155,7 +155,7 @@ def main() -> None:
     target = LocalTarget.load(TargetOptions(str(arguments.model)), arguments.model)
     for label, mine in ours(str(arguments.draft_model), arguments.temperature > 0).items():
         params = SamplingParams(
-            max_tokens=arguments.max_new_tokens,
+            max_tokens=arguments.max_tokens,
             temperature=arguments.temperature,
             seed=arguments.seed,
             stop_ids=target.info.spec.eos_ids,
@@ -188,7 +188,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--draft-model", type=Path, required=True, help="checkpoint directory of the small model")
     parser.add_argument("--prompts", type=Path, required=True, help="folder with spec_bench, gsm8k and humaneval")
     parser.add_argument("--per-kind", type=int, default=12, help="prompts of each kind (default: 12)")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ours-only", action="store_true", help="leave Hugging Face out: for the times")

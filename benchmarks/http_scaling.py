@@ -81,10 +81,10 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--methods", default="autoregressive,suffix")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--max-tokens", type=int, default=128)
     arguments = parser.parse_args()
     runs = [(method, n) for method in arguments.methods.split(",") for n in arguments.streams]
-    n = arguments.max_new_tokens
+    n = arguments.max_tokens
     alone = asyncio.run(bare(profile_at(arguments.profile), arguments.stages, runs, n))
     http = over_http(arguments.profile, arguments.stages, runs, n)
     rows: list[dict[str, Any]] = []

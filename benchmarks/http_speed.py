@@ -135,14 +135,14 @@ def main() -> None:
     parser.add_argument("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--prompts", type=Path, required=True, help="folder with spec_bench, gsm8k and humaneval")
     parser.add_argument("--methods", default="autoregressive,pld,spectra-core", help="for part 1")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--max-tokens", type=int, default=128)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(arguments.model)
     chosen = questions(arguments.prompts, 8)
     turns = [question.turns[0] for kind in chosen.values() for question in kind]
     prompts = [encode_chat(tokenizer, [{"role": "user", "content": turn}])[:512] for turn in turns]
-    n = arguments.max_new_tokens
+    n = arguments.max_tokens
     with ServerProcess(str(arguments.model), ("--prefix-cache", "false")) as server:
         document = measure(server, arguments.model, prompts, arguments.methods.split(","), n)
     print(json.dumps(document))

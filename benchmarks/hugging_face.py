@@ -61,7 +61,7 @@ class Counted:
             sampling = {"do_sample": True, "temperature": arguments.temperature, "top_k": 0}
         mask = torch.ones_like(ids)
         out = self.model.generate(
-            ids, attention_mask=mask, max_new_tokens=arguments.max_new_tokens, streamer=steps, **sampling, **options
+            ids, attention_mask=mask, max_new_tokens=arguments.max_tokens, streamer=steps, **sampling, **options
         )
         committed = steps.puts[1:]
         assert len(committed) == self.n_forwards, (committed, self.n_forwards)

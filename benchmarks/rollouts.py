@@ -59,7 +59,7 @@ def run(
         load_layers(options, arguments.model, layers, info) for layers in stage_ranges(options, arguments.model, info)
     ]
     target = LocalTarget(info, shards)
-    longest = longest_prompt(target, arguments.max_new_tokens)
+    longest = longest_prompt(target, arguments.max_tokens)
     asked = questions(arguments.prompts, arguments.per_kind)
     prompts = [prompt for some in asked.values() for prompt in encoded(arguments.model, some, longest)]
     texts: list[list[list[int]]] = []
@@ -68,7 +68,7 @@ def run(
         if rollout and arguments.shake:
             shake(shards, arguments.shake, rollout)
         params = SamplingParams(
-            max_tokens=arguments.max_new_tokens,
+            max_tokens=arguments.max_tokens,
             temperature=arguments.temperature,
             seed=rollout,
             stop_ids=info.spec.eos_ids,
@@ -88,7 +88,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, required=True, help="folder with spec_bench, gsm8k and humaneval")
     parser.add_argument("--per-kind", type=int, default=4, help="prompts of each kind (default: 4)")
     parser.add_argument("--rollouts", type=int, default=8, help="samples of every prompt (default: 8)")
-    parser.add_argument("--max-new-tokens", type=int, default=128, help="of an answer (default: 128)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="of an answer (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0: greedy (default: 0.8)")
     parser.add_argument("--shake", type=float, default=0.0, help="noise on the weights after each rollout (default: 0)")
     parser.add_argument("--batch-size", type=int, default=12, help="requests that run together (default: 12)")

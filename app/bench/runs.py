@@ -100,7 +100,7 @@ class Bench:
             n = len(first_prompt(self._tokenizer, question, self._plan.raw))
             if n + params.max_tokens > info.max_model_len:
                 raise ConfigError(
-                    f"question {i} ({question.question_id}) has {n} tokens: with --max-new-tokens {params.max_tokens} "
+                    f"question {i} ({question.question_id}) has {n} tokens: with --max-tokens {params.max_tokens} "
                     f"they exceed the context of {info.max_model_len}"
                 )
 

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from app.config.errors import config_of
 from app.config.fields import GROUPS
 from app.config.serve import ServeConfig
+from app.inputs.devices import check_cache
 from app.inputs.models import check_model
 from engine.errors import ConfigError
 from speculators.methods import method_names
@@ -105,6 +106,8 @@ def _json_object(name: str, text: str) -> Any:
 def run(arguments: argparse.Namespace) -> int:
     """Start and wait."""
     config = config_from(arguments)
+    if arguments.ray_address is None:
+        check_cache(config.kv_gib, config.stage_device)
     from app.serving import run as running
     from app.serving.certificates import certificate_files
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from app.inputs.cores import default_threads
 from app.inputs.default_model import DEFAULT_MODEL
@@ -66,13 +67,20 @@ def add_model(parser: argparse.ArgumentParser, flag: str = "--model", batch_size
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Flags of the request, without the temperature."""
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per turn (default: 128)")
+    add_max_tokens(parser, 128, "per turn")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="nucleus (default: 1)")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: no limit (default: 0)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the sampling noise (default: 0)")
     parser.add_argument(
         "--verification", choices=("coupled", "rejection"), default="coupled", help="lossless both (default: coupled)"
     )
+
+
+def add_max_tokens(parser: Any, default: int, scope: str) -> None:
+    """Add ``--max-tokens``, and its older spelling, which the help omits; ``parser`` may be a group of flags."""
+    parser.add_argument("--max-tokens", type=int, default=default, metavar="N", help=f"{scope} (default: {default})")
+    hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    parser.add_argument("--max-new-tokens", dest="max_tokens", type=int, **hidden)
 
 
 def add_speculation(parser: argparse.ArgumentParser) -> None:
@@ -160,7 +168,7 @@ def check_flags(arguments: argparse.Namespace, temperature: float, *methods: str
         "--stages": (arguments.stages >= 1, arguments.stages, "at least 1"),
         "--kv-gib": (is_cache(arguments.kv_gib), arguments.kv_gib, "above 0 (GiB), or auto"),
         "--device": (is_cuda or arguments.device == "cpu", arguments.device, "cpu, cuda or auto"),
-        "--max-new-tokens": (arguments.max_new_tokens >= 1, arguments.max_new_tokens, "at least 1"),
+        "--max-tokens": (arguments.max_tokens >= 1, arguments.max_tokens, "at least 1"),
         "--temperature": (0 <= temperature <= 2, temperature, "0 to 2"),
         "--top-p": (0 < arguments.top_p <= 1, arguments.top_p, "above 0, at most 1"),
         "--top-k": (arguments.top_k >= 0, arguments.top_k, "0 (no limit) or more"),

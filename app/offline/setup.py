@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from app.config.checks import drafter_settings, stage_memory
-from app.inputs.devices import AUTO
+from app.inputs.devices import AUTO, check_cache
 from app.inputs.libraries import library_at
-from app.inputs.models import drafter_path, model_path
+from app.inputs.models import drafter_path, model_path, read_checkpoint
 from app.inputs.tokenizers import load_tokenizer
 from app.offline.flags import draft_nodes
 from app.offline.generator import Generator
@@ -22,7 +22,6 @@ from app.speculation.vocabulary import known_rows
 from engine.drafter.settings import DrafterSettings
 from engine.errors import ConfigError
 from engine.loop import Engine
-from engine.model.loader import load_spec
 from engine.model.spec import ModelSpec
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
@@ -41,7 +40,9 @@ def load_target(arguments: argparse.Namespace) -> LocalTarget:
         UnsupportedModelError: the checkpoint cannot be run.
     """
     check_device(arguments)
+    check_cache(arguments.kv_gib, arguments.device)
     path = model_path(arguments.model)
+    spec, _ = read_checkpoint(path)
     options = TargetOptions(
         model=str(path),
         stages=arguments.stages,
@@ -56,7 +57,7 @@ def load_target(arguments: argparse.Namespace) -> LocalTarget:
         drafter=trained_drafter(arguments),
         beside=draft_model_bytes(arguments),
     )
-    check_stages(load_spec(path), arguments.stages)
+    check_stages(spec, arguments.stages)
     target = LocalTarget.load(options, path)
     if target.info.drafter is not None:
         print(f"spectra: drafter: {target.info.drafter}", file=sys.stderr)
@@ -91,7 +92,7 @@ def check_stages(spec: ModelSpec, stages: int) -> None:
 def sampling(arguments: argparse.Namespace, target: LocalTarget) -> SamplingParams:
     """Sampling parameters of every turn; the flags have been checked."""
     return SamplingParams(
-        max_tokens=arguments.max_new_tokens,
+        max_tokens=arguments.max_tokens,
         temperature=arguments.temperature,
         top_p=arguments.top_p,
         top_k=arguments.top_k,

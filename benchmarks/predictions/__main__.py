@@ -52,7 +52,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=4, help="files of each kind, 2 to 8 (default: 4)")
     parser.add_argument("--limit", type=int, default=8, help="built-in prompts, 2 to 8 (default: 8)")
     parser.add_argument("--per-kind", type=int, default=2, help="prompts of each kind in --prompts (default: 2)")
-    parser.add_argument("--max-new-tokens", type=int, default=256, help="of an answer (default: 256)")
+    parser.add_argument("--max-tokens", type=int, default=256, help="of an answer (default: 256)")
     parser.add_argument("--max-nodes", type=int, default=64, help="of a step (default: 64)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
     parser.add_argument("--seed", type=int, default=0, help="of edits and of sampling (default: 0)")
@@ -109,10 +109,10 @@ def of_answers(arguments: argparse.Namespace) -> dict[str, Any]:
     asked = {"built-in": [Question([text]) for text in BUILTIN[: arguments.limit]]}
     if arguments.prompts is not None:
         asked = questions(arguments.prompts, arguments.per_kind)
-    longest = longest_prompt(target, arguments.max_new_tokens)
+    longest = longest_prompt(target, arguments.max_tokens)
     prompts = [ids for some in asked.values() for ids in encoded(arguments.model, some, longest)]
     params = SamplingParams(
-        max_tokens=arguments.max_new_tokens, temperature=arguments.temperature, seed=arguments.seed
+        max_tokens=arguments.max_tokens, temperature=arguments.temperature, seed=arguments.seed
     )  # no end of text: answers are as long as they may be
     free = Model(target, SpeculatorOptions(), params, arguments.max_nodes)
     answers = [free.answer(free.engine(), prompt, "autoregressive", [])[0] for prompt in prompts]

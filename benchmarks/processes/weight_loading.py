@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from benchmarks.gpu.measuring.models import Geometry
+from engine.model.checkpoint_files import INDEX
 from engine.model.loader import load_shard
 from engine.model.ranges import LayerRange
 from engine.model.weights import reader
-from engine.model.weights.tensors import INDEX
 
 PAGE = 4096  # bytes
 

@@ -132,7 +132,7 @@ class Bench:
             Request(
                 prompt,
                 SamplingParams(
-                    max_tokens=self._arguments.max_new_tokens,
+                    max_tokens=self._arguments.max_tokens,
                     temperature=temperature,
                     seed=seed,
                     stop_ids=tuple(spec.eos_ids),
@@ -213,7 +213,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--max-new-tokens", type=int, default=200)
+    parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--compact", action="store_true", help="JSON without white space: more is forced")
     parser.add_argument("--threads", type=int, default=1, help="for the arithmetic; default: 1")
     return parser.parse_args()

@@ -52,7 +52,7 @@ def test_commands_run_outside_of_the_checkout(installed: Path, tmp_path: Path) -
         return subprocess.run([installed, *arguments], cwd=tmp_path, capture_output=True, text=True, env=environment)
 
     assert run("--version").stdout == f"spectra-serve {VERSION}\n"
-    question = ("generate", "--method", "suffix", "--max-new-tokens", "8", "--prompt", "What is the capital of France?")
+    question = ("generate", "--method", "suffix", "--max-tokens", "8", "--prompt", "What is the capital of France?")
     answer = run(*question)
     assert answer.returncode == 0, answer.stderr
     assert "Paris" in answer.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.inputs.prompts import Question, read_questions
-from app.offline.flags import add_model, check_flags
+from app.offline.flags import add_max_tokens, add_model, check_flags
 from app.speculation.calibration_prompts import PROMPTS
 from engine.errors import ConfigError
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(find)
     find.add_argument("--prompts", type=Path, metavar="F.jsonl", help="prompts, one JSON object per line")
     find.add_argument("--limit", type=int, metavar="K", help="only the first K prompts")
-    find.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="per prompt (default: 64)")
+    add_max_tokens(find, 64, "per prompt")
     find.add_argument(
         "--keep", type=int, metavar="K", help="heads to keep (default: 50, or a sixth of all if that is less)"
     )
@@ -61,9 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(arguments.threads)
     path, size = model_path(arguments.model), arguments.batch_size
     target = load_target(arguments)
-    prompts = encoded(path, asked, longest_prompt(target, arguments.max_new_tokens))
+    prompts = encoded(path, asked, longest_prompt(target, arguments.max_tokens))
     with bar(None, len(prompts), "prompt", disable=len(prompts) < 2) as shown:
-        found = find(target, model_hash(path), prompts, arguments.keep, arguments.max_new_tokens, size, shown.update)
+        found = find(target, model_hash(path), prompts, arguments.keep, arguments.max_tokens, size, shown.update)
     write_heads(arguments.out, found)
     print(report(found))
     print(f"{len(found.heads)} heads: {arguments.out}")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from app.inputs.prompts import Question, read_questions
-from app.offline.flags import add_model, check_flags, check_least
+from app.offline.flags import add_max_tokens, add_model, check_flags, check_least
 from engine.errors import ConfigError
 from engine.scheduling.drafting import AUTOREGRESSIVE
 
@@ -31,7 +31,7 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
     texts.add_argument("--limit", type=int, metavar="K", help="only the first K prompts of each file")
     texts.add_argument("--samples", type=int, default=1, metavar="N", help="answers to every prompt (default: 1)")
     texts.add_argument("--raw", action="store_true", help="prompts without a chat template, first turns only")
-    texts.add_argument("--max-new-tokens", type=int, default=LONGEST, metavar="N", help=f"per answer ({LONGEST})")
+    add_max_tokens(texts, LONGEST, "per answer")
     texts.add_argument(
         "--temperature",
         type=float,

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     read = actions.add_parser("read", help="score the vocabulary and keep what was said", description=DESCRIPTION)
     add_model(read)
     # Not asked for here, but checked with the flags of the other offline commands.
-    read.set_defaults(run=run, top_p=1.0, top_k=0, max_nodes=0, limit=None, max_new_tokens=1)
+    read.set_defaults(run=run, top_p=1.0, top_k=0, max_nodes=0, limit=None, max_tokens=1)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -59,7 +59,7 @@ def _answered(
         return
     settings = {
         "model": model_hash(path)[:16],
-        "max_new_tokens": arguments.max_new_tokens,
+        "max_tokens": arguments.max_tokens,
         "temperature": arguments.temperature,
         "samples": arguments.samples,
         "raw": arguments.raw,

@@ -72,19 +72,19 @@ def test_greedy_raw_text_equals_that_of_hugging_face(
     method: str, flags: str, generate: Generate, questions: Callable[..., Path], reference: Callable[[str], list[int]]
 ) -> None:
     path = questions([[prompt] for prompt in PROMPTS])
-    lines = generate("--prompts", path, "--raw", "--max-new-tokens", 40, "--method", method, *flags.split())
+    lines = generate("--prompts", path, "--raw", "--max-tokens", 40, "--method", method, *flags.split())
     assert [line["token_ids"] for line in lines] == [reference(prompt) for prompt in PROMPTS]
 
 
 @pytest.mark.cluster  # importing bitsandbytes starts a process
 def test_int8_weights_write_one_text_for_any_split_of_layers(generate: Generate) -> None:
-    flags = ("--prompt", PROMPTS[0], "--raw", "--max-new-tokens", 12, "--method", "pld", "--quantization", "int8")
+    flags = ("--prompt", PROMPTS[0], "--raw", "--max-tokens", 12, "--method", "pld", "--quantization", "int8")
     [whole], [split] = generate(*flags), generate(*flags, "--stages", 2, "--layer-split", "1,3")
     assert split["token_ids"] == whole["token_ids"]
 
 
 def test_a_line_has_every_key_and_its_figures_agree(generate: Generate) -> None:
-    flags = ("--max-new-tokens", 60, "--max-nodes", 16, "--temperature", 0.7, "--seed", 5)
+    flags = ("--max-tokens", 60, "--max-nodes", 16, "--temperature", 0.7, "--seed", 5)
     [line] = generate("--prompt", "Snow falls, snow falls, snow", "--method", "pld+spectra-core", *flags)
     assert tuple(line) == KEYS
     assert (line["index"], line["turn"]) == (0, 0)
@@ -105,7 +105,7 @@ def test_a_predicted_text_takes_fewer_forwards(
 ) -> None:
     # Fixed step times: auto must not decide by what a busy machine measures.
     monkeypatch.setattr("app.speculation.step_costs.read_costs", lambda _: StepCosts({1: ((1, 300), (1.0, 1.0))}))
-    flags = ("--prompt", PROMPTS[0], "--raw", "--max-new-tokens", 40)
+    flags = ("--prompt", PROMPTS[0], "--raw", "--max-tokens", 40)
     [plain] = generate(*flags, "--method", "autoregressive")
     file = tmp_path / "predicted.txt"
     file.write_text(plain["text"])
@@ -116,11 +116,11 @@ def test_a_predicted_text_takes_fewer_forwards(
 
 
 def test_a_line_of_a_prompt_file_may_have_its_own_prediction(generate: Generate, tmp_path: Path) -> None:
-    [plain] = generate("--prompt", PROMPTS[1], "--max-new-tokens", 20, "--method", "autoregressive")
+    [plain] = generate("--prompt", PROMPTS[1], "--max-tokens", 20, "--method", "autoregressive")
     asked = [{"prompt": PROMPTS[1], "prediction": plain["text"]}, {"prompt": PROMPTS[1]}]
     file = tmp_path / "asked.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in asked))
-    lines = generate("--prompts", file, "--max-new-tokens", 20, "--method", "prediction")
+    lines = generate("--prompts", file, "--max-tokens", 20, "--method", "prediction")
     assert [line["token_ids"] for line in lines] == [plain["token_ids"]] * 2
     assert lines[0]["target_forwards"] < lines[1]["target_forwards"] == plain["target_forwards"]
     assert lines[1]["by_source"] == {}
@@ -131,7 +131,7 @@ def test_an_end_of_text_token_is_counted_and_is_not_in_the_text(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
     path = questions([[f"question {i}"] for i in range(16)])
-    flags = ("--prompts", path, "--max-new-tokens", 40, "--temperature", 2.0, "--batch-size", 16)
+    flags = ("--prompts", path, "--max-tokens", 40, "--temperature", 2.0, "--batch-size", 16)
     runs = (generate(*flags, "--seed", seed) for seed in range(20))
     ended = next(found for run in runs if (found := [line for line in run if line["finish_reason"] == "stop"]))
     for line in ended:
@@ -144,7 +144,7 @@ def test_turns_are_a_conversation_and_lines_keep_their_order_in_a_batch(
     generate: Generate, questions: Callable[..., Path], tiny_checkpoint: Path
 ) -> None:
     turns = [["one", "two", "three"], ["four"], ["five", "six"], ["seven"]]
-    flags = ("--prompts", questions(turns), "--max-new-tokens", 8, "--method", "pld")
+    flags = ("--prompts", questions(turns), "--max-tokens", 8, "--method", "pld")
     alone, together = generate(*flags), generate(*flags, "--batch-size", 3)
     expected = [(i, turn) for i, question in enumerate(turns) for turn in range(len(question))]
     assert [(line["index"], line["turn"]) for line in together] == expected
@@ -164,12 +164,12 @@ def test_turns_are_a_conversation_and_lines_keep_their_order_in_a_batch(
 def test_more_prompts_than_the_queue_of_a_server_holds_are_all_answered(
     generate: Generate, questions: Callable[..., Path]
 ) -> None:
-    lines = generate("--prompts", questions([["hi"]] * 300), "--raw", "--max-new-tokens", 1, "--batch-size", 300)
+    lines = generate("--prompts", questions([["hi"]] * 300), "--raw", "--max-tokens", 1, "--batch-size", 300)
     assert [line["index"] for line in lines] == list(range(300))
 
 
 def test_colours_change_no_text_and_the_legend_counts_accepted_tokens(tiny_checkpoint: Path) -> None:
-    prompt = ("--prompt", "the quick brown fox and the quick brown fox", "--raw", "--max-new-tokens", 40)
+    prompt = ("--prompt", "the quick brown fox and the quick brown fox", "--raw", "--max-tokens", 40)
     flags = (*prompt, "--method", "pld+token-recycling", "--temperature", 0.5, "--seed", 3)
     [line] = generated(tiny_checkpoint, *flags)
     shown = run_cli("generate", "--model", tiny_checkpoint, *flags, "--color").out

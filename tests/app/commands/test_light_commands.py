@@ -50,7 +50,7 @@ def test_help_and_refusals_load_nothing_heavy(tmp_path: Path) -> None:
 
 def test_offline_commands_load_no_server(tiny_checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text('{"turns": ["hi"]}')
-    model = f"--model {tiny_checkpoint} --max-new-tokens 4"
+    model = f"--model {tiny_checkpoint} --max-tokens 4"
     commands = [
         f"generate --prompt hi --json {model}".split(),
         f"bench --prompts q.jsonl --methods pld --out out {model}".split(),

@@ -17,7 +17,7 @@ from engine.errors import ConfigError, UnknownMethodError, UnsupportedModelError
 from speculators.pool import SpeculatorPool
 from tests.support.spectra_command import generated, run_cli
 
-PROMPT = ("--prompt", "Write a story about a fox.", "--max-new-tokens", 24)
+PROMPT = ("--prompt", "Write a story about a fox.", "--max-tokens", 24)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 def generate(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Generate:
     """``generate("auto", ...)``: the JSON line."""
     monkeypatch.setattr(step_timing, "REPEATS", 1)  # these tests do not read the times
-    prompt = ("--prompt", "Snow falls, snow falls, snow", "--max-new-tokens", 40, "--kv-gib", 0.02)
+    prompt = ("--prompt", "Snow falls, snow falls, snow", "--max-tokens", 40, "--kv-gib", 0.02)
     return lambda method, *flags: generated(tiny_checkpoint, *prompt, "--method", method, *flags)[0]
 
 
@@ -73,7 +73,7 @@ def test_auto_writes_a_repetitive_text_in_fewer_forwards(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_costs, "read_costs", lambda _: FIXED)
-    flags = ("--prompt", "Repeat:" + 8 * " red blue", "--max-new-tokens", 60)
+    flags = ("--prompt", "Repeat:" + 8 * " red blue", "--max-tokens", 60)
     [plain] = generated(tiny_checkpoint, *flags, "--method", "autoregressive")
     [line] = generated(tiny_checkpoint, *flags, "--method", "auto")
     assert line["text"] == plain["text"]

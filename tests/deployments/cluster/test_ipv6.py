@@ -77,7 +77,7 @@ def test_stages_router_and_ingress_speak_over_ipv6(tiny_checkpoint: Path, capsys
     assert said["places"] == 2
     assert said["addresses"][0].startswith("tcp:[fd77::")  # the last stage's, from the first one's node
     assert said["addresses"][1].startswith("unix:")
-    flags = ["--max-new-tokens", "60", "--temperature", "0.8", "--seed", "3", "--raw", "--json"]
+    flags = ["--max-tokens", "60", "--temperature", "0.8", "--seed", "3", "--raw", "--json"]
     capsys.readouterr()
     main(["generate", "--model", str(tiny_checkpoint), "--prompt", "Snow falls on", *flags])
     assert said["over_http"]["choices"][0]["token_ids"] == json.loads(capsys.readouterr().out)["token_ids"]

@@ -167,7 +167,7 @@ def test_a_stage_that_is_replaced_reads_the_commit_of_the_start(
     assert said["is_replaced"]
     texts = [said[when]["choices"][0]["token_ids"] for when in ("quiet", "after")]
     assert texts[0] == texts[1]
-    flags = ["--max-new-tokens", "60", "--temperature", "0", "--raw", "--json"]
+    flags = ["--max-tokens", "60", "--temperature", "0", "--raw", "--json"]
     capsys.readouterr()
     main(["generate", "--model", said["old"], "--prompt", "Snow falls on", *flags])
     wanted = json.loads(capsys.readouterr().out)["token_ids"]

@@ -82,7 +82,7 @@ def said(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 def test_handles_answer_as_http_does_and_cancelling_leaves_nothing(
     said: dict[str, Any], tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--max-new-tokens", "40", "--temperature", "0.8", "--seed", "3", "--raw", "--json"]
+    flags = ["--max-tokens", "40", "--temperature", "0.8", "--seed", "3", "--raw", "--json"]
     capsys.readouterr()
     main(["generate", "--model", str(tiny_checkpoint), "--prompt", "Snow falls on", *flags])
     wanted = json.loads(capsys.readouterr().out)["token_ids"]

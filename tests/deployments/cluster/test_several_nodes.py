@@ -80,7 +80,7 @@ def said(tiny_checkpoint: Path) -> dict[str, Any]:
 def test_stages_on_two_nodes_write_what_one_process_writes_over_the_right_links(
     said: dict[str, Any], tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--max-new-tokens", "300", "--temperature", "0.8", "--seed", "3", "--raw", "--json"]
+    flags = ["--max-tokens", "300", "--temperature", "0.8", "--seed", "3", "--raw", "--json"]
     capsys.readouterr()
     main(["generate", "--model", str(tiny_checkpoint), "--prompt", "Snow falls on", *flags])
     ids = json.loads(capsys.readouterr().out)["token_ids"]

@@ -28,7 +28,7 @@ Bench = Callable[..., CliRun]
 def flags(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     prompts = tmp_path_factory.mktemp("prompts") / "questions.jsonl"
     prompts.write_text("\n".join(json.dumps(question) for question in QUESTIONS))
-    return ["bench", "--model", str(tiny_checkpoint), "--prompts", str(prompts), "--max-new-tokens", "16"]
+    return ["bench", "--model", str(tiny_checkpoint), "--prompts", str(prompts), "--max-tokens", "16"]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_records_equal_the_lines_of_generate(
     ran, out = finished
     found = [record for record in records(out) if record["method"] == "spectra-core"]
     by_turn = {(record["index"], record.get("turn", 0)): record for record in found}
-    prompts = ("--prompts", flags[flags.index("--prompts") + 1], "--max-new-tokens", 16, "--max-nodes", 16)
+    prompts = ("--prompts", flags[flags.index("--prompts") + 1], "--max-tokens", 16, "--max-nodes", 16)
     lines = generated(tiny_checkpoint, *prompts, "--method", "spectra-core")
     assert len(by_turn) == len(lines) == 4
     for line in lines:
@@ -96,7 +96,7 @@ def test_records_equal_the_lines_of_generate(
 
 def test_one_command_measures_greedy_and_sampled_cold_and_warm_runs_apart(bench: Bench) -> None:
     settings = ("--temperature", "0,0.8", "--state", "cold,warm", "--repeats", 2, "--limit", 2, "--per-category", 1)
-    ran = bench("--methods", "pld", "--max-new-tokens", 8, "--batch-size", 2, "--stages", 2, "--raw", *settings)
+    ran = bench("--methods", "pld", "--max-tokens", 8, "--batch-size", 2, "--stages", 2, "--raw", *settings)
     assert ran.status == 0
     runs = ran.document["runs"]
     expected = [(0.0, "cold"), (0.0, "warm"), (0.8, "cold"), (0.8, "warm")]
@@ -117,12 +117,12 @@ def test_a_finished_bench_measures_nothing_again_and_other_settings_need_restart
     shutil.copytree(folder, out)
     before = (out / "records.jsonl").read_bytes()
     assert bench(*METHODS).out.splitlines()[:-1] == first.out.splitlines()[:-1]
-    refused = bench(*METHODS, "--max-new-tokens", 8)
+    refused = bench(*METHODS, "--max-tokens", 8)
     assert (refused.status, refused.out) == (2, "")
-    assert "max_new_tokens: 16 there, 8 now" in refused.err
+    assert "max_tokens: 16 there, 8 now" in refused.err
     assert "--restart" in refused.err
     assert (out / "records.jsonl").read_bytes() == before
-    assert bench("--methods", "pld", "--max-new-tokens", 8, "--restart").status == 0
+    assert bench("--methods", "pld", "--max-tokens", 8, "--restart").status == 0
     assert max(len(record["token_ids"]) for record in records(out)) == 8
 
 

@@ -26,7 +26,7 @@ from speculators.pool import SpeculatorPool
 from tests.support.spectra_command import generated, run_cli
 
 PROMPT = "Snow falls on the quiet town. Snow falls on the quiet river. Snow falls"
-GENERATE = ("--prompt", PROMPT, "--raw", "--max-new-tokens", 30, "--temperature", 0.7, "--seed", 3)
+GENERATE = ("--prompt", PROMPT, "--raw", "--max-tokens", 30, "--temperature", 0.7, "--seed", 3)
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 def find(model: Path, out: Path, *more: object) -> str:
     prompts = out.parent / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"turns": [PROMPT[i:], "unused"]}) for i in range(5)))
-    flags = ("--prompts", prompts, "--limit", 4, "--max-new-tokens", 30, "--keep", 5)
+    flags = ("--prompts", prompts, "--limit", 4, "--max-tokens", 30, "--keep", 5)
     ran = run_cli("heads", "find", "--model", model, "--out", out, *flags, *more)
     assert ran.status == 0, ran.err
     assert "4/4" in ran.err

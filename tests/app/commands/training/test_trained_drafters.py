@@ -11,7 +11,7 @@ from engine.model.loader import load_spec
 from tests.support.served_drafters import KINDS, drafter_spec, random_checkpoint
 from tests.support.spectra_command import generated, run_cli
 
-SETUP = ("--prompt", "Snow falls on the quiet town", "--max-new-tokens", 16, "--seed", 3)
+SETUP = ("--prompt", "Snow falls on the quiet town", "--max-tokens", 16, "--seed", 3)
 
 
 def saved(kind: str, target: Path, folder: Path) -> tuple[Path, str]:

@@ -51,7 +51,7 @@ def small_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def generate(tiny_checkpoint: Path) -> Generate:
-    prompt = ("--prompt", "The quick brown fox", "--raw", "--max-new-tokens", 40, "--json")
+    prompt = ("--prompt", "The quick brown fox", "--raw", "--max-tokens", 40, "--json")
     return lambda *flags: run_cli("generate", "--model", tiny_checkpoint, *prompt, *flags)
 
 

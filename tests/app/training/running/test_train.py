@@ -20,7 +20,7 @@ from tests.support.spectra_command import CliRun, run_cli
 from tests.support.tiny_models import saved_checkpoint
 
 N_PROMPTS = 24
-SIZES = ("--max-new-tokens", 16, "--max-length", 64, "--batch", 4, "--roots", 8, "--measured", 4)
+SIZES = ("--max-tokens", 16, "--max-length", 64, "--batch", 4, "--roots", 8, "--measured", 4)
 
 
 def run_train(folder: Path, method: str, *flags: object) -> CliRun:

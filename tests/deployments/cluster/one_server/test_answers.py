@@ -78,7 +78,7 @@ def test_a_seed_gives_the_text_of_spectra_generate_with_every_method(
     prompts = ["Snow falls on", "Speculation drafts tokens and"]
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(json.dumps({"turns": [prompt]}) + "\n" for prompt in prompts))
-    flags = ["--max-new-tokens", "50", "--temperature", "0.9", "--top-p", "0.95", "--seed", "11", "--json", "--raw"]
+    flags = ["--max-tokens", "50", "--temperature", "0.9", "--top-p", "0.95", "--seed", "11", "--json", "--raw"]
     capsys.readouterr()
     assert main(["generate", "--model", str(server.checkpoint), "--prompts", str(questions), *flags]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
