@@ -13,14 +13,21 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from engine.grammar import compiler
 from engine.grammar.compiler import Grammars
-from engine.grammar.grammar import Grammar, GrammarError
+from engine.grammar.grammar import Grammar, GrammarError, Thought
 from engine.grammar.words import forbidden, has, words_of
 from engine.tree import ROOT, TokenTree
 from tests.support.grammars import PERSON, letters, of_lark, of_regex, of_schema, tiny_grammars
 from tests.support.tiny_models import tiny_tokenizer
 
 GRAMMARS = tiny_grammars()
-TEXTS = ('{"name":"ab","kind":"town","age":7}', '{ "name": "x", "kind": "lazy dog",\n "age": 99}', '{"age', "{}", "[1]")
+TEXTS = (
+    "[a{]]{}",
+    '{"name":"ab","kind":"town","age":7}',
+    '{ "name": "x", "kind": "lazy dog",\n "age": 99}',
+    '{"age',
+    "{}",
+    "[1]",
+)
 EOS = 2
 
 
@@ -40,7 +47,17 @@ def trees(draw: st.DrawFn) -> TokenTree:
     return TokenTree(tokens, parents)
 
 
-@given(trees(), st.sampled_from([of_schema(PERSON), of_regex(r'\{ ?"[a-z]+.*'), of_lark('start: "{" /.*/ "}"?')]))
+@given(
+    trees(),
+    st.sampled_from(
+        [
+            of_schema(PERSON),
+            of_regex(r'\{ ?"[a-z]+.*'),
+            Grammar(of_lark('start: "{" /.*/ "}"?').source, of_schema(PERSON).source),
+            Grammar(of_schema(PERSON).source, of_regex(r"\{.*").source, Thought("]]", "[")),
+        ]
+    ),
+)
 def test_every_node_has_the_mask_of_its_own_path(tree: TokenTree, grammar: Grammar) -> None:
     state = GRAMMARS.state(grammar)
     found = state.rows(tree, len(tree))

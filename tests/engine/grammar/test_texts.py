@@ -13,7 +13,7 @@ import pytest
 from engine.errors import RequestError
 from engine.events import ABORT, LENGTH, STOP
 from engine.grammar import compiler
-from engine.grammar.grammar import Grammar
+from engine.grammar.grammar import Grammar, Thought
 from engine.grammar.words import has
 from engine.loop import Completion, Engine
 from engine.request import Request
@@ -30,11 +30,13 @@ from tests.support.pretended_device import pretended_device
 from tests.support.tiny_models import tiny_tokenizer
 
 EOS = 2
+MARKER = "e"  # any text that a random model writes now and then
 GRAMMARS = {
     "schema": of_schema(PERSON),
     "compact": of_schema(PERSON, whitespace=False),
     "regex": of_regex("(fox|dog)(, (fox|dog)){2,5}"),
     "lark": of_lark('start: word (" " word)*\nword: "The" | "lazy" | /[0-9]{1,3}/'),
+    "thought": Grammar(of_schema(PERSON, whitespace=False).source, of_regex("(fox|dog){3}").source, Thought(MARKER)),
     "forced": of_lark('start: "Speculation drafts tokens" | "Speculation verifies"'),
 }
 JSON = [GRAMMARS["schema"], GRAMMARS["compact"]]
