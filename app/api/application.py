@@ -49,8 +49,10 @@ def _with_errors(handler: Handler) -> Handler:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """The answer to an unknown path or a wrong HTTP method (404, 405)."""
+    """The answer to an unknown path or a wrong HTTP method (404, 405), and to OPTIONS."""
     assert isinstance(error, HTTPException)
+    if request.method == "OPTIONS" and error.status_code == 405:
+        return Response(status_code=204, headers={"Allow": f"{(error.headers or {})['Allow']}, OPTIONS"})
     message = f"{request.method} {request.url.path}: {error.detail}"
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     return ErrorAnswer(error.status_code, message, None, code, dict(error.headers or {})).noted().response()
@@ -81,6 +83,7 @@ def create_app(
         ("POST", "/tokenize", api.tokenize),
         ("POST", "/detokenize", api.detokenize),
         ("GET", "/v1/models", api.models),
+        ("GET", "/v1/models/", api.models),
         ("GET", "/v1/models/{name:path}", api.model),
         ("GET", "/health", api.health),
         ("GET", "/ready", api.ready),

@@ -88,10 +88,7 @@ class Choice:
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
         if self.form.is_echo_alone:
-            nothing = None if event.logprobs is None else []
-            event = msgspec.structs.replace(
-                event, token_ids=[], logprobs=nothing, finish_reason=LENGTH, stop_reason=None
-            )
+            event = msgspec.structs.replace(event, token_ids=[], finish_reason=LENGTH, stop_reason=None)
         piece = self._by_tokens(event) if self._by_token else self._at_once(event)
         if self.form.echo and not self.n_tokens:
             piece = msgspec.structs.replace(piece, text=self.form.echo + piece.text)

@@ -136,6 +136,11 @@ class ResponsesRequest(HintFields):
     frequency_penalty: Any = None
     min_tokens: Any = None
     ignore_eos: Any = None
+    logit_bias: Any = None
+    stop: Any = None
+    skip_special_tokens: Any = None
+    include_stop_str_in_output: Any = None
+    structured_outputs: Any = None
 
     @field_validator("input", mode="before")
     @classmethod

@@ -52,14 +52,18 @@ class Bodies:
         Bytes beyond the limit are read and dropped, because a client that is still sending would not see the answer.
 
         Raises:
-            ApiError: 415 for a media type other than JSON, 413 for a body above the limit, 408 for a client that does
-                not send.
+            ApiError: 415 for a media type other than JSON and for a compressed body, 413 for a body above the limit,
+                408 for a client that does not send.
             OverloadedError: too many bytes are held.
         """
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             what = media_type[:64] or "missing"
             raise ApiError(415, f"Content-Type is {what}; it must be application/json", code="unsupported_media_type")
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            message = f"Content-Encoding is {encoding[:64]}; send the body uncompressed"
+            raise ApiError(415, message, code="unsupported_media_type")
         announced = request.headers.get("content-length", "")
         whole = min(int(announced), self._limit) if announced.isdecimal() and len(announced) < 20 else self._limit
         chunks: list[bytes] = []

@@ -21,10 +21,12 @@ class HintFields(Strict):
     metadata: dict[str, str] = Field(default_factory=dict)
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
+    prompt_cache_options: dict[str, str] = Field(default_factory=dict)
     prompt_cache_retention: Name | None = None
+    session_id: Name | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
 
-    @field_validator("metadata")
+    @field_validator("metadata", "prompt_cache_options")
     @classmethod
     def _bounded(cls, value: dict[str, str]) -> dict[str, str]:
         if len(value) > MAX_METADATA or any(

@@ -140,3 +140,36 @@ async def test_echo_puts_the_prompt_before_its_text(
             for choice in chunk["choices"]:
                 found[choice["index"]] += choice["text"]
         assert found[::2] == found[1::2] == [text + backend.answer for text in texts]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_strings_count_only_after_min_tokens(
+    client: AsyncClient, backend: ScriptedBackend, stream: bool
+) -> None:
+    backend.answer = "one STOP two STOP three"
+    ids = backend.tokenizer.encode(backend.answer, add_special_tokens=False)
+    texts = [backend.tokenizer.decode(ids[:n]) for n in range(len(ids) + 1)]
+    first, second = (next(n for n, text in enumerate(texts) if text.count("STOP") == count) for count in (1, 2))
+    for min_tokens, end in (
+        (0, "one "),
+        (first - 1, "one "),
+        (first, "one STOP two "),
+        (second - 1, "one STOP two "),
+        (second, backend.answer),
+    ):
+        fields = {"stop": ["STOP"], "min_tokens": min_tokens, "stream": stream}
+        response = await client.post(TEXT_PATH, json=TEXT | fields)
+        choices = [chunk["choices"][0] for chunk in (chunks_of(response) if stream else [response.json()])]
+        assert "".join(map(text_of, choices)) == end
+        assert choices[-1]["stop_reason"] == (None if end == backend.answer else "STOP")
+
+
+async def test_an_echo_alone_has_no_generated_tokens(client: AsyncClient, backend: ScriptedBackend) -> None:
+    body = TEXT | {"prompt": ["one ", "two "], "echo": True, "max_tokens": 0}
+    chunks = chunks_of(await client.post(TEXT_PATH, json=body | {"stream": True}))
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == body["prompt"]
+    answer = await post(client, TEXT_PATH, body)
+    assert answer["usage"]["completion_tokens"] == 0
+    for choice, prompt in zip(answer["choices"], body["prompt"], strict=True):
+        assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (prompt, "length", None)
+    assert {request.params.max_tokens for request in backend.seen} == {1}

@@ -114,6 +114,38 @@ async def test_malformed_json_is_400(client: AsyncClient, body: bytes) -> None:
     assert "JSON" in error_of(await client.post(CHAT_PATH, content=body, headers=JSON), 400)["message"]
 
 
+async def test_a_compressed_body_is_415(client: AsyncClient, backend: ScriptedBackend) -> None:
+    for coding, status in (("gzip", 415), ("br, gzip", 415), ("identity", 200)):
+        headers = {"content-encoding": coding}
+        response = await client.post(CHAT_PATH, content=json.dumps(CHAT), headers=JSON | headers)
+        assert response.status_code == status
+        if status == 415:
+            assert error_of(response, 415)["message"] == f"Content-Encoding is {coding}; send the body uncompressed"
+    assert len(backend.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT_PATH, {"max_tokens": 300}),
+        (CHAT_PATH, {"messages": [{"role": "user", "content": "fox " * 300}]}),
+        (CHAT_PATH, {"messages": [{"role": "user", "content": "x" * 100_000}]}),
+        (CHAT_PATH, predicted("word " * 300)),
+        (TEXT_PATH, {"prompt": [5] * 300}),
+        (TEXT_PATH, {"prompt": [5] * 100_000}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 300}),
+    ],
+    ids=["limit", "tokens", "characters", "prediction", "ids", "numbers", "responses"],
+)
+async def test_an_exceeded_context_has_the_words_by_which_clients_know_it(
+    client: AsyncClient, path: str, fields: dict[str, Any]
+) -> None:
+    base = {CHAT_PATH: CHAT, TEXT_PATH: TEXT}.get(path, {"model": "tiny"})
+    error = error_of(await client.post(path, json=base | fields), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert "this model's maximum context length is" in error["message"].lower(), "litellm looks for it"
+
+
 async def test_unknown_content_types_routes_and_methods_have_the_same_form(client: AsyncClient) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         response = await client.post(CHAT_PATH, content=json.dumps(CHAT), headers={"content-type": kind})

@@ -54,6 +54,18 @@ async def test_an_echo_has_the_log_probabilities_of_the_whole_text(tiny_checkpoi
         assert len(tops) in (2, 3)
 
 
+@pytest.mark.parametrize("prompt", [PROMPT, ""])
+async def test_an_echo_alone_has_the_log_probabilities_of_the_prompt(tiny_checkpoint: Path, prompt: str) -> None:
+    body = TEXT | {"echo": True, "logprobs": 2, "prompt": prompt}
+    async with over_engine(tiny_checkpoint, load_tokenizer(tiny_checkpoint)) as client:
+        [written] = (await client.post(PATH, json=body)).json()["choices"]
+        [alone] = (await client.post(PATH, json=body | {"max_tokens": 0})).json()["choices"]
+    n = len(written["prompt_token_ids"])
+    assert (alone["prompt_token_ids"], alone["token_ids"]) == (written["prompt_token_ids"], [])
+    assert alone["logprobs"] == {name: values[:n] for name, values in written["logprobs"].items()}
+    assert (alone["text"], alone["finish_reason"]) == (prompt, "length")
+
+
 async def test_prompt_logprobs_are_keyed_by_token_id_as_in_vllm(tiny_checkpoint: Path) -> None:
     async with over_engine(tiny_checkpoint, load_tokenizer(tiny_checkpoint)) as client:
         [choice] = (await client.post(PATH, json=TEXT | {"prompt_logprobs": 2})).json()["choices"]

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from fastapi import FastAPI
 from httpx import AsyncClient
+from starlette.routing import Route
 
 from deployments.submission.protocol import Submit, decode_commands, encode, encode_message
 from engine.errors import ModelChangedError
@@ -146,6 +148,18 @@ async def test_ready_follows_the_backend_and_health_the_process(
     metrics = await client.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert "vllm:spec_decode_num_drafts_total 3" in metrics.text
+
+
+async def test_options_and_a_slash_after_models_are_answered(client: AsyncClient, app: FastAPI) -> None:
+    for route in app.routes:
+        assert isinstance(route, Route)
+        response = await client.options(route.path.replace("{name:path}", "tiny"))
+        assert (response.status_code, response.content) == (204, b"")
+        assert {*response.headers["allow"].split(", ")} == {*(route.methods or ()), "OPTIONS"}
+        assert "access-control-allow-origin" not in response.headers
+    error_of(await client.options("/v1/nothing"), 404)
+    listed, slashed = await client.get("/v1/models"), await client.get("/v1/models/")
+    assert listed.json() == slashed.json()
 
 
 NEXT = ModelIdentity(weights="b" * 32, tokenizer="t" * 32, revision="c" * 40, numbers="bfloat16")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.app.api.tools.chat_templates import ALWAYS_THINKS, QWEN_2_5, QWEN_3
 from tests.app.api.tools.conftest import answering, edge_of
-from tests.app.conftest import client_of
+from tests.app.conftest import chunks_of, client_of
 from tests.support.recorded_calls import RECORDED, WHOLE_AND_STREAMED, Recorded, tagged
 
 TOOLS = [
@@ -121,3 +122,25 @@ async def test_the_reasoning_parser_can_be_set(template: str, settings: dict[str
     async with client_of(app) as client:
         answer = await client.post("/v1/chat/completions", json=CHAT)
     assert answer.json()["choices"][0]["message"]["content"] == content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_usage_counts_tokens_to_the_end_of_the_reasoning(stream: bool) -> None:
+    thought, answer = "<think>\nHm, 6 times 7.\n</think>", "\n\n42 </think>."
+    app, backend = edge_of(QWEN_3)
+    backend.tokenizer.add_tokens(["<think>", "</think>"])
+    backend.model_card = msgspec.structs.replace(backend.model_card, vocab_size=len(backend.tokenizer))
+    n_thought = len(backend.tokenizer.encode(thought, add_special_tokens=False))
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    async with client_of(app) as client:
+        for text, more, expected in (
+            (thought + answer, {"n": 2}, 2 * n_thought),
+            (thought + answer, {"max_tokens": 5}, 5),
+            ("<think></think>Yes.", {}, 2),
+            ("Yes.", {}, 0),
+        ):
+            backend.answer = text
+            response = await client.post("/v1/chat/completions", json=CHAT | options | more)
+            usage = (chunks_of(response)[-1] if stream else response.json())["usage"]
+            assert usage["completion_tokens_details"] == {"reasoning_tokens": expected}
+            assert usage["completion_tokens"] >= expected
