@@ -16,6 +16,7 @@ from engine.grammar.answer_matcher import AnswerMatcher
 from engine.grammar.forcing import with_bounded_forcing
 from engine.grammar.grammar import MOST_CHARS, Grammar, GrammarError, Thought
 from engine.grammar.multiples import check_multiples
+from engine.grammar.schemas import rewrite_schemas
 from engine.grammar.state import GrammarState
 from engine.grammar.thoughts import ThoughtTokens
 
@@ -105,7 +106,8 @@ class Grammars:
             raise GrammarError(f"it has {len(source)} characters; it must have at most {MOST_CHARS}")
         check_multiples(source)
         tokenizer = self._tokenizer = self._tokenizer or self._load()
-        matcher = LLMatcher(tokenizer, with_bounded_forcing(source), log_level=0, limits=_limits())
+        written = with_bounded_forcing(rewrite_schemas(source))
+        matcher = LLMatcher(tokenizer, written, log_level=0, limits=_limits())
         if matcher.is_error():
             raise GrammarError(_reason(matcher.get_error()))
         # A text that is forced for too long ends the fuel in silence; what follows its last token says so.

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
+
+from engine.grammar.schemas import embedded_schemas, schema_of
 
 MOST_FORCED = 64  # characters of a text that one item may force; 2,000 items of so many take 0.3 s
 UNFORCED = '%llguidance {"no_forcing": true}\n'  # before a grammar in Lark's form
@@ -26,26 +27,9 @@ def with_bounded_forcing(source: str) -> str:
     if source.startswith(UNFORCED):
         return source
     if source.lstrip().startswith("{"):
-        schema = _schema(source)
+        schema = schema_of(source)
         return f"{UNFORCED}start: %json {json.dumps(schema)}" if _may_force(schema) else source
-    return UNFORCED + source if any(map(_may_force, _schemas(source))) else source
-
-
-def _schema(source: str) -> Any:
-    """Of a grammar that is JSON; None: it has none, which is for the compiler to say."""
-    try:
-        return json.loads(source)["grammars"][0].get("json_schema")
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return None
-
-
-def _schemas(lark: str) -> Iterator[Any]:
-    """Of a grammar in Lark's form."""
-    for found in re.finditer(r"%json\s*", lark):
-        try:
-            yield json.JSONDecoder().raw_decode(lark, found.end())[0]
-        except (ValueError, RecursionError):
-            continue
+    return UNFORCED + source if any(_may_force(schema) for _, _, schema in embedded_schemas(source)) else source
 
 
 def _may_force(schema: Any) -> bool:

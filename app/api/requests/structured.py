@@ -22,8 +22,6 @@ MOST_PATTERN = 128  # characters of a whitespace pattern
 # What stands for itself in Lark, and behind it what takes work without a limit: "&", and "~" unless it is for a count.
 LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<[^<>\s]+>|(?:#|//)[^\n]*')
 OPERATOR = re.compile(r"&|~(?!\s*[0-9])")
-# Between two tokens of JSON. A small model writes white space for ever where it may.
-WHITESPACE = r" ?|\n( {0,24}|\t{0,8})"
 
 Source = Annotated[str, Field(min_length=1, max_length=MOST_CHARS)]
 Regex = Annotated[str, Field(min_length=1, max_length=MOST_REGEX)]
@@ -104,6 +102,7 @@ class StructuredOutputs(Strict):
     grammar: Source | None = None
     json_object: bool = False
     disable_any_whitespace: bool = False
+    whitespace: Literal["bounded", "any"] = "bounded"
     whitespace_pattern: Annotated[str, Field(min_length=1, max_length=MOST_PATTERN)] | None = None
 
     _read = field_validator("wanted", mode="before")(_schema_of)
@@ -114,8 +113,8 @@ class StructuredOutputs(Strict):
         given = [self.wanted is not None, bool(self.regex), bool(self.choice), bool(self.grammar), self.json_object]
         if sum(given) != 1:
             raise refuse("must have exactly one of json, regex, choice, grammar and json_object")
-        if self.disable_any_whitespace and self.whitespace_pattern is not None:
-            raise refuse("has both disable_any_whitespace and whitespace_pattern; give only one of them")
+        if self.disable_any_whitespace + (self.whitespace == "any") + (self.whitespace_pattern is not None) > 1:
+            raise refuse("must have at most one of disable_any_whitespace, whitespace_pattern and whitespace 'any'")
         return self
 
 
@@ -182,9 +181,11 @@ def _grammar_of(form: StructuredOutputs, field: str) -> Grammar:
     schema = {"type": "object"} if form.json_object else form.wanted
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
-    options: dict[str, Any] = {"whitespace_flexible": False}
-    if not form.disable_any_whitespace:
-        options = {"whitespace_pattern": form.whitespace_pattern or WHITESPACE}
+    options: dict[str, Any] = {}  # the compiler bounds white space by the schema's depth
+    if form.whitespace_pattern is not None:
+        options = {"whitespace_pattern": form.whitespace_pattern}
+    elif form.disable_any_whitespace or form.whitespace == "any":
+        options = {"whitespace_flexible": form.whitespace == "any"}
     try:
         return Grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=cast("Any", options)))
     except ValueError as error:
