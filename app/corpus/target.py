@@ -9,11 +9,9 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from app.corpus.settings import PIECE, BuildSettings
-from app.inputs.models import model_path
-from app.inputs.tokenizers import load_tokenizer
+from app.inputs.models import model_path, read_checkpoint
 from engine.errors import ConfigError, SpectraError
 from engine.model.identity import model_hash, tokenizer_hash
-from engine.model.loader import load_spec
 from engine.model.resolve import is_local
 from engine.model.spec import ModelSpec
 from engine.target.numerics import resolve_dtype
@@ -47,10 +45,9 @@ def corpus_target(settings: BuildSettings) -> CorpusTarget:
     """
     try:
         path = model_path(settings.model)
-        spec = load_spec(path)
+        spec, tokenizer = read_checkpoint(path)
         if not (path / "tokenizer.json").is_file():
             raise ConfigError(f"{path} has no tokenizer.json")
-        tokenizer = load_tokenizer(path)
     except SpectraError as error:
         raise ConfigError(f"--model {settings.model}: {error}") from error
     most = spec.max_positions - 1  # one position for the start token

@@ -10,12 +10,12 @@ import psutil
 
 from app.doctor.findings import OK, PROBLEM, WARNING, Finding
 from app.doctor.machine import gpu_memory_gib
-from app.inputs.models import is_on_hub, texts_path
+from app.inputs.models import is_on_hub, read_checkpoint, texts_path
 from app.planning.sizes import ModelSizes, sizes_of, usable_bytes
 from engine.errors import ConfigError, SpectraError
+from engine.model.checkpoint_files import has_weight_files
 from engine.model.partition import GIB
 from engine.model.ranges import LayerRange
-from engine.model.weights.tensors import check_files
 from engine.target.options import CPU_CACHE
 
 
@@ -50,14 +50,16 @@ def fit(asked: Asked, share: float) -> Iterator[Finding]:
     """Whether its files are there and its stages have room; ``share`` of a GPU is for weights and KV cache."""
     memory = asked.gpu_memory_gib or gpu_memory_gib()
     dtype = asked.dtype or ("float32" if memory is None else None)
+    files = _files(asked.model)
+    yield files
     try:
-        yield _files(asked.model)
         sizes = sizes_of(asked.model, None, dtype, asked.quantization)
         limit = None if memory is None else usable_bytes(memory, share)
         kv_bytes = _cache(sizes, asked, limit)
         held = sizes.stages(_split(sizes, asked.stages, kv_bytes, limit), kv_bytes)
     except SpectraError as error:
-        yield Finding("model", PROBLEM, str(error))
+        if str(error) != files.says:
+            yield Finding("stages", PROBLEM, str(error))
         return
     for i, one in enumerate(held):
         yield Finding(f"stage {i}", OK, str(one))
@@ -81,18 +83,16 @@ def _cache(sizes: ModelSizes, asked: Asked, limit: int | None) -> int:
 
 
 def _files(model: str) -> Finding:
-    """Weights may be missing: a plan needs the config alone.
-
-    Raises:
-        SpectraError: there is no such model.
-    """
-    path = texts_path(model)
+    """What ``spectra serve`` would say of the checkpoint; weights that the hub still has are fetched then."""
     try:
-        check_files(path)
+        path = texts_path(model)
+        is_fetched = not is_on_hub(model) or has_weight_files(path)
+        read_checkpoint(path, has_weights=is_fetched)
     except SpectraError as error:
-        remedy = "they are fetched when a server starts" if is_on_hub(model) else "a server needs them"
-        return Finding("model", WARNING, f"{path} has a config, but its weights cannot be read ({error})", remedy)
-    return Finding("model", OK, str(path))
+        return Finding("model", PROBLEM, str(error))
+    if is_fetched:
+        return Finding("model", OK, str(path))
+    return Finding("model", WARNING, f"{path} lacks weight files", "they are fetched when a server starts")
 
 
 def _split(sizes: ModelSizes, stages: int, kv_bytes: int, limit: int | None) -> list[LayerRange]:

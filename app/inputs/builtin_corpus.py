@@ -22,7 +22,7 @@ from app.inputs.text_index import tokenised
 from app.inputs.tokenizers import load_tokenizer
 from engine.kept_files import hold_lock
 from engine.model.identity import tokenizer_hash
-from engine.model.vocabulary import vocab_size as vocab_size_of
+from engine.model.identity import vocab_size as vocab_size_of
 from retrieval_store.errors import SnapshotError
 from retrieval_store.index.index import Tokens
 from retrieval_store.snapshots.corpus import Document

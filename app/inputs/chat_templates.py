@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 SMOLLM2 = """\
 {% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
 You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
@@ -48,3 +56,17 @@ SMOLLM2_WITH_TOOLS = (
 def with_tools(template: str) -> str:
     """A checkpoint's chat template, extended by tools if it is known to ignore them."""
     return SMOLLM2_WITH_TOOLS if template == SMOLLM2 else template
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, Any]], *, prompt: bool, origin: str
+) -> str:
+    """Messages as the chat template writes them; with ``prompt`` the text ends where the next answer begins.
+
+    Raises:
+        ConfigError: the template refuses the messages, or fails; the message begins with ``origin``.
+    """
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt))
+    except Exception as error:  # a template may compute anything
+        raise ConfigError(f"{origin}: the chat template refuses this conversation: {error}") from error

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.inputs.default_model import DEMO, HUB_ID, REQUIREMENT, default_model, is_default
 from engine.errors import ConfigError
 from engine.model.resolve import WEIGHTS, check_model_name, is_local, resolve
+
+if TYPE_CHECKING:  # torch and transformers load with the first checkpoint
+    from transformers import PreTrainedTokenizerFast
+
+    from engine.model.spec import ModelSpec
 
 
 def target_name(model: str) -> str:
@@ -39,6 +45,26 @@ def model_path(model: str, revision: str | None = None) -> Path:
         UnsupportedModelError: a GGUF file cannot be converted.
     """
     return _resolved(model, revision)
+
+
+def read_checkpoint(path: Path, *, has_weights: bool = True) -> tuple[ModelSpec, PreTrainedTokenizerFast]:
+    """Architecture and tokenizer of a checkpoint directory, once every file has passed its checks. All commands decide
+    here whether they can run a checkpoint. Reads the small files, and the headers of weight files.
+
+    Args:
+        path: of the directory.
+        has_weights: False if weights are fetched later, or not needed.
+
+    Raises:
+        UnsupportedModelError: names the first file, and the key or tensor, that is missing or cannot be used.
+    """
+    from app.inputs.tokenizers import load_tokenizer
+    from engine.model.loader import check_weights, load_spec
+
+    spec = load_spec(path)
+    if has_weights:
+        check_weights(path)
+    return spec, load_tokenizer(path)
 
 
 def is_on_hub(model: str) -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from app.inputs.chat_templates import render_chat
 from app.inputs.prompt_lines import records
 from engine.errors import ConfigError
 
@@ -213,11 +214,11 @@ def encode_chat(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str
     """Token ids of a conversation; the chat template writes all special tokens itself.
 
     Raises:
-        ConfigError: the tokenizer has no chat template.
+        ConfigError: the tokenizer has no chat template, or one that refuses the messages.
     """
     if not tokenizer.chat_template:
         raise ConfigError("the model has no chat template: use --raw")
-    text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    text = render_chat(tokenizer, messages, prompt=True, origin=f"{tokenizer.name_or_path} (--raw uses no template)")
     return list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
 
 

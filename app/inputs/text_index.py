@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jinja2 import TemplateError
-
+from app.inputs.chat_templates import render_chat
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.progress import bar
 from engine.errors import ConfigError
@@ -85,7 +84,4 @@ def conversation(
     if not tokenizer.chat_template:
         return "\n\n".join([*(message.content for message in messages), *([""] if prompt else [])])
     plain = [{"role": message.role, "content": message.content} for message in messages]
-    try:
-        return str(tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=prompt))
-    except TemplateError as error:
-        raise ConfigError(f"{origin}: the chat template refuses this conversation: {error}") from error
+    return render_chat(tokenizer, plain, prompt=prompt, origin=origin)

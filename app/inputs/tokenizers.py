@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.inputs.chat_templates import with_tools
 from engine.errors import UnsupportedModelError
+from engine.model.checkpoint_files import CONFIG, read_json_object, reason_of
 from engine.model.gguf.folder import is_converted
 
 if TYPE_CHECKING:  # transformers loads with the first tokenizer
     from transformers import PreTrainedTokenizerFast
 
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes of tokenizers that tokenizer.json says all of
 MODEL_TYPE = "llama"  # of models whose generic tokenizers ``AutoTokenizer`` takes as they are
 
@@ -31,9 +32,11 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         else:
             from transformers import AutoTokenizer  # loads torch, which an ingress does not need otherwise
 
-            tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise UnsupportedModelError(f"{path} has no tokenizer that loads: {error}") from error
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # of any kind, on a wrong value
+        raise _refusal(path, error) from error
+    if not any((path / name).exists() for name in (TOKENIZER, *tokenizer.vocab_files_names.values())):
+        raise _absent(path)  # transformers makes an empty one
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UnsupportedModelError(f"{path} has no fast tokenizer (tokenizer.json)")
     if isinstance(tokenizer.chat_template, str):
@@ -41,12 +44,35 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def _absent(path: Path) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{path} has no tokenizer: it lacks the file {TOKENIZER!r}")
+
+
+def _refusal(path: Path, error: Exception) -> UnsupportedModelError:
+    """What to raise where no tokenizer was loaded: names the first file that is missing or damaged."""
+    if not (path / TOKENIZER).exists():
+        return _absent(path)
+    try:
+        read_json_object(path / TOKENIZER)
+        if (path / SETTINGS).exists():
+            read_json_object(path / SETTINGS)
+    except UnsupportedModelError as damaged:
+        return damaged
+    from tokenizers import Tokenizer
+
+    file = SETTINGS
+    try:
+        Tokenizer.from_file(str(path / TOKENIZER))
+    except Exception:  # it raises nothing else
+        file = TOKENIZER
+    return UnsupportedModelError(f"{path / file} describes no tokenizer that loads: {reason_of(error)}")
+
+
 def _is_generic(path: Path) -> bool:
     """Whether a checkpoint's tokenizer is one that needs no code of its model's."""
     try:
-        settings = json.loads((path / "tokenizer_config.json").read_text())
-        config = json.loads((path / "config.json").read_text())
-    except (OSError, ValueError):
+        settings, config = read_json_object(path / SETTINGS), read_json_object(path / CONFIG)
+    except UnsupportedModelError:
         return False
     declared = settings.get("tokenizer_class")
     is_taken = config.get("model_type") == MODEL_TYPE or is_converted(path)

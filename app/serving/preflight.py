@@ -30,10 +30,9 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
     from app.composition.retrieval import library
     from app.composition.speculation import check_served_drafter, served_speculators, trained_method
     from app.inputs.libraries import prepare
-    from app.inputs.tokenizers import load_tokenizer
+    from app.inputs.models import read_checkpoint
     from app.offline.setup import check_stages
     from engine.model.resolve import resolve
-    from engine.model.weights.tensors import check_files
     from engine.scheduling.request_validation import check_needs
     from engine.target.fetching import texts_of
     from engine.target.loading import describe_target, target_spec
@@ -44,8 +43,7 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
     target = target_options(config)
     reads = is_local and target.simulation is None  # else other nodes read the weights
     path = resolve(target.model, target.revision) if reads else texts_of(target)
-    if reads:
-        check_files(path)
+    read_checkpoint(path, has_weights=reads)
     spec = target_spec(target, path)
     check_stages(spec, target.stages)
     prepare(library(config))
@@ -55,7 +53,6 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
         describe_target(replace(target, kv_bytes=target.kv_bytes or room), path)
         speculators = replace(speculators, trained=trained_method(config, spec))
         check_needs(create(config.method, speculators).needs, spec)
-    load_tokenizer(path)
     check_served_drafter(config)
 
 

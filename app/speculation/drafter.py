@@ -7,11 +7,10 @@ import hashlib
 import json
 from pathlib import Path
 
-from app.inputs.models import drafter_path
+from app.inputs.models import drafter_path, read_checkpoint
 from app.inputs.tokenizers import load_tokenizer
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.model.loader import load_spec
-from engine.model.resolve import resolve
+from engine.model.resolve import resolve, revision_of
 from engine.model.spec import ModelSpec
 from engine.model.weights.tensors import loaded_bytes
 from engine.target.options import GIB
@@ -69,13 +68,12 @@ def check_drafter(config: DraftModelConfig, path: Path, spec: ModelSpec) -> None
         return
     try:
         found = resolve(config.path, weights=())
-        n_ids = load_spec(found).vocab_size
-        theirs = load_tokenizer(found)
+        own, theirs = read_checkpoint(found, has_weights=not revision_of(found))
     except (ConfigError, UnsupportedModelError) as error:
         raise type(error)(f"--draft-model: {error}") from error
-    if n_ids != spec.vocab_size:
+    if own.vocab_size != spec.vocab_size:
         raise ConfigError(
-            f"--draft-model {config.path} has a vocabulary of {n_ids} token ids, the target one of "
+            f"--draft-model {config.path} has a vocabulary of {own.vocab_size} token ids, the target one of "
             f"{spec.vocab_size}: a drafter must have the target's tokenizer"
         )
     if vocabulary_hash(theirs.get_vocab()) != vocabulary_hash(load_tokenizer(path).get_vocab()):

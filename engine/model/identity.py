@@ -9,16 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
-from engine.errors import UnsupportedModelError
+from engine.model.checkpoint_files import CONFIG, headless, read_header, read_json_object
 from engine.model.gguf.folder import SOURCE, referred_file, refers_to_gguf
 from engine.model.resolve import revision_of
 
 SAMPLE = 4096  # bytes read of every tensor
-LONGEST_HEADER = 100_000_000  # bytes, safetensors' own limit
 
 
 class ModelIdentity(msgspec.Struct, frozen=True):
@@ -95,24 +93,6 @@ def _file_hash(path: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def read_header(file: BinaryIO, path: Path) -> bytes:
-    """The header of a file that has just been opened, which stands at its first tensor then.
-
-    Raises:
-        UnsupportedModelError: there is none.
-    """
-    size = int.from_bytes(file.read(8), "little")
-    header = file.read(size) if size <= LONGEST_HEADER else b""
-    if not header or len(header) < size:
-        raise headless(path)
-    return header
-
-
-def headless(path: Path) -> UnsupportedModelError:
-    """What to raise for a file without a header."""
-    return UnsupportedModelError(f"{path} cannot be loaded: it does not begin with the header of a safetensors file")
-
-
 def tokenizer_hash(path: Path) -> str:
     """A tokenizer's hash: what decides which ids a text has. Two models with one tokenizer have one hash.
 
@@ -125,3 +105,17 @@ def tokenizer_hash(path: Path) -> str:
 def tokenizer_hash_if_any(path: Path) -> str:
     """``tokenizer_hash``, "" without a ``tokenizer.json``."""
     return tokenizer_hash(path) if (path / "tokenizer.json").is_file() else ""
+
+
+def vocab_size(path: Path) -> int:
+    """Number of token ids of the checkpoint in directory ``path``; loads transformers only if config.json omits it.
+
+    Raises:
+        UnsupportedModelError: config.json cannot be read, or omits it and describes no supported model.
+    """
+    size = read_json_object(path / CONFIG).get("vocab_size")
+    if isinstance(size, int):
+        return size
+    from engine.model.loader import load_spec
+
+    return load_spec(path).vocab_size

@@ -12,6 +12,15 @@ from torch import nn
 from transformers import AutoConfig, GenerationConfig
 
 from engine.errors import UnsupportedModelError
+from engine.model.checkpoint_files import (
+    ADAPTER,
+    CONFIG,
+    SINGLE,
+    check_format,
+    files_of_tensors,
+    read_json_object,
+    reason_of,
+)
 from engine.model.gguf.folder import SOURCE, refers_to_gguf
 from engine.model.meta_model import empty_model
 from engine.model.quantization import INT8, check_quantization, stored_quantization
@@ -20,12 +29,13 @@ from engine.model.ranges import LayerRange
 from engine.model.resolve import revision_of
 from engine.model.scaled import DTYPES, put_scaled, scale_of
 from engine.model.shard import ModelShard
-from engine.model.spec import ModelSpec, read_spec
+from engine.model.spec import ModelSpec, check_values, declared_dtype, read_spec, token_ids
 from engine.model.weights.meter import Meter
-from engine.model.weights.tensors import SINGLE, CheckpointTensors, check_format, files_of_tensors
+from engine.model.weights.tensors import CheckpointTensors
 
 EMBED = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+GENERATION_CONFIG = "generation_config.json"
 
 
 def load_spec(path: Path) -> ModelSpec:
@@ -36,25 +46,61 @@ def load_spec(path: Path) -> ModelSpec:
             snapshot shows when its weights are read.
     """
     config = load_config(path)
-    eos: tuple[int, ...] | None = None
-    if (path / "generation_config.json").exists():
-        found = GenerationConfig.from_pretrained(path).eos_token_id
-        eos = None if found is None else (found,) if isinstance(found, int) else tuple(found)
     if not revision_of(path):  # a snapshot of the hub has what was asked for
         check_format(path)
-    return read_spec(config, eos)
+    return read_spec(config, _generation_eos(path))
+
+
+def _generation_eos(path: Path) -> tuple[int, ...] | None:
+    """EOS ids of generation_config.json; None if it names none, or is no JSON, which transformers ignores."""
+    file = path / GENERATION_CONFIG
+    if not file.exists():
+        return None
+    try:
+        found = GenerationConfig.from_pretrained(path).eos_token_id
+    except OSError:
+        return None
+    except Exception as error:  # of any kind
+        raise UnsupportedModelError(f"{file} cannot be read: {reason_of(error)}") from error
+    return None if found is None else token_ids(found, f"{file}: eos_token_id")
 
 
 def load_config(path: Path) -> Any:
     """The checkpoint's Hugging Face config.
 
     Raises:
-        UnsupportedModelError: there is none, or none that transformers knows.
+        UnsupportedModelError: there is none, or none of a supported model; names the file and the key.
     """
+    file = path / CONFIG
+    if not file.exists() and (path / ADAPTER).exists():
+        base = read_json_object(path / ADAPTER).get("base_model_name_or_path")
+        raise UnsupportedModelError(
+            f"{path} is an adapter, as of LoRA ({ADAPTER} without {CONFIG}); merge it into its base model {base!r} and "
+            f"serve the merged checkpoint"
+        )
+    stored = read_json_object(file)
     try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError) as error:  # no or no valid config.json, or a type that transformers does not know
-        raise UnsupportedModelError(f"{path} holds no config of a supported model: {error}") from error
+        check_values(stored)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, dtype=declared_dtype(stored))
+        read_spec(config)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{file}: {error}") from error
+    except Exception as error:  # of any kind: transformers checks few values before it computes with them
+        raise UnsupportedModelError(f"{file} holds no config of a supported model: {reason_of(error)}") from error
+    return config
+
+
+def check_weights(path: Path) -> None:
+    """Read the headers of all weight files, and nothing of the weights.
+
+    Raises:
+        UnsupportedModelError: a file or a tensor is missing or cut short, or has another shape than the config says.
+    """
+    config = load_config(path)
+    model, is_tied = empty_model(config), _is_tied(config)
+    with closing(CheckpointTensors(path, torch.device("cpu"))) as tensors:
+        for name in _wanted(model, LayerRange(0, config.num_hidden_layers, config.num_hidden_layers), False, True):
+            tensors.check(_source(name, is_tied, tensors), model.get_parameter(name).shape)
 
 
 def load_shard(
@@ -90,11 +136,12 @@ def load_shard(
     wanted_as = check_quantization(quantization, config, device)
     is_made = wanted_as is not None and (wanted_as.name == INT8 or stored_quantization(config) is None)
     model = empty_model(config, dtype)
-    tied = bool(getattr(config, "tie_word_embeddings", False))
+    tied = _is_tied(config)
     embeds = embeds or layers.is_first
-    wanted = list(_wanted(model, layers, tied, embeds))
-    matrices = {name for name in wanted if wanted_as is not None and is_quantized(model, name)}
     with closing(CheckpointTensors(path, device)) as tensors:
+        shares = tied and not (EMBED in tensors and HEAD in tensors)
+        wanted = list(_wanted(model, layers, shares, embeds))
+        matrices = {name for name in wanted if wanted_as is not None and is_quantized(model, name)}
         for name in wanted:
             source = _source(name, tied, tensors)
             shape = model.get_parameter(name).shape
@@ -108,8 +155,13 @@ def load_shard(
                 weight = nn.Parameter(tensors.ask(source, dtype, shape), requires_grad=False)
                 setattr(model.get_submodule(owner), own, weight)
         tensors.read(meter or Meter(f"layers {layers.first} to {layers.last - 1}"))
-    if tied and embeds and layers.is_last:
-        model.lm_head.weight = model.model.embed_tokens.weight
+    if (
+        tied
+        and embeds
+        and layers.is_last
+        and (shares or torch.equal(model.lm_head.weight, model.model.embed_tokens.weight))
+    ):
+        model.lm_head.weight = model.model.embed_tokens.weight  # a stored head that differs is used as it is
     for buffer_owner in (model.model.rotary_emb, model.model.embed_tokens):
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             buffer_owner._buffers[name] = buffer.to(device)
@@ -126,9 +178,10 @@ def layer_files(path: Path, layers: LayerRange, embeds: bool) -> set[str]:
     if not files:
         return {SOURCE if refers_to_gguf(path) else SINGLE}
     config = load_config(path)
-    tied = bool(getattr(config, "tie_word_embeddings", False))
-    reads_embedding = embeds or layers.is_first
-    names = {_source(name, tied, files) for name in _wanted(empty_model(config), layers, tied, reads_embedding)}
+    tied = _is_tied(config)
+    shares = tied and not (EMBED in files and HEAD in files)
+    wanted = _wanted(empty_model(config), layers, shares, embeds or layers.is_first)
+    names = {_source(name, tied, files) for name in wanted}
     missing = sorted(names - files.keys())
     if missing:
         raise UnsupportedModelError(f"{path} cannot be loaded: its index lacks the tensor {missing[0]!r}")
@@ -136,13 +189,19 @@ def layer_files(path: Path, layers: LayerRange, embeds: bool) -> set[str]:
     return {files[name] for name in names | (scales & files.keys())}
 
 
+def _is_tied(config: Any) -> bool:
+    """Whether the head is the embedding where the checkpoint stores one of them only."""
+    return bool(getattr(config, "tie_word_embeddings", False))
+
+
 def _source(name: str, tied: bool, stored: CheckpointTensors | Mapping[str, str]) -> str:
     """The tensor of the checkpoint that a parameter is read from."""
-    return EMBED if name == HEAD and tied and name not in stored else name
+    other = {HEAD: EMBED, EMBED: HEAD}.get(name, name)
+    return other if tied and name not in stored and other in stored else name
 
 
-def _wanted(model: Any, layers: LayerRange, tied: bool, embeds: bool) -> Iterator[str]:
-    """Parameters of the range; a tied head is read once, through the embedding, when one stage has both."""
+def _wanted(model: Any, layers: LayerRange, shares: bool, embeds: bool) -> Iterator[str]:
+    """Parameters of the range. If head and embedding share one tensor, a stage that has both reads it once."""
     for name, _ in model.named_parameters(remove_duplicate=False):
         parts = name.split(".")
         if parts[:2] == ["model", "layers"]:
@@ -152,7 +211,7 @@ def _wanted(model: Any, layers: LayerRange, tied: bool, embeds: bool) -> Iterato
             if embeds:
                 yield name
         elif name == HEAD:
-            if layers.is_last and not (tied and embeds):
+            if layers.is_last and not (shares and embeds):
                 yield name
         elif layers.is_last:  # the final norm
             yield name

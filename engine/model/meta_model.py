@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
+
+from engine.errors import UnsupportedModelError
+from engine.model.checkpoint_files import CONFIG, reason_of
 
 _BUILDING = threading.Lock()
 """Building patches ``torch.nn.Module`` and the default dtype for the whole process. Two threads at it at once can undo
@@ -24,9 +28,16 @@ def empty_model(config: Any, dtype: torch.dtype | None = None) -> Any:
     Args:
         config: Hugging Face config.
         dtype: of the parameters; the config's without one.
+
+    Raises:
+        UnsupportedModelError: values of the config do not fit together.
     """
-    with _BUILDING, _shapes_only():
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    try:
+        with _BUILDING, _shapes_only():
+            return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except Exception as error:  # of any kind: transformers checks few values before it computes with them
+        file = Path(config.name_or_path) / CONFIG
+        raise UnsupportedModelError(f"{file} describes no model that can be built: {reason_of(error)}") from error
 
 
 @contextmanager

@@ -7,6 +7,7 @@ guess would not crash, it would write wrong text.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,21 @@ from engine.model.quantization import stored_quantization
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 # Tables of cos and sin by position are exact only where the frequencies do not depend on the sequence's length.
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+_DYNAMIC_ROPE = ("dynamic", "longrope")
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_SLIDING = "sliding_attention"
+_AT_LEAST_1 = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "query_pre_attn_scalar",
+    "sliding_window",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +63,9 @@ def read_spec(config: Any, eos_ids: tuple[int, ...] | None = None) -> ModelSpec:
     Raises:
         UnsupportedModelError: names what the model has that the engine lacks.
     """
-    if config.model_type not in FAMILIES:
-        raise UnsupportedModelError(
-            f"model type {config.model_type!r} is not supported: its layers have not been tested behind the attention "
-            f"hook; supported are {', '.join(FAMILIES)}"
-        )
+    check_family(config.model_type)
     _check_rope(config)
+    _check_window(config)
     stored_quantization(config)  # refuses every other quantisation
     if getattr(config, "use_bidirectional_attention", False):
         raise UnsupportedModelError("use_bidirectional_attention is set: a decoder must be causal")
@@ -69,20 +82,76 @@ def read_spec(config: Any, eos_ids: tuple[int, ...] | None = None) -> ModelSpec:
         vocab_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
         layer_types=tuple(getattr(config, "layer_types", None) or ("full_attention",) * n_layers),
-        eos_ids=_as_tuple(config.eos_token_id) if eos_ids is None else eos_ids,
-        dtype=_dtype(config),
+        eos_ids=token_ids(config.eos_token_id, "eos_token_id") if eos_ids is None else eos_ids,
+        dtype=str(getattr(config, "dtype", None) or "float32").removeprefix("torch."),
         logit_softcap=getattr(config, "final_logit_softcapping", None),
     )
 
 
-def _as_tuple(eos: int | list[int] | None) -> tuple[int, ...]:
-    if eos is None:
-        return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
+def check_family(model_type: Any) -> None:
+    """Raises UnsupportedModelError if models of this ``model_type`` are not supported; names those that are."""
+    if model_type not in FAMILIES:
+        raise UnsupportedModelError(
+            f"model type {model_type!r} is not supported: its layers have not been tested with the attention hook; "
+            f"model_type must be one of {', '.join(FAMILIES)}"
+        )
 
 
-def _dtype(config: Any) -> str:
-    return str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+def check_values(stored: Mapping[str, Any]) -> None:
+    """Check the values of a config.json that transformers would take, and then fail on without a word of the key.
+
+    Raises:
+        UnsupportedModelError: names the key, its value and what is allowed.
+    """
+    from transformers.activations import ACT2FN  # loads torch, which commands that read no model do without
+
+    check_family(stored.get("model_type"))
+    for name in _AT_LEAST_1:
+        value = stored.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise UnsupportedModelError(f"{name} is {value!r}; it must be a whole number of at least 1")
+    for name in ("quantization_config", "rope_parameters", "rope_scaling"):
+        if not isinstance(stored.get(name), dict | None):
+            raise UnsupportedModelError(f"{name} is {stored[name]!r}; it must be an object or null")
+    for name in ("hidden_act", "hidden_activation"):
+        activation = stored.get(name, "silu")
+        if not isinstance(activation, str) or activation not in ACT2FN:
+            raise UnsupportedModelError(f"{name} is {activation!r}, which is no activation that transformers knows")
+
+
+def declared_dtype(stored: Mapping[str, Any]) -> str:
+    """The dtype that a config.json names, as torch spells it; float32 if it leaves the choice to whoever loads it.
+
+    Raises:
+        UnsupportedModelError: it names no dtype that weights can have.
+    """
+    name = stored.get("dtype", stored.get("torch_dtype"))
+    short = name.removeprefix("torch.") if isinstance(name, str) else name
+    if short in (None, "auto"):
+        return _DTYPES[0]
+    if short not in _DTYPES:
+        raise UnsupportedModelError(f"dtype is {name!r}; it must be auto or one of {', '.join(_DTYPES)}")
+    return str(short)
+
+
+def token_ids(value: Any, name: str) -> tuple[int, ...]:
+    """The ids of a field that holds one, several or none.
+
+    Raises:
+        UnsupportedModelError: it holds something else; the message begins with ``name``.
+    """
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(one) is int for one in ids):
+        raise UnsupportedModelError(f"{name} is {value!r}; it must be a token id, a list of them, or null")
+    return tuple(ids)
+
+
+def _check_window(config: Any) -> None:
+    window, family = getattr(config, "sliding_window", None), config.model_type
+    if window is None and _SLIDING in (getattr(config, "layer_types", None) or ()):
+        raise UnsupportedModelError(f"sliding_window is null, but layer_types names {_SLIDING}")
+    if window is not None and family == "llama":  # transformers cuts its cache by it, and not the prompt's attention
+        raise UnsupportedModelError(f"sliding_window is {window}, which layers of model type {family!r} do not have")
 
 
 def _check_rope(config: Any) -> None:
@@ -90,8 +159,9 @@ def _check_rope(config: Any) -> None:
     nested = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
     for one in nested:
         rope_type = one.get("rope_type", "default")
-        if rope_type not in _STATIC_ROPE:
-            raise UnsupportedModelError(
-                f"rope_type {rope_type!r} changes with the sequence's length, which a shared KV cache cannot follow; "
-                f"supported are {', '.join(_STATIC_ROPE)}"
-            )
+        if rope_type in _STATIC_ROPE:
+            continue
+        reason = "changes with the sequence's length, which a shared KV cache cannot follow"
+        if rope_type not in _DYNAMIC_ROPE:
+            reason = "is not known"
+        raise UnsupportedModelError(f"rope_type {rope_type!r} {reason}; supported are {', '.join(_STATIC_ROPE)}")

@@ -172,6 +172,20 @@ def saved_checkpoint(vocab_size: int = 320) -> Path:
     return _saved(f"checkpoint-{vocab_size}", lambda folder: _save_checkpoint(folder, vocab_size))
 
 
+@cache
+def saved_family(family: str) -> Path:
+    """Folder of a random model of a family, with a tokenizer of as many tokens."""
+
+    def save(folder: Path) -> None:
+        config, tokenizer = copy.deepcopy(tiny_model(family).config), tiny_tokenizer()
+        config.vocab_size = len(tokenizer)
+        torch.manual_seed(7)
+        type(tiny_model(family))(config).float().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    return _saved(f"family-{family}", save)
+
+
 def _save_checkpoint(folder: Path, vocab_size: int) -> None:
     tokenizer = tiny_tokenizer(vocab_size)
     _random_llama(len(tokenizer)).save_pretrained(folder)

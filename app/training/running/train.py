@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from app.inputs.models import model_path
+from app.inputs.models import model_path, read_checkpoint
 from app.inputs.prompts import Question
-from app.inputs.tokenizers import load_tokenizer
 from app.offline.setup import check_device
 from app.training.data.batches import TextStream
 from app.training.data.capture import Capture
@@ -40,7 +39,6 @@ from engine.drafter.networks.build import AnyNetwork
 from engine.drafter.spec import DrafterSpec
 from engine.errors import ConfigError
 from engine.model.identity import model_hash
-from engine.model.loader import load_spec
 from engine.target.numerics import resolve_dtype
 from engine.target.whole_texts import WholeTexts
 
@@ -57,7 +55,7 @@ def train(arguments: argparse.Namespace, asked: Asked, questions: Sequence[Quest
     torch.set_num_threads(arguments.threads)
     check_device(arguments)
     path = model_path(arguments.model)
-    target, tokenizer = load_spec(path), load_tokenizer(path)
+    target, tokenizer = read_checkpoint(path)
     spec = new_spec(arguments.method, asked, path, target, mask_tokens(tokenizer, target.vocab_size))
     loss = loss_settings(arguments, spec)
     check_terms(spec, loss)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError, UnsupportedModelError
+from engine.model.checkpoint_files import CONFIG, read_json_object, read_weight_map
 from engine.model.weights.tensors import read_file
 
 CPU = torch.device("cpu")
@@ -23,16 +23,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: there is no folder, or no config.json with an object in it.
     """
-    file = folder / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{folder} holds no drafter: its config.json cannot be read ({error})") from error
-    except ValueError as error:
-        raise ConfigError(f"{file} is no JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{file} holds no object, but {type(config).__name__}")
-    return config
+        return read_json_object(folder / CONFIG)
+    except UnsupportedModelError as error:
+        raise ConfigError(f"{folder} holds no drafter: {error}") from error
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -51,10 +45,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def _files(folder: Path, pattern: str) -> list[Path]:
     for index in sorted(folder.glob(f"{pattern}.index.json")):
-        try:
-            names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UnsupportedModelError(f"{index} is no index of weight files: {error!r}") from error
+        names = set(read_weight_map(index).values())
         missing = sorted(name for name in names if not (folder / name).is_file())
         if missing:
             raise UnsupportedModelError(f"{folder} lacks the file {missing[0]!r}, which {index.name} names")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedModelError
-from engine.model.identity import headless, read_header
+from engine.model.checkpoint_files import headless, read_header
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -47,12 +47,15 @@ class OpenFile:
         path: of the file.
 
     Raises:
-        OSError: it cannot be opened.
+        UnsupportedModelError: it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("rb", buffering=0)
+        try:
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise UnsupportedModelError(f"{path} cannot be read: {error.strerror}") from error
 
     def close(self) -> None:
         """Close it; tensors that were read stay."""
@@ -87,8 +90,7 @@ class TensorFile(OpenFile):
         path: of the file.
 
     Raises:
-        UnsupportedModelError: it does not begin with the header of a safetensors file.
-        OSError: it cannot be opened.
+        UnsupportedModelError: it cannot be opened, or does not begin with the header of a safetensors file.
     """
 
     def __init__(self, path: Path) -> None:

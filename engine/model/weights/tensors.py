@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedModelError
+from engine.model.checkpoint_files import SINGLE, check_format, files_of_tensors
 from engine.model.gguf.folder import referred_file, refers_to_gguf
 from engine.model.quantization import bitsandbytes
 from engine.model.quantized import SCALES, quantize
@@ -22,8 +22,6 @@ from engine.model.weights.reader import read
 from engine.model.weights.sinks import Copied, Mapped, Quantized, Scales, Sink, plain
 from engine.model.weights.tensor_file import Place, TensorFile
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 Shape = Sequence[int]
 
 
@@ -42,9 +40,10 @@ class CheckpointTensors:
         self._device = device
         self._open: dict[Path, TensorFile | GgufFile] = {}
         self._sinks: list[Sink] = []  # that were asked for and are not read
+        self._asked: dict[str, Tensor] = {}  # that the sinks fill, by name; of quantised matrices the scales
         self._quantizing = threading.Lock()
         check_format(path)
-        self._files = _indexed(path)
+        self._files = {name: path / file for name, file in files_of_tensors(path).items()}
         if not self._files:
             single = GgufFile(path) if refers_to_gguf(path) else TensorFile(path / SINGLE)
             self._open[single.path] = single
@@ -53,6 +52,14 @@ class CheckpointTensors:
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint lists the tensor."""
         return name in self._files
+
+    def check(self, name: str, shape: Shape) -> None:
+        """Read the header of the tensor's file, and nothing of the tensor.
+
+        Raises:
+            UnsupportedModelError: the checkpoint lacks the tensor or its file, or has another shape or too few bytes.
+        """
+        self._place(name, shape)
 
     def ask(self, name: str, dtype: torch.dtype, shape: Shape) -> Tensor:
         """A tensor on the device, whose values are there after ``read``. If a CPU has it as it is stored, it is the
@@ -66,7 +73,7 @@ class CheckpointTensors:
         if place.dtype == FP8_DTYPE != dtype:
             raise UnsupportedModelError(f"{name!r} in {self._path} is fp8, which only matrices of its layers may be")
         sink: Copied | Mapped = plain(place, self._device, dtype)
-        self._add(name, sink)
+        self._add(name, sink, sink.tensor)
         return sink.tensor
 
     def ask_int8(self, name: str, shape: Shape) -> tuple[Tensor, Tensor]:
@@ -82,7 +89,7 @@ class CheckpointTensors:
         bitsandbytes()
         by = partial(quantize, device=self._device)
         sink = Quantized(self._place(name, shape), self._device, self._quantizing, torch.int8, by)
-        self._add(name, sink)
+        self._add(name, sink, sink.scales)
         return sink.tensor, sink.scales
 
     def ask_scaled(self, name: str, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -96,7 +103,7 @@ class CheckpointTensors:
         if scales not in self:
             by = partial(quantize_rows, dtype=dtype)
             sink = Quantized(self._place(name, shape), self._device, self._quantizing, dtype, by)
-            self._add(name, sink)
+            self._add(name, sink, sink.scales)
             return sink.tensor, sink.scales
         place = self._opened(scales).place(scales)
         if place.shape not in ((), (1,), (n_out,), (n_out, 1)):
@@ -105,25 +112,32 @@ class CheckpointTensors:
                 f"with one scale for a matrix ([1]) or for each of its outputs ([{n_out}, 1]), not for blocks"
             )
         spread = Scales(place, n_out, self._device, 1.0 if is_fp8 else 127.0)
-        self._add(scales, spread)
+        self._add(scales, spread, spread.tensor)
         return self.ask(name, dtype, shape), spread.tensor
 
     def read(self, meter: Meter) -> None:
         """Read all that was asked for.
 
         Raises:
-            UnsupportedModelError: a file cannot be read, or was cut short meanwhile.
+            UnsupportedModelError: a file cannot be read, or was cut short meanwhile, or a tensor holds NaN or infinity.
         """
         sinks, self._sinks = self._sinks, []
+        asked, self._asked = self._asked, {}
         read(sinks, meter, self._device)
+        for name, tensor in asked.items():
+            if not _is_finite(tensor):
+                raise UnsupportedModelError(
+                    f"{self._path} cannot be loaded: {name!r} holds NaN or infinity in {str(tensor.dtype)[6:]}"
+                )
 
     def close(self) -> None:
         """Close the files."""
         for file in self._open.values():
             file.close()
 
-    def _add(self, name: str, sink: Sink) -> None:
+    def _add(self, name: str, sink: Sink, filled: Tensor) -> None:
         file = self._opened(name)
+        self._asked[name] = filled
         self._sinks.append(file.dequantising(name, sink) if isinstance(file, GgufFile) else sink)
 
     def _place(self, name: str, shape: Shape) -> Place:
@@ -163,26 +177,11 @@ def read_file(path: Path) -> dict[str, Tensor]:
     return {name: sink.tensor for name, sink in sinks.items()}
 
 
-def check_format(path: Path) -> None:
-    """Raises UnsupportedModelError if the directory holds no checkpoint that is read."""
-    if not (path / SINGLE).exists() and not (path / INDEX).exists() and not refers_to_gguf(path):
-        raise UnsupportedModelError(
-            f"{path} has neither {SINGLE} nor {INDEX}: only safetensors checkpoints and .gguf files are read"
-        )
-
-
-def check_files(path: Path) -> None:
-    """Whether every file that the checkpoint's index or reference names is there.
-
-    Raises:
-        UnsupportedModelError: names the first that is not, or says that there is no checkpoint that is read.
-    """
-    check_format(path)
-    if refers_to_gguf(path):
-        referred_file(path)
-    missing = sorted({file.name for file in _indexed(path).values() if not file.exists()})
-    if missing:
-        raise UnsupportedModelError(f"{path} lacks the file {missing[0]!r}, which its index names")
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all values are numbers; whole numbers and fp8 are not looked at."""
+    if not tensor.is_floating_point() or tensor.dtype == FP8_DTYPE:
+        return True
+    return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())  # a sum can overflow
 
 
 def loaded_bytes(path: Path) -> int:
@@ -194,16 +193,3 @@ def loaded_bytes(path: Path) -> int:
     if refers_to_gguf(path):
         return 4 * referred_file(path).n_weights
     return sum(file.stat().st_size for file in path.glob("*.safetensors"))
-
-
-def _indexed(path: Path) -> dict[str, Path]:
-    return {name: path / file for name, file in files_of_tensors(path).items()}
-
-
-def files_of_tensors(path: Path) -> dict[str, str]:
-    """Tensor name -> name of the file that holds it; empty for a checkpoint of one file."""
-    index = path / INDEX
-    if not index.exists():
-        return {}
-    weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    return weight_map

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.errors import ConfigError, UnsupportedModelError
+from engine.model.checkpoint_files import INDEX, SINGLE
 from engine.model.loader import load_shard, load_spec
 from engine.model.ranges import LayerRange
 from engine.model.spec import read_spec
-from engine.model.weights.tensors import INDEX, SINGLE
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.target.loading import plan_cache

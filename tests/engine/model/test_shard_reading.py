@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from engine.model.checkpoint_files import INDEX
 from engine.model.loader import EMBED, HEAD, load_shard
 from engine.model.ranges import LayerRange, split_layers
 from engine.model.weights.tensor_file import Place, TensorFile
-from engine.model.weights.tensors import INDEX
 from tests.support.tiny_models import tiny_model
 
 CPU = torch.device("cpu")

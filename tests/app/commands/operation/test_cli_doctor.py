@@ -71,18 +71,22 @@ def test_a_model_is_compared_with_the_memory_of_the_gpus(port: int, tmp_path: Pa
     config.dtype = "bfloat16"
     config.save_pretrained(tmp_path)
     gpus = ("--port", port, "--model", tmp_path, "--gpu-memory-gib", "80")
-    fits = findings(*gpus, "--kv-gib", "120", "--stages", "4")
-    assert fits["model"]["status"] == "warning"  # there are no weights
-    assert fits["memory"]["status"] == "ok"
+    fits = findings(*gpus, "--kv-gib", "120", "--stages", "4", status=1)
+    assert (fits["model"]["status"], "neither model.safetensors" in fits["model"]["says"]) == ("problem", True)
+    assert fits["memory"]["status"] == "ok"  # sizes follow from the config alone
     assert {"stage 0", "stage 3"} < fits.keys()
     lacks = findings(*gpus, "--kv-gib", "120", "--stages", "2", status=1)
     assert lacks["memory"]["status"] == "problem"
     assert "int8" in lacks["memory"]["remedy"]
-    left = findings(*gpus, "--stages", "4")  # --kv-gib auto fills what is left
+    left = findings(*gpus, "--stages", "4", status=1)  # --kv-gib auto fills what is left
     used, limit = re.findall(r"[\d.]+ GiB", left["memory"]["says"])[::2]
     assert used == limit == "72.00 GiB"
     assert findings(*gpus, "--stages", "1", status=1)["memory"]["status"] == "problem"
-    assert "must be 1 to 80" in findings(*gpus, "--stages", "81", status=1)["model"]["says"]
+
+
+def test_more_stages_than_layers_are_a_problem(port: int, tiny_checkpoint: Path) -> None:
+    found = findings("--port", port, "--model", tiny_checkpoint, "--stages", "5", status=1)
+    assert "must be 1 to 4" in found["stages"]["says"]
 
 
 @pytest.mark.parametrize(

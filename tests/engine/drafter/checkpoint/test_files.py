@@ -81,13 +81,13 @@ def test_missing_and_damaged_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"lacks the file 'part-1.safetensors', which model.* names"):
         read_tensors(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(UnsupportedModelError, match="is no index of weight files"):
+    with pytest.raises(UnsupportedModelError, match="must be a JSON object"):
         read_tensors(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "holds no drafter"), ("{", "is no JSON"), ("[1]", "holds no object, but list")],
+    [(None, "holds no drafter"), ("{", "is no JSON"), ("[1]", "must be a JSON object")],
 )
 def test_a_config_that_is_no_object_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
     if content is not None:

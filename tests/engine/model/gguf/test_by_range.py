@@ -13,12 +13,12 @@ from engine.errors import UnsupportedModelError
 from engine.model.gguf import folder as folders
 from engine.model.gguf.header import read_gguf_header
 from engine.model.identity import file_hashes, model_hash
-from engine.model.loader import layer_files, load_shard
+from engine.model.loader import check_weights, layer_files, load_shard
 from engine.model.ranges import LayerRange, split_layers
 from engine.model.resolve import resolve
 from engine.model.weights import reader
 from engine.model.weights.meter import Meter
-from engine.model.weights.tensors import check_files, loaded_bytes
+from engine.model.weights.tensors import loaded_bytes
 from tests.support.gguf_files import FAMILIES, model_for_gguf, write_gguf
 
 
@@ -102,7 +102,7 @@ def test_the_identity_of_a_referring_folder_is_that_of_the_file(
     assert model_hash(resolve(str(copied))) == model_hash(referring) != model_hash(kept)
     assert layer_files(referring, LayerRange(0, 1, 2), embeds=False) == {"gguf.json"}
     assert file_hashes(referring).keys() == {"config.json", "gguf.json"}
-    check_files(referring)
+    check_weights(referring)
     weights = sum(math.prod(info.shape) for info in read_gguf_header(file).tensors.values())
     assert loaded_bytes(referring) == 4 * weights
     assert 0 < loaded_bytes(kept) - 4 * weights < 10_000  # a header
@@ -115,4 +115,4 @@ def test_the_identity_of_a_referring_folder_is_that_of_the_file(
     assert resolve(str(file)) != referring
     file.unlink()
     with pytest.raises(UnsupportedModelError, match=r"model\.gguf, which holds its weights, is no longer there"):
-        check_files(referring)
+        check_weights(referring)
