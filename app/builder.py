@@ -8,6 +8,7 @@ from ray import serve
 from ray.serve import Application
 
 from app.api.edge import EdgeOptions, make_edge
+from app.api.service import MEBI, Settings
 from app.composition.checks import checked, pinned
 from app.composition.operation import access_options, log_options, trace_options
 from app.composition.pipeline import aliases, pipeline_options, router_options, target_options
@@ -84,18 +85,18 @@ def _targets(config: ServeConfig) -> list[Application]:
 
 def _edge(config: ServeConfig, is_private: bool) -> EdgeOptions:
     sampling = sampling_defaults(config)
-    return EdgeOptions(
-        target_name(config.model),
-        config.revision,
-        VERSION,
-        int(sampling.pop("max_tokens", config.default_max_tokens)),
-        sampling,
-        int(config.max_body_mib * 2**20),
-        log_options(config),
-        config.retrieval_namespace,
-        access_options(config),
-        trace_options(config),
-        config.tool_parser,
-        config.reasoning_parser,
-        playground_options(config, is_private=is_private),
+    logs = log_options(config)
+    settings = Settings(
+        version=VERSION,
+        max_body_bytes=int(config.max_body_mib * MEBI),
+        default_max_tokens=int(sampling.pop("max_tokens", config.default_max_tokens)),
+        sampling=sampling,
+        access_log=logs.access,
+        log_prompts=logs.prompts,
+        tool_parser=config.tool_parser,
+        reasoning_parser=config.reasoning_parser,
+        shared_namespace=config.retrieval_namespace,
     )
+    playground = playground_options(config, is_private=is_private)
+    access, traces = access_options(config), trace_options(config)
+    return EdgeOptions(target_name(config.model), config.revision, settings, logs, access, traces, playground)

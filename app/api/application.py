@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -14,7 +16,9 @@ from app.access.keyring import Keyring
 from app.access.options import AccessOptions
 from app.api.errors import ErrorAnswer, answer_for
 from app.api.http import Api
+from app.api.items.body import ResponsesRequest
 from app.api.observed import Observed
+from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.streaming import ClientGone
 from app.playground.playground import Handler, Playground
 from app.telemetry.exchange import current
@@ -77,9 +81,9 @@ def create_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.state.access_log = api.access_log
     routes: list[tuple[str, str, Handler]] = [
-        ("POST", "/v1/chat/completions", api.chat_completions),
-        ("POST", "/v1/completions", api.completions),
-        ("POST", "/v1/responses", api.responses),
+        ("POST", "/v1/chat/completions", partial(api.generate, schema=ChatCompletionRequest)),
+        ("POST", "/v1/completions", partial(api.generate, schema=CompletionRequest)),
+        ("POST", "/v1/responses", partial(api.generate, schema=ResponsesRequest)),
         ("POST", "/tokenize", api.tokenize),
         ("POST", "/detokenize", api.detokenize),
         ("GET", "/v1/models", api.models),

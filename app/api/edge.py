@@ -42,16 +42,10 @@ class EdgeOptions:
 
     tokenizer: str  # directory or hub id
     revision: str | None  # on the hub
-    version: str
-    default_max_tokens: int
-    sampling: dict[str, float]  # fields of requests that leave them out
-    max_body_bytes: int
+    settings: Settings
     logs: LogOptions
-    shared_namespace: str
     access: AccessOptions
     traces: TraceOptions
-    tool_parser: str
-    reasoning_parser: str
     playground: PlaygroundOptions | None = None  # None: there is none
 
 
@@ -121,17 +115,6 @@ def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one: another thread is only a detour
     tokenizer = load_tokenizer(path)
     client.encode_with(tokenizer_hash_if_any(path))
-    settings = Settings(
-        version=options.version,
-        max_body_bytes=options.max_body_bytes,
-        default_max_tokens=options.default_max_tokens,
-        sampling=options.sampling,
-        access_log=options.logs.access,
-        log_prompts=options.logs.prompts,
-        shared_namespace=options.shared_namespace,
-        tool_parser=options.tool_parser,
-        reasoning_parser=options.reasoning_parser,
-    )
     access = options.access
     keyring = None
     if access.api_keys is not None:
@@ -139,4 +122,6 @@ def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
         keyring.follow()
     shown = options.playground
     playground = None if shown is None else Playground(shown, Victims() if shown.victims else None)
-    return Edge(Api(client, tokenizer, settings, tracer_of(options.traces, "Ingress")), access, keyring, playground)
+    return Edge(
+        Api(client, tokenizer, options.settings, tracer_of(options.traces, "Ingress")), access, keyring, playground
+    )

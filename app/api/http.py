@@ -88,18 +88,6 @@ class Api:
         """The name that clients write as ``model``."""
         return self._card.name
 
-    async def chat_completions(self, request: Request) -> Response:
-        """POST /v1/chat/completions."""
-        return await self._generate(request, ChatCompletionRequest)
-
-    async def completions(self, request: Request) -> Response:
-        """POST /v1/completions."""
-        return await self._generate(request, CompletionRequest)
-
-    async def responses(self, request: Request) -> Response:
-        """POST /v1/responses."""
-        return await self._generate(request, ResponsesRequest)
-
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: ids of a prompt, or of messages under the chat template."""
         async with self._bodies.read(request) as body:
@@ -162,7 +150,8 @@ class Api:
         """The response as server-sent events; its reader must close the generator."""
         return event_stream(*await self._prepare(wanted, caller))
 
-    async def _generate(self, request: Request, schema: type[GenerationBody]) -> Response:
+    async def generate(self, request: Request, schema: type[GenerationBody]) -> Response:
+        """POST /v1/chat/completions, /v1/completions and /v1/responses, whose bodies ``schema`` describes."""
         async with self._bodies.read(request) as body:
             wanted = await self._parse(schema, body)
             generation, writer = await self._prepare(wanted, caller_of(request.scope))

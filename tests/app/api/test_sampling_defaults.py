@@ -18,7 +18,7 @@ from app.api.http import Api
 from app.api.service import Settings
 from app.composition.sampling import FILE, sampling_defaults
 from app.config.errors import config_of
-from engine.errors import ConfigError
+from engine.errors import ConfigError, UnsupportedModelError
 from engine.sampling.params import SamplingParams
 from tests.app.conftest import ScriptedBackend, client_of
 
@@ -120,6 +120,14 @@ def test_a_value_that_no_request_may_have_is_refused_with_file_and_key(
     assert defaults_of(tmp_path, written, generation_config="none") == {}
 
 
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
+def test_a_file_that_is_no_json_object_is_refused_with_its_name(text: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(UnsupportedModelError, match=rf"^{tmp_path / FILE} (is|holds)"):
+        sampling_defaults(config_of({"model": str(tmp_path)}))
+    assert sampling_defaults(config_of({"model": str(tmp_path), "generation_config": "none"})) == {}
+
+
 def test_the_edge_of_an_application_gets_the_values(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # importing Serve warns
@@ -132,5 +140,5 @@ def test_the_edge_of_an_application_gets_the_values(tiny_checkpoint: Path, tmp_p
         ({"generation_config": "none"}, (1024, {})),
     ):
         application: Any = build_app({"model": str(folder), "method": "pld", "kv_gib": 0.01, **given})
-        edge = application._bound_deployment.init_args[2]
-        assert (edge.default_max_tokens, edge.sampling) == expected
+        settings = application._bound_deployment.init_args[2].settings
+        assert (settings.default_max_tokens, settings.sampling) == expected
