@@ -42,7 +42,7 @@ def _decisions(endpoint: str) -> Iterator[tuple[str, str]]:
         if declined.neutral:
             yield f"`{name}`: {_values(declined)}", "neutral"
         else:
-            yield f"`{name}`" + (f" ({declined.advice})" if declined.advice else ""), "refused"
+            yield f"`{name}` ({declined.advice})".replace(" (leave it out)", ""), "refused"
 
 
 def _values(declined: DeclinedField) -> str:

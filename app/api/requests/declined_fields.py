@@ -12,76 +12,64 @@ from typing import Any, NamedTuple
 class DeclinedField(NamedTuple):
     """Why a field with another value than a neutral one is refused."""
 
-    neutral: tuple[Any, ...] = ()
-    advice: str = ""  # what to do, if it is not to leave the field out
+    neutral: tuple[Any, ...]
+    advice: str
+
+
+def _declined(*names: str, neutral: tuple[Any, ...] = (), advice: str = "leave it out") -> dict[str, DeclinedField]:
+    return dict.fromkeys(names, DeclinedField(neutral, advice))
 
 
 _ENGINE = {
-    "ec_transfer_params": DeclinedField(({},)),
-    "kv_transfer_params": DeclinedField(({},)),
-    "mm_processor_kwargs": DeclinedField(({},)),
-    "request_id": DeclinedField(advice="send it as the header X-Request-Id"),
-    "vllm_xargs": DeclinedField(({},)),
+    **_declined("ec_transfer_params", "kv_transfer_params", "mm_processor_kwargs", "vllm_xargs", neutral=({},)),
+    **_declined("request_id", advice="send it as the header X-Request-Id"),
 }
-_SAMPLING = _ENGINE | {
-    "best_of": DeclinedField((1,), "use n"),
-    "guided_decoding_backend": DeclinedField(("auto", "guidance")),
-    "guided_whitespace_pattern": DeclinedField(advice="use structured_outputs.whitespace_pattern"),
-    "length_penalty": DeclinedField((1,)),
-    "logits_processors": DeclinedField(([],)),
-    "logprob_token_ids": DeclinedField(advice="use logprobs"),
-    "repetition_detection": DeclinedField(),
-    "return_mm_kwargs": DeclinedField((True,)),
-    "return_token_offsets": DeclinedField((False,)),
-    "return_tokens_as_token_ids": DeclinedField((False,), "use return_token_ids"),
-    "routed_experts_prompt_start": DeclinedField((0,)),
-    "spaces_between_special_tokens": DeclinedField((True,)),
-    "stream_interval": DeclinedField((1,)),
-    "thinking_token_budget": DeclinedField((-1,), "use max_tokens"),
-    "truncation_side": DeclinedField(("left",)),
-    "use_beam_search": DeclinedField((False,)),
-    "watermarking": DeclinedField((False,)),
+_SAMPLING = {
+    **_ENGINE,
+    **_declined("best_of", neutral=(1,), advice="use n"),
+    **_declined("guided_decoding_backend", neutral=("auto", "guidance")),
+    **_declined("guided_whitespace_pattern", advice="use structured_outputs.whitespace_pattern"),
+    **_declined("length_penalty", "stream_interval", neutral=(1,)),
+    **_declined("logits_processors", neutral=([],)),
+    **_declined("logprob_token_ids", advice="use logprobs"),
+    **_declined("repetition_detection"),
+    **_declined("return_mm_kwargs", "spaces_between_special_tokens", neutral=(True,)),
+    **_declined("return_token_offsets", "use_beam_search", "watermarking", neutral=(False,)),
+    **_declined("return_tokens_as_token_ids", neutral=(False,), advice="use return_token_ids"),
+    **_declined("routed_experts_prompt_start", neutral=(0,)),
+    **_declined("thinking_token_budget", neutral=(-1,), advice="use max_tokens"),
+    **_declined("truncation_side", neutral=("left",)),
 }
 _TEMPLATE = {
-    "chat_template": DeclinedField(advice="use chat_template_kwargs"),
-    "continue_final_message": DeclinedField((False,)),
-    "media_io_kwargs": DeclinedField(({},)),
-    "mm_processor_kwargs": DeclinedField(({},)),
+    **_declined("chat_template", advice="use chat_template_kwargs"),
+    **_declined("continue_final_message", neutral=(False,)),
+    **_declined("media_io_kwargs", "mm_processor_kwargs", neutral=({},)),
 }
 
 DECLINED: dict[str, dict[str, DeclinedField]] = {
-    "chat": _SAMPLING
-    | _TEMPLATE
-    | {
-        "add_generation_prompt": DeclinedField((True,)),
-        "add_special_tokens": DeclinedField((False,)),
-        "audio": DeclinedField(),
-        "documents": DeclinedField(([],)),
-        "echo": DeclinedField((False,)),
-        "function_call": DeclinedField(("none", "auto"), "use tool_choice"),
-        "functions": DeclinedField(([],), "use tools"),
-        "include_reasoning": DeclinedField((True,)),
-        "modalities": DeclinedField((["text"],)),
-        "moderation": DeclinedField(),
-        "return_prompt_text": DeclinedField((False,), "use return_token_ids"),
-        "verbosity": DeclinedField(("medium",)),
-        "web_search_options": DeclinedField(),
+    "chat": {
+        **_SAMPLING,
+        **_TEMPLATE,
+        **_declined("add_generation_prompt", "include_reasoning", neutral=(True,)),
+        **_declined("add_special_tokens", "echo", neutral=(False,)),
+        **_declined("audio", "moderation", "web_search_options"),
+        **_declined("documents", neutral=([],)),
+        **_declined("function_call", neutral=("none", "auto"), advice="use tool_choice"),
+        **_declined("functions", neutral=([],), advice="use tools"),
+        **_declined("modalities", neutral=(["text"],)),
+        **_declined("return_prompt_text", neutral=(False,), advice="use return_token_ids"),
+        **_declined("verbosity", neutral=("medium",)),
     },
-    "completions": _SAMPLING | {"prompt_embeds": DeclinedField(), "suffix": DeclinedField(("",))},
-    "responses": _ENGINE
-    | {
-        "access_programs": DeclinedField(),
-        "background": DeclinedField((False,)),
-        "context_management": DeclinedField(([],)),
-        "conversation": DeclinedField(advice="send the whole conversation as input"),
-        "enable_response_messages": DeclinedField((False,)),
-        "image": DeclinedField(),
-        "moderation": DeclinedField(),
-        "previous_input_messages": DeclinedField(([],), "send them as input"),
-        "previous_response": DeclinedField(advice="send its items as input"),
-        "previous_response_id": DeclinedField(advice="send the whole conversation as input"),
-        "prompt": DeclinedField(),
-        "truncation": DeclinedField(("disabled",)),
+    "completions": {**_SAMPLING, **_declined("prompt_embeds"), **_declined("suffix", neutral=("",))},
+    "responses": {
+        **_ENGINE,
+        **_declined("access_programs", "image", "moderation", "prompt"),
+        **_declined("background", "enable_response_messages", neutral=(False,)),
+        **_declined("context_management", neutral=([],)),
+        **_declined("conversation", "previous_response_id", advice="send the whole conversation as input"),
+        **_declined("previous_input_messages", neutral=([],), advice="send them as input"),
+        **_declined("previous_response", advice="send its items as input"),
+        **_declined("truncation", neutral=("disabled",)),
     },
-    "tokenize": _TEMPLATE | {"return_token_strs": DeclinedField((False,), "use /detokenize")},
+    "tokenize": {**_TEMPLATE, **_declined("return_token_strs", neutral=(False,), advice="use /detokenize")},
 }

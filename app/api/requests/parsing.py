@@ -129,7 +129,7 @@ def _known_fields(schema: type[Strict], fields: dict[str, Any]) -> dict[str, Any
         elif name not in declined:
             raise RequestError(f"unknown field {shorten(name)}", name[:MAX_SHOWN])
         else:
-            advice = declined[name].advice or "leave it out"
+            advice = declined[name].advice
             raise RequestError(f"{name} is {shorten(value)}; this server does not support it: {advice}", name)
     return known
 
