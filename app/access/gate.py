@@ -67,7 +67,6 @@ class Gate:
     """Lets requests through with their caller in the ASGI scope's ``state``.
 
     Args:
-        app: the application behind.
         options: who may ask for what.
         keyring: the keys, if ``options`` name a file.
         answer: makes a response of a refusal.

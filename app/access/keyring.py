@@ -60,7 +60,6 @@ class Keyring:
     of the file; keys that have gone from it are refused from then on, and their running requests end as they would.
 
     Args:
-        path: of the file.
         replicas: processes that share the limits.
         wall: seconds since 1970, for expiry.
         clock: seconds, for rates.

@@ -59,8 +59,6 @@ class Allowance:
     """What is left to one key in this process.
 
     Args:
-        limits: of the key.
-        replicas: processes that share them.
         clock: seconds.
     """
 

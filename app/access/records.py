@@ -59,7 +59,6 @@ def parse_records(text: bytes, where: str) -> list[KeyRecord]:
     """The records of a file of keys; empty lines are skipped.
 
     Args:
-        text: the file's content.
         where: the file's name, for errors.
 
     Raises:

@@ -82,9 +82,6 @@ class MeteredEngine(Engine):
     engine worked, at any batch size; ``Times.step_seconds`` holds the whole time of each step.
 
     Args:
-        target: runs the steps.
-        pool: speculators.
-        options: of the scheduler.
         scope: called for every job; speculators share what they learn among the jobs of one scope.
     """
 

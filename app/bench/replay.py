@@ -59,7 +59,6 @@ class ReplayTarget:
     Implements ``engine.target.info.Target``; ``engine.verify.rules.walk_text`` verifies.
 
     Args:
-        vocab_size: of the tokenizer.
         longest: most tokens of a prompt and its answer together.
     """
 
@@ -126,13 +125,7 @@ class Plan:
 
 
 class Replay:
-    """Replays a plan; as in ``app.bench.runs``, each turn of a cold setting has a scope of its own.
-
-    Args:
-        pool: speculators of all settings.
-        plan: what to replay.
-        vocab_size: of the tokenizer.
-    """
+    """Replays a plan; as in ``app.bench.runs``, each turn of a cold setting has a scope of its own."""
 
     def __init__(self, pool: SpeculatorPool, plan: Plan, vocab_size: int) -> None:
         self._plan = plan

@@ -61,10 +61,7 @@ class Bench:
     speculators know nothing of earlier turns; in a warm setting all turns of a method and repeat share a scope.
 
     Args:
-        target: the model.
-        tokenizer: of the target.
         pools: speculators of cold (False) and warm (True) settings, as far as the plan has such settings.
-        plan: what to measure.
     """
 
     def __init__(

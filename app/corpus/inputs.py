@@ -53,7 +53,6 @@ class Encoder:
     """Turns documents into pieces of token ids.
 
     Args:
-        tokenizer: of the target.
         vocab_size: of the model; pieces may hold ids of the tokenizer that are not below it.
         longest: limit of a piece, in tokens.
     """

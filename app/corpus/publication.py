@@ -27,8 +27,6 @@ def publish_snapshot(
     """Upload the snapshot in ``folder`` and print its version; make it the current one if ``is_activated``.
 
     Args:
-        store: where to.
-        folder: of the snapshot.
         is_activated: whether it becomes the current one.
         expected: see ``Store.activate``.
         unused: see ``Store.publish``.

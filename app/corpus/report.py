@@ -35,10 +35,7 @@ def write_report(
     Args:
         folder: made if missing.
         facts: further keys of ``report.json``.
-        choice: which texts were kept.
-        texts: all texts.
         inputs: in the order of the texts' sources.
-        tokenizer: decodes the examples.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found, total = figures(choice, inputs), totals(choice)

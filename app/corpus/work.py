@@ -27,7 +27,6 @@ class WorkFolder:
     """A context: the folder, made if missing and locked.
 
     Args:
-        path: of the folder.
         is_kept: whether ``forget`` leaves the files in place.
 
     Raises:

@@ -39,7 +39,6 @@ class Endpoint:
 
     Args:
         url: of the endpoint, such as ``http://127.0.0.1:8000/v1/chat/completions``.
-        headers: sent with every request.
         timeout: seconds that one attempt may take.
     """
 
@@ -62,8 +61,6 @@ class Client:
     """Sends requests.
 
     Args:
-        session: shared by all requests.
-        endpoint: of all requests.
         retries: attempts after the first, for each request.
         watcher: is told of text and breaks.
     """

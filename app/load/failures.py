@@ -53,7 +53,6 @@ def of_exception(error: Exception, has_begun: bool) -> Failure:
     """The failure of an exception of the HTTP client.
 
     Args:
-        error: the exception.
         has_begun: whether the status of the answer had come.
     """
     message = f"{type(error).__name__}: {error}"[:MESSAGE_CHARS]
@@ -68,7 +67,6 @@ def retry_after(value: str | None, now: float | None = None) -> float | None:
     """Seconds to wait according to a Retry-After header, which holds seconds or a date; None if it holds neither.
 
     Args:
-        value: the header.
         now: seconds since 1970, from which a date counts; None: the clock's.
     """
     if value is None:

@@ -33,7 +33,6 @@ async def closed_loop(
 
     Args:
         ask: sends one request and returns when it is done; must not raise.
-        concurrency: number of clients.
         requests: to send in all; None: no limit.
         duration: seconds in which requests begin; None: no limit.
         clock: for tests.
@@ -82,7 +81,6 @@ def arrivals(
     Args:
         rate: requests per second.
         kind: ``POISSON``: exponential gaps, independent of each other; ``FIXED``: equal gaps.
-        seed: of the random gaps.
         requests: upper limit of arrivals; None: no limit.
         duration: end of the arrivals; None: no limit.
     """

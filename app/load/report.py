@@ -66,14 +66,7 @@ def _shifted(record: Record, zero: float) -> dict[str, Any]:
 
 
 def document(load: Load, asked: Mapping[str, Any], found: Figures, ran: Ran) -> dict[str, Any]:
-    """The JSON document of a run.
-
-    Args:
-        load: how the server was loaded.
-        asked: fields of all bodies.
-        found: the figures.
-        ran: the run.
-    """
+    """The JSON document of a run."""
     loop = "closed" if load.rate is None else "open"
     chunks = sum(len(record.chunks) for record in ran.records)
     settings = {

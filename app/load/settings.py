@@ -192,7 +192,6 @@ def distinct_of(asked: int | None, n_prompts: int, requests: int | None) -> int 
 
     Args:
         asked: value of the flag; 0: as many as there are prompts, but at most half of the requests.
-        n_prompts: number of prompts.
         requests: to be sent; None: unlimited.
 
     Raises:

@@ -39,7 +39,6 @@ def inputs_of(
     Args:
         hardware: from which profiles were derived, and whose software costs count in any case.
         profile: name and contents of the one that was taken instead; None: none was.
-        tokens_per_forward: as it was given.
     """
     default = Hardware()
     named = {

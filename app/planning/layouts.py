@@ -95,8 +95,6 @@ def layouts(
     """Every layout, fewest stages first.
 
     Args:
-        sizes: of the model.
-        wanted: what is planned.
         profiles: makes the profile of a pipeline.
         software: ``hop_s`` and ``turn_s`` of `Cluster`.
         drafts: what speculation is assumed to do.

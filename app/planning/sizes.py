@@ -68,7 +68,6 @@ class ModelSizes:
         """Layers of every stage, as ``--layer-split auto`` has them.
 
         Args:
-            stages: how many.
             kv_bytes: of the cache over all stages.
             limit: bytes of weights and cache that one stage may take; None: any number.
 

@@ -33,7 +33,6 @@ class Playground:
     """The pages of one ingress replica.
 
     Args:
-        options: what they show.
         killer: kills what the page for operators names; None: nothing may be killed.
     """
 

@@ -29,10 +29,6 @@ def write_lines(records: Iterable[Mapping[str, Any]], path: Path) -> None:
 def check_writable(folder: Path | None, file: Path | None) -> None:
     """Make the folders before a long run whose report could not be written.
 
-    Args:
-        folder: that ``--out`` names.
-        file: that ``--json`` names.
-
     Raises:
         ConfigError: a folder or the file cannot be made.
     """

@@ -20,8 +20,6 @@ def grid(n_rows: int, n_columns: int, size: tuple[float, float], **options: Any)
     """A figure and its axes, row by row.
 
     Args:
-        n_rows: of axes.
-        n_columns: of axes.
         size: width and height in inches.
         options: of ``Figure.subplots``.
     """

@@ -14,7 +14,6 @@ def bar(what: str | None, total: int | None, unit: str, **options: Any) -> Any:
     Args:
         what: in front of the bar.
         total: number of units; None: unknown.
-        unit: of what is counted.
         options: of ``tqdm``.
     """
     return tqdm(total=total, desc=what, unit=unit, file=sys.stderr, **options)

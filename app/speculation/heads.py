@@ -51,10 +51,7 @@ def find(
 
     Args:
         target: all of it, in this process.
-        model: its hash.
-        prompts: token ids.
         keep: heads at most; by default the published 50, but a sixth of all in a small model.
-        max_new_tokens: per prompt.
         batch_size: prompts side by side; changes the time only.
         on_prompt: called as each prompt is done.
 

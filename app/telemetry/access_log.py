@@ -28,8 +28,6 @@ class AccessLog:
     """Begins and ends the exchanges of one process.
 
     Args:
-        fields: of requests.
-        metrics: count every request.
         served: whether requests that were served have a line, too.
         tracer: makes a span of every exchange but probes and files of pages, too; None: they are not traced.
     """
@@ -45,8 +43,6 @@ class AccessLog:
         """Begin an exchange, in the running task: from now on its log lines hold the id of the request.
 
         Args:
-            method: of HTTP.
-            path: of the request.
             given_id: the header ``X-Request-Id``; one is drawn if it is missing or not fit for a log.
             traceparent: the header of that name.
         """

@@ -41,13 +41,7 @@ class Routes:
 
 
 class EdgeMetrics:
-    """The metrics of one ingress.
-
-    Args:
-        registry: takes them.
-        model: name in vLLM's labels.
-        max_model_len: tokens.
-    """
+    """The metrics of one ingress."""
 
     def __init__(self, registry: CollectorRegistry, model: str, max_model_len: int) -> None:
         self.registry = registry

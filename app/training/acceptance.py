@@ -46,13 +46,8 @@ def measure(
     """Acceptance at roots all of whose drafted tokens the target wrote.
 
     Args:
-        network: of any method.
         batches: held-out texts with final states.
-        n_depths: length of the chains.
-        n_roots: of every text.
         temperature: above 0, of both distributions.
-        draft_ids: as in training.
-        generator: draws the roots.
 
     Raises:
         ConfigError: there is no text, or one without final states.

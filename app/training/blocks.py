@@ -16,10 +16,8 @@ def block_outputs(network: DFlash, tokens: Tensor, tapped: Tensor, roots: Roots,
     A block sees the texts' states before its anchor, and itself: all of it, or what comes earlier.
 
     Args:
-        network: of the DFlash family.
         tokens: int64 ``[b, n]``.
         tapped: ``[b, n, n_taps * target_hidden]``.
-        roots: the anchors.
         n_drafts: tokens that a block drafts.
     """
     (n_texts, n), n_roots, device = tokens.shape, roots.at.shape[1], tokens.device

@@ -31,9 +31,7 @@ def draft(network: AnyNetwork, texts: Texts, roots: Roots, counts: list[int], no
     """Drafts of depths 0, 1, .. of a batch's roots.
 
     Args:
-        network: of any method.
         texts: read, with what of the target's states the method reads.
-        roots: where drafts begin.
         counts: of every depth how many roots reach it, the first ones; fewer than all only where groups are trained.
         noise: added to the states that are read, of their shape; None: none.
 

@@ -21,10 +21,8 @@ def group_outputs(
     """Outputs ``[b, counts[d], hidden]`` of the real rows, then of masks 1, 2, ..
 
     Args:
-        network: with masks.
         tokens: int64 ``[b, n]``.
         states: ``[b, n, width]``, fused; None where the drafter reads none.
-        roots: of the groups.
         counts: of every depth how many groups reach it, the first ones; ``counts[0]`` is all of them.
     """
     shift = 0 if states is None else 1  # a pair's row stands where its state does
@@ -56,7 +54,6 @@ def group_mask(n: int, ends: Tensor, group: Tensor, depth: Tensor) -> Tensor:
     """Bool ``[b, rows, rows]``: who sees whom among ``n`` real rows, and masks behind them.
 
     Args:
-        n: real rows.
         ends: int64 ``[b, m]``, the real row of every group.
         group: int64 ``[masks]``, each one's.
         depth: int64 ``[masks]``, each one's, from 1.

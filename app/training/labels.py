@@ -45,9 +45,7 @@ class Labeller:
 
     Args:
         target: whose head turns final states into its distribution.
-        labels: soft or hard.
         draft_ids: int64 ``[draft_vocab_size]``, the target's id of every token of the drafter; None: they are the same.
-        temperature: of the target's distribution.
         outside_counts: a draft whose best token the drafter lacks counts nevertheless: it cannot be accepted.
     """
 

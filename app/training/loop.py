@@ -77,9 +77,7 @@ class Run:
     Args:
         network: whose trainable weights are trained, on its device.
         loss: of a batch, with the run's random numbers.
-        stream: of batches.
         checkpoint: file; where it exists, the run goes on from it.
-        settings: of the run.
 
     Raises:
         ConfigError: the checkpoint is another drafter's.

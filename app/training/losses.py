@@ -19,8 +19,6 @@ class DraftLoss:
     """What a drafter is asked to minimise.
 
     Args:
-        network: to train.
-        settings: terms and weights.
         n_roots: places of every text that drafts begin at, drawn anew for every batch.
         draft_ids: int64 ``[draft_vocab_size]``, the target's id of every token of the drafter; None: they are the same.
 

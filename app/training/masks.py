@@ -19,7 +19,6 @@ def additive(sees: Tensor, positions: Tensor, key_positions: Tensor, window: int
         positions: int64 ``[b, rows]``.
         key_positions: int64 ``[b, keys]``.
         window: positions that a row looks back over, its own among them; None: all.
-        dtype: of queries.
     """
     if window is not None:
         sees = sees & (positions[:, :, None] - key_positions[:, None] < window)

@@ -20,7 +20,6 @@ def step_outputs(
     sees the first step's up to its own, and its own of earlier steps. Its token is the text's.
 
     Args:
-        network: EAGLE's.
         tokens: int64 ``[b, n]``.
         states: ``[b, n, width]``, fused.
         roots: where steps beyond the first are run.

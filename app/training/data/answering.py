@@ -51,13 +51,7 @@ class _Job:
 
 
 class Asker:
-    """Puts questions to a target, all first turns, then all second ones.
-
-    Args:
-        engine: runs the requests.
-        tokenizer: of its target.
-        asking: how.
-    """
+    """Puts questions to a target, all first turns, then all second ones."""
 
     def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerFast, asking: Asking) -> None:
         self._engine, self._tokenizer, self._asking = engine, tokenizer, asking
@@ -67,7 +61,6 @@ class Asker:
 
         Args:
             questions: as ``distinct`` leaves them.
-            file: of answers.
             on_answer: called with the number of tokens of each.
 
         Raises:

@@ -17,7 +17,6 @@ class Capture:
     """Reads batches of texts. States are float32, whatever the target computes in.
 
     Args:
-        model: the target.
         taps: whose outputs drafters read, besides the final norm's.
     """
 

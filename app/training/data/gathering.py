@@ -35,13 +35,6 @@ def gather(
 ) -> list[Example]:
     """Texts of every source; answers that are not known yet are written, which takes most of the time.
 
-    Args:
-        arguments: of the command.
-        questions: of all files of prompts.
-        path: of the target.
-        spec: of the target.
-        tokenizer: of the target.
-
     Raises:
         ConfigError: a file cannot be read, or the work folder holds answers of other settings.
     """

@@ -29,7 +29,6 @@ def split(examples: Iterable[Example], share: float, longest: int, measured: Ite
     A source is held out for what it hashes to, so that more questions move none from one side to the other.
 
     Args:
-        examples: in any order.
         share: above 0, below 1.
         longest: tokens of a text; the rest is cut off.
         measured: texts that are never trained on; if there are any, only they are held out.

@@ -81,10 +81,7 @@ def new_spec(method: Method, asked: Asked, path: Path, target: ModelSpec, mask_t
     """The drafter for a target.
 
     Args:
-        method: of it.
         asked: as ``check_asked`` lets pass.
-        path: the target's checkpoint.
-        target: the target.
         mask_tokens: tokens of its vocabulary that texts do not have, the best first.
 
     Raises:

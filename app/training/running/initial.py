@@ -21,10 +21,7 @@ def new_drafter(spec: DrafterSpec, model: WholeTexts, draft_ids: Tensor | None, 
     a state and no norm is before it, it begins so that both count alike: final states are tens of times larger.
 
     Args:
-        spec: of the drafter.
-        model: its target.
         draft_ids: int64 ``[draft_vocab_size]``, the target's id of every token of the drafter; None: they are the same.
-        seed: of the other weights.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)

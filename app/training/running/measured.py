@@ -31,14 +31,6 @@ def measured(
     """Acceptance by depth; None where no answer is of that kind.
 
     Greedy: a draft is right where it is the text's token, on greedy answers. Sampled: by chance, on all others.
-
-    Args:
-        network: trained.
-        held_out: texts.
-        capture: reads them.
-        n_depths: that were trained.
-        draft_ids: as in training.
-        arguments: of the command.
     """
     kinds = {
         "greedy": [example for example in held_out if example.temperature == 0],
