@@ -20,12 +20,7 @@ Item = tuple[Choice, Piece]
 
 
 class Generation:
-    """Runs all choices of one response.
-
-    Args:
-        backend: runs their requests.
-        choices: at least one.
-    """
+    """Runs all choices of one response."""
 
     def __init__(self, backend: Backend, choices: list[Choice]) -> None:
         self._backend = backend

@@ -27,13 +27,7 @@ NAMES = {"model", "speculative.method"}  # texts that an operator has to see, an
 
 
 class Observed:
-    """ASGI middleware, around all that answers.
-
-    Args:
-        app: the application behind.
-        log: of its requests.
-        templates: of its paths.
-    """
+    """ASGI middleware, around all that answers."""
 
     def __init__(self, app: ASGIApp, log: AccessLog, templates: Sequence[str]) -> None:
         self._app = app

@@ -32,14 +32,7 @@ NO_OPTIONS = StreamOptions()
 
 
 class StreamWriter:
-    """Writes the server-sent events of one response.
-
-    Args:
-        envelope: of all its chunks.
-        choices: of the response.
-        texts: of single tokens.
-        options: what chunks hold besides.
-    """
+    """Writes the server-sent events of one response."""
 
     def __init__(
         self,

@@ -69,11 +69,7 @@ def _shrinks(normalizer: dict[str, Any]) -> int | None:
 
 
 class TextEncoder:
-    """Ids of texts, without the interpreter lock: other threads run meanwhile.
-
-    Args:
-        tokenizer: of the model.
-    """
+    """Ids of texts, without the interpreter lock: other threads run meanwhile."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._backend: Tokenizer = tokenizer.backend_tokenizer
