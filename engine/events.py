@@ -16,6 +16,7 @@ import msgspec
 T = TypeVar("T")
 
 STOP, LENGTH, ABORT = "stop", "length", "abort"  # every finish_reason an event may carry
+NOT_A_NUMBER = "the model's logits are not numbers (NaN), as after an overflow of float16; another dtype may help"
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -125,4 +126,4 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
     drafts: dict[str, SourceCounts] | None = None  # this step, by source
     stats: RequestStats | None = None
     trace: StepTrace | None = None  # of a step that is no prefill, if the request asks for it
-    error: str = ""  # what a request that the engine aborted asked for and cannot get; "": nothing of the kind
+    error: str = ""  # why the engine aborted the request: what its grammar asks for, or NOT_A_NUMBER; "": neither

@@ -11,8 +11,19 @@ from app.api.answer_form import PLAIN, AnswerForm
 from app.api.piece import Piece
 from app.api.tools.reasoning import CLOSE, ReasoningReader
 from deployments.submission.messages import ModelCard
-from engine.errors import RequestError, TargetLostError
-from engine.events import ABORT, LENGTH, STOP, RequestStats, SourceCounts, StepEvent, StepTrace, TokenLogprob, histogram
+from engine.errors import RequestError, StepFailedError, TargetLostError
+from engine.events import (
+    ABORT,
+    LENGTH,
+    NOT_A_NUMBER,
+    STOP,
+    RequestStats,
+    SourceCounts,
+    StepEvent,
+    StepTrace,
+    TokenLogprob,
+    histogram,
+)
 from engine.request import Request
 from engine.text import StopMatcher
 
@@ -79,8 +90,11 @@ class Choice:
 
         Raises:
             RequestError: the engine aborted the request, because its grammar took too much work.
+            StepFailedError: the model's logits are not numbers.
             TargetLostError: the engine aborted the request.
         """
+        if event.error == NOT_A_NUMBER:
+            raise StepFailedError(event.error)
         if event.finish_reason == ABORT and event.error:
             raise RequestError(f"the text cannot go on as its grammar asks: {event.error}")
         if event.finish_reason == ABORT:

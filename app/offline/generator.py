@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from app.inputs.prompts import Conversation, Question, encode_chat, encode_prediction, encode_raw
+from engine.errors import StepFailedError
 from engine.events import STOP, RequestStats, StepEvent
 from engine.loop import Engine
 from engine.request import Request
@@ -98,7 +99,11 @@ class Generator:
         self._trace = trace
 
     def answers(self, questions: Sequence[Question], batch_size: int) -> Iterator[Answer]:
-        """Every turn's answer, as it is complete; turns of one question in order."""
+        """Every turn's answer, as it is complete; turns of one question in order.
+
+        Raises:
+            StepFailedError: the model's logits are not numbers.
+        """
         todo = [_Turn(i, Conversation(q)) for i, q in enumerate(questions)][::-1]
         running: dict[int, _Turn] = {}
         while todo or running:
@@ -106,6 +111,8 @@ class Generator:
                 turn = todo.pop()
                 running[self._submit(turn.conversation)] = turn
             for seq, event in self._engine.step():
+                if event.error:
+                    raise StepFailedError(event.error)
                 turn = running[seq]
                 turn.token_ids += event.token_ids
                 if self._trace:

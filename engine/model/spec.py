@@ -111,7 +111,7 @@ def check_values(stored: Mapping[str, Any]) -> None:
         if value is not None and (type(value) is not int or value < 1):
             raise UnsupportedModelError(f"{name} is {value!r}; it must be a whole number of at least 1")
     for name in ("quantization_config", "rope_parameters", "rope_scaling"):
-        if not isinstance(stored.get(name), dict | None):
+        if stored.get(name) and not isinstance(stored[name], dict):
             raise UnsupportedModelError(f"{name} is {stored[name]!r}; it must be an object or null")
     for name in ("hidden_act", "hidden_activation"):
         activation = stored.get(name, "silu")

@@ -8,10 +8,12 @@ need whole distributions on the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isnan
 
 import torch
 from torch import Tensor
 
+from engine.events import NOT_A_NUMBER
 from engine.sampling.draw import draw_tokens
 from engine.sampling.logprobs import logprobs
 from engine.sampling.noise import KeyedRandom
@@ -19,27 +21,33 @@ from engine.sampling.processors import process
 from engine.upload import Upload
 from engine.verify.masks import drawn_params, masked
 from engine.verify.rules import Decision, decide_rejection, match
-from engine.verify.walk import Pair, commit, follow
+from engine.verify.walk import Pair, Walk, commit, follow
 
 
 def walk_levels(logits: Tensor, pairs: Sequence[Pair]) -> None:
     """Walk to the end; log-probabilities of the walked rows come last, for all in one go."""
     active: list[Pair] = []
+    lost: list[Walk] = []  # that stand at logits that are not numbers
     best: Callable[[int], int] | None = None
     for item, walk in pairs:
         if item.is_plain:
             best = best or _argmax_of(logits)
             follow(item, walk, best)
+            # NumPy takes NaN for the largest
+            if any(isnan(logits[row, token]) for row, token in zip(walk.rows(item), walk.tokens, strict=True)):
+                lost.append(walk)
         else:
             active.append((item, walk))
     while active:
-        decisions = _decide(_scores(logits, active), active)
+        decisions = _decide(_scores(logits, active, lost), active)
         active = [
             (item, walk)
             for (item, walk), (child, token) in zip(active, decisions, strict=True)
             if not commit(item, walk, child, token)
         ]
     _add_logprobs(logits, [pair for pair in pairs if pair[0].params.logprobs is not None])
+    for walk in lost:
+        walk.error = NOT_A_NUMBER
 
 
 def _argmax_of(logits: Tensor) -> Callable[[int], int]:
@@ -50,9 +58,16 @@ def _argmax_of(logits: Tensor) -> Callable[[int], int]:
     return lambda row: int(logits[row].float().numpy().argmax())  # several times faster than a bf16 argmax
 
 
-def _scores(logits: Tensor, active: Sequence[Pair]) -> Tensor:
-    """What the tokens behind the current nodes are drawn from, ``[len(active), vocab]`` fp32."""
+def _scores(logits: Tensor, active: Sequence[Pair], lost: list[Walk]) -> Tensor:
+    """What the tokens after the current nodes are drawn from, ``[len(active), vocab]`` fp32.
+
+    Walks at a row with NaN are added to ``lost``; their scores are made finite.
+    """
     rows = masked(_gather(logits, [item.first_row + 1 + walk.node for item, walk in active]), active)
+    has_nan = rows.sum(dim=-1).isnan()
+    if has_nan.any():
+        lost += [walk for (_, walk), is_lost in zip(active, has_nan.tolist(), strict=True) if is_lost]
+        rows = rows.masked_fill(has_nan[:, None], 0.0)
     return process(rows, [drawn_params(item) for item, _ in active], [item.history for item, _ in active])
 
 

@@ -6,6 +6,7 @@ import random
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -204,3 +205,16 @@ def test_ties_go_to_the_lowest_id_and_logits_are_unchanged(dtype: torch.dtype) -
     (result,) = verify(rows, [WalkItem(case.tree, 0, case.params, None, len(PROMPT))])
     assert torch.equal(rows, before)
     assert result.tokens == verify(rows.float(), [WalkItem(case.tree, 0, case.params, None, 3)])[0].tokens
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"temperature": 0.9}, {"temperature": 0.9, "top_p": 0.5}, {"temperature": 0.9, "verification": "rejection"}],
+)
+def test_logits_that_are_not_numbers_end_their_own_walk_with_an_error(params: dict[str, Any]) -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(5))
+    whole = verify(logits, [WalkItem(EMPTY_TREE, row, SamplingParams(**params), None, 3) for row in range(3)])
+    logits[1, 4] = torch.nan
+    walks = verify(logits, [WalkItem(EMPTY_TREE, row, SamplingParams(**params), None, 3) for row in range(3)])
+    assert [bool(walk.error) for walk in walks] == [False, True, False]
+    assert (walks[0].tokens, walks[2].tokens) == (whole[0].tokens, whole[2].tokens)
