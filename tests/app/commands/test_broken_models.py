@@ -1,0 +1,110 @@
+"""Every command says the same sentence of a checkpoint that it cannot run, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.config.serve import ServeConfig
+from app.serving.preflight import check_model
+from engine.errors import SpectraError
+from tests.support.broken_checkpoints import BrokenFolder, broken_folders, write_json, write_tensors
+from tests.support.spectra_command import generated, run_cli
+from tests.support.tiny_models import saved_family
+
+PLAIN = ("--method", "autoregressive")
+FOLDERS = {one.name: one for one in broken_folders()}
+NAN = BrokenFolder(
+    "NaN", "llama", lambda folder: write_tensors(folder, model__norm__weight=torch.full((32,), torch.nan))
+)
+ROPE = BrokenFolder(
+    "an unknown rope type",
+    "llama",
+    lambda folder: write_json(folder / "config.json", "rope_parameters", {"rope_type": "spiral", "rope_theta": 1e4}),
+)
+
+
+def doctor(folder: Path) -> str:
+    ran = run_cli("doctor", "--model", folder, "--port", 0, "--json")
+    return next(
+        one["says"] for one in ran.document["findings"] if one["name"] == "model" and one["status"] == "problem"
+    )
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (FOLDERS["model-00002-of-00002.safetensors absent"], "lacks the file 'model-00002-of-00002.safetensors'"),
+        (FOLDERS["model.safetensors cut at 0.5"], "model.safetensors is cut short"),
+        (FOLDERS["model.safetensors a pointer"], "model.safetensors is a pointer of Git LFS"),
+        (FOLDERS["tokenizer.json absent"], "has no tokenizer: it lacks the file 'tokenizer.json'"),
+        (FOLDERS["tokenizer.json a pointer"], "tokenizer.json is a pointer of Git LFS"),
+        (FOLDERS["model.layers.3.mlp.up_proj.weight missing"], "lacks the tensor 'model.layers.3.mlp.up_proj.weight'"),
+        (
+            FOLDERS["config.json dtype is bfloat17"],
+            "config.json: dtype is 'bfloat17'; it must be auto or one of float32",
+        ),
+        (FOLDERS["config.json no JSON"], "config.json is no JSON: "),
+        (
+            FOLDERS["an adapter"],
+            "is an adapter, as of LoRA (adapter_config.json without config.json); merge it into its ",
+        ),
+        (ROPE, "config.json: rope_type 'spiral' is not known; supported are default, linear, llama3, yarn"),
+    ],
+    ids=lambda value: value.name if isinstance(value, BrokenFolder) else "",
+)
+def test_all_commands_refuse_a_broken_checkpoint_in_the_same_sentence(
+    broken: BrokenFolder, says: str, tmp_path: Path
+) -> None:
+    folder = broken.write(tmp_path / "model")
+    with pytest.raises(SpectraError) as refused:
+        check_model(ServeConfig(model=str(folder)), is_local=True)
+    sentence = str(refused.value)
+    assert says in sentence
+    assert doctor(folder) == sentence
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Snow"}\n')
+    commands = [
+        ("generate", "--model", folder, "--prompt", "Snow", "--raw"),
+        ("bench", "--model", folder, "--methods", "pld", "--prompts", prompts, "--out", tmp_path / "out"),
+        ("heads", "find", "--model", folder, "--out", tmp_path / "heads.json"),
+        ("vocabulary", "read", "--model", folder),
+        ("train", "--target", folder, "--method", "eagle", "--prompts", prompts, "--out", tmp_path / "drafter"),
+    ]
+    if broken.named in ("config.json", "config.json: dtype", "adapter_config.json") or broken is ROPE:
+        commands.append(("plan", "--model", folder, "--gpus", 1, "--gpu-memory-gib", 80))
+    for command in commands:
+        ran = run_cli(*command)
+        assert (ran.status, ran.err) == (2, f"spectra: {sentence}\n"), command
+
+
+def test_weights_that_are_not_numbers_are_refused_when_they_are_read(tmp_path: Path) -> None:
+    folder = NAN.write(tmp_path / "model")
+    ran = run_cli("generate", "--model", folder, "--prompt", "Snow")
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err == f"spectra: {folder} cannot be loaded: 'model.norm.weight' holds NaN or infinity in float32\n"
+
+
+@pytest.mark.parametrize("dtype", ["auto", "torch.bfloat16"])
+def test_any_spelling_of_a_dtype_is_read(dtype: str, tmp_path: Path) -> None:
+    folder = FOLDERS[f"config.json dtype is {dtype}"].write(tmp_path / "model")
+    flags = ("--prompt", "Snow", "--max-new-tokens", 4, *PLAIN)
+    [plain], [line] = generated(saved_family("llama"), *flags), generated(folder, *flags)
+    assert line["token_ids"] == plain["token_ids"]
+    planned = run_cli("plan", "--model", folder, "--gpus", 1, "--gpu-memory-gib", 80)
+    assert planned.status == 0, planned.err
+
+
+@pytest.mark.parametrize("what", ["raises", "is no Jinja", "divides by zero"])
+def test_a_chat_template_that_fails_is_one_sentence(what: str, tmp_path: Path) -> None:
+    folder = FOLDERS[f"a template that {what}"].write(tmp_path / "model")
+    ran = run_cli("generate", "--model", folder, "--prompt", "Snow")
+    assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert ran.err.startswith(
+        f"spectra: {folder} (--raw uses no template): the chat template refuses this conversation:"
+    )
+    assert (
+        run_cli("generate", "--model", folder, "--prompt", "Snow", "--max-new-tokens", 2, "--raw", *PLAIN).status == 0
+    )
