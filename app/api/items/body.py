@@ -38,6 +38,8 @@ CHAT_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens",
 class ResponseTool(Strict):
     """A function that the client runs. Only where ``strict`` is true its arguments are kept to the schema."""
 
+    endpoint = "tools"
+
     type: Literal["function"]
     name: str
     description: str | None = None

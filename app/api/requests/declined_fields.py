@@ -72,4 +72,5 @@ DECLINED: dict[str, dict[str, DeclinedField]] = {
         **_declined("truncation", neutral=("disabled",)),
     },
     "tokenize": {**_TEMPLATE, **_declined("return_token_strs", neutral=(False,), advice="use /detokenize")},
+    "tools": _declined("async", "defer_loading", neutral=(False,)),
 }

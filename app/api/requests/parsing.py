@@ -39,17 +39,34 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
-    endpoint: ClassVar[str] = ""  # whose fields `DECLINED` lists
+    endpoint: ClassVar[str] = ""  # or object within a body, whose fields `DECLINED` lists
 
     @model_validator(mode="before")
     @classmethod
     def _given(cls, value: Any) -> Any:
-        """The fields without nulls. Each unknown field would be an error of its own."""
+        """The fields that request something. Each unknown field would be an error of its own."""
         if not isinstance(value, dict):
             return value
         if len(value) > MAX_KEYS:
             raise refuse(f"has {len(value)} fields; it must have at most {MAX_KEYS}")
-        return {name: _with_integers(field) for name, field in value.items() if field is not None}
+        declined = DECLINED.get(cls.endpoint, {})
+        neutral = {name for name, field in value.items() if name in declined and field in declined[name].neutral}
+        return {k: _with_integers(v) for k, v in value.items() if v is not None and k not in neutral}
+
+
+def texts_of(parts: list[Any]) -> list[str]:
+    """The texts of a list of text parts.
+
+    Raises:
+        PydanticCustomError: a part is of another kind.
+    """
+    for part in parts:
+        given = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
+        if given - {"prompt_cache_breakpoint"} != {"type", "text"} or part["type"] != "text":
+            raise refuse('must be a string or a list of {"type": "text", "text": ...} parts; this model reads text')
+        if not isinstance(part["text"], str):
+            raise refuse("holds a text part whose text is no string; it must be a string")
+    return [part["text"] for part in parts]
 
 
 def _with_integers(value: Any) -> Any:
@@ -111,27 +128,24 @@ def validated(schema: type[Schema], fields: Any) -> Schema:
     """
     if not isinstance(fields, dict):
         raise RequestError("the body must be a JSON object")
+    _check_names(schema, fields)
     try:
-        return schema.model_validate(_known_fields(schema, fields))
+        return schema.model_validate(fields)
     except ValidationError as error:
         raise _request_error(error.errors(include_url=False)[0]) from None
 
 
-def _known_fields(schema: type[Strict], fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields that the schema declares; refuses others unless their value is null or neutral."""
+def _check_names(schema: type[Strict], fields: dict[str, Any]) -> None:
+    """Refuse a field that the schema does not declare, unless its value is null or neutral."""
     declined = DECLINED.get(schema.endpoint, {})
-    known = {}
     for name, value in fields.items():
-        if name in schema.model_fields:
-            known[name] = value
-        elif value is None or (name in declined and value in declined[name].neutral):
+        if name in schema.model_fields or value is None:
             continue
-        elif name not in declined:
+        if name not in declined:
             raise RequestError(f"unknown field {shorten(name)}", name[:MAX_SHOWN])
-        else:
+        if value not in declined[name].neutral:
             advice = declined[name].advice
             raise RequestError(f"{name} is {shorten(value)}; this server does not support it: {advice}", name)
-    return known
 
 
 def _request_error(details: ErrorDetails) -> RequestError:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from app.api.requests.parsing import Strict, refuse
+from app.api.requests.parsing import Strict, refuse, texts_of
 from app.api.requests.tool_fields import MAX_CALLS, ToolCall
 from retrieval_store.service.manifest_feed import is_namespace
 
@@ -51,16 +51,7 @@ class Message(Strict):
     @field_validator("content", mode="before")
     @classmethod
     def _join_parts(cls, value: Any) -> Any:
-        if not isinstance(value, list):
-            return value
-        texts = []
-        for part in value:
-            if not (isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text"):
-                raise refuse('must be a string or a list of {"type": "text", "text": ...} parts; this model reads text')
-            if not isinstance(part["text"], str):
-                raise refuse("holds a text part whose text is no string; it must be a string")
-            texts.append(part["text"])
-        return "\n".join(texts)
+        return "\n".join(texts_of(value)) if isinstance(value, list) else value
 
     @property
     def n_characters(self) -> int:

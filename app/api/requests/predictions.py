@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from app.api.requests.parsing import Strict, refuse, shorten
+from app.api.requests.parsing import Strict, shorten, texts_of
 from app.api.requests.tokenizing import TextEncoder
 from engine.errors import PromptTooLongError, RequestError
 from engine.events import RequestStats, SourceCounts
@@ -26,14 +26,7 @@ class PredictedOutput(Strict):
     @field_validator("content", mode="before")
     @classmethod
     def _join_parts(cls, value: Any) -> Any:
-        if not isinstance(value, list):
-            return value
-        for part in value:
-            if not (isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text"):
-                raise refuse('must be a string or a list of {"type": "text", "text": ...} parts')
-            if not isinstance(part["text"], str):
-                raise refuse("holds a text part whose text is no string; it must be a string")
-        return "".join(part["text"] for part in value)
+        return "".join(texts_of(value)) if isinstance(value, list) else value
 
 
 def weight_of_prediction(prediction: PredictedOutput | None) -> int:

@@ -86,7 +86,7 @@ async def answer_to(client: AsyncClient, endpoint: str, fields: dict[str, Any]) 
     return dict(response.json())
 
 
-@pytest.mark.parametrize("endpoint", DECLINED)
+@pytest.mark.parametrize("endpoint", PATHS)
 async def test_neutral_values_are_accepted_and_others_are_refused_by_name(
     client: AsyncClient, backend: ScriptedBackend, endpoint: str
 ) -> None:
@@ -147,3 +147,14 @@ async def test_responses_take_the_stops_and_biases_of_chats(
     assert backend.seen[0].params.logit_bias == {7: 1.0}
     assert "and the river keeps running over the quiet town. STOP" in response.text
     assert "later" not in response.text
+
+
+async def test_neutral_fields_within_a_field_are_accepted(client: AsyncClient, backend: ScriptedBackend) -> None:
+    hint = {"prompt_cache_breakpoint": {"mode": "explicit"}, "cache_control": None}
+    parts = [{"type": "text", "text": text} | hint for text in ("a", "b")]
+    tool: dict[str, Any] = {"type": "function", "name": "f", "parameters": {}, "defer_loading": False, "async": None}
+    await answer_to(client, "chat", {"messages": [{"role": "user", "content": parts}]})
+    assert "a\nb" in backend.tokenizer.decode(backend.seen[0].prompt)
+    await answer_to(client, "responses", {"tools": [tool], "tool_choice": "none"})
+    response = await client.post(PATHS["responses"], json=BODIES["responses"] | {"tools": [tool | {"async": True}]})
+    assert error_of(response, 400)["param"] == "tools[0].async"
