@@ -7,9 +7,11 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 600.0  # a program that still runs then hangs
 
 
 def packages() -> list[Path]:
@@ -46,6 +48,18 @@ def install(wheel: Path, folder: Path) -> Path:
 
 
 def pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    output_of(sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments)
+
+
+def output_of(*command: object, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
+    """Return what a command prints; fail with all its output if it ends with an error, or not within ``PATIENCE_S``."""
+    pipe, words = subprocess.PIPE, [*map(str, command)]
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, cwd=folder, env=environment) as process:
+        try:
+            printed, errors = process.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            printed, errors = process.communicate()
+            errors += f"killed after {PATIENCE_S:g} s"
+    assert process.returncode == 0, f"{' '.join(words)}\n{printed}{errors}"
+    return printed

@@ -1,18 +1,21 @@
-"""langchain-openai and instructor get the texts, calls and objects that plain HTTP gets."""
+"""Further client libraries get the texts, calls and objects that plain HTTP gets, and know a full context."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import shutil
 from typing import Any
 
 import pytest
 
 from app.inputs.default_model import DEFAULT_MODEL
+from tests.newcomer.clients.conftest import HERE, Answer, Results, installed_packages
+from tests.newcomer.installation import output_of
 from tests.support.server_process import Server
 
 pytestmark = pytest.mark.matrix
 
-Results = Callable[[str], dict[str, Any]]
+FULL = "context_length_exceeded"
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +51,44 @@ def test_instructor_gets_valid_objects(results_of: Results) -> None:
     for name, order in results.items():  # checked against the class by the library
         keys = {"dish", "guests", "table"}
         assert order and order.keys() <= keys if name.endswith(" in parts") else order.keys() == keys
+
+
+def test_llama_index_gets_texts_calls_and_objects(results_of: Results, text: str, person: Answer) -> None:
+    results = results_of("with_llama_index", "llama-index")
+    assert [results["text"], results["streamed"]] == [text] * 2
+    assert [results["schema"], results["schema streamed"]] == [person] * 2
+    [[name, arguments]] = results["calls"]
+    assert (name, arguments.keys()) == ("weather", {"city", "days"})
+    assert results["streamed calls"] == results["agent"]["calls"] == results["calls"]
+    assert results["after a tool"] == "rain in {city} for {days} days".format(**arguments)
+    for found in (results["function"], results["agent"]["object"]):  # checked against the class by the library
+        assert found.keys() == person.keys()
+    assert results["refused"] == FULL
+
+
+def test_openai_agents_answer_with_objects_after_calls(results_of: Results, person: Answer) -> None:
+    found = results_of("with_openai_agents")
+    assert found.keys() == {"chats", "responses"}
+    for results in found.values():
+        assert results["whole"] == {"object": person, "tools' answers": []}
+        assert results["streamed"] == [person, person]
+        [answer] = results["after a tool"]["tools' answers"]
+        assert answer.startswith("rain in ")
+        for name in ("after a tool", "call or object"):  # checked against the class by the library
+            assert results[name]["object"].keys() == person.keys()
+        assert results["refused"] == FULL
+
+
+def test_the_ai_sdk_gets_texts_calls_and_objects(server: Server, text: str, person: Answer) -> None:
+    folder = installed_packages("ai-sdk")
+    program = shutil.copy(HERE / "programs" / "with_ai_sdk.mjs", folder)  # node looks for packages next to it
+    results = json.loads(output_of("node", program, f"{server.base}/v1"))
+    assert [results["text"], results["streamed"], results["usage"]] == [text, text, 24]
+    assert [results["object"], results["streamedObject"]] == [person, person]
+    [[name, arguments]] = results["calls"]
+    assert (name, arguments.keys()) == ("weather", {"city", "days"})
+    assert results["streamedCalls"] == results["calls"]
+    assert [name for name, _ in results["callsBefore"]] == ["weather"]
+    for found in (results["objectAfterTool"], results["callsOrObject"]):  # checked against the schema by the library
+        assert found.keys() == person.keys()
+    assert results["refused"] == [400, FULL]
