@@ -2,6 +2,7 @@
 
 Texts are answers of a chat file. ``json`` holds each as a string in an object under its schema; ``strict auto`` is a
 text under the grammar of tools that may be called, of which one is strict: a mask at every token of plain prose.
+``thought`` is a text that never ends its thought.
 
     python -m benchmarks.structured_output.masks --texts F.jsonl [--model DIR ...] [--vocabulary N ...]
 """
@@ -26,7 +27,7 @@ from app.inputs.tokenizers import load_tokenizer
 from app.reporting.documents import as_line
 from app.reporting.tables import markdown
 from engine.grammar.compiler import Grammars
-from engine.grammar.grammar import Grammar
+from engine.grammar.grammar import Grammar, Thought
 
 OBJECT = {
     "type": "object",
@@ -40,13 +41,14 @@ COLUMNS = ["vocabulary", "grammar", "tokens", "first, ms", "median, us", "mean, 
 
 
 def grammars() -> dict[str, Grammar]:
-    """The two that are measured, by name."""
+    """Those that are measured, by name."""
     from llguidance import LLMatcher
 
     calls = CallGrammars(FAMILIES["hermes"], [("weather", WEATHER), ("search", None)], True)
     return {
         "json": Grammar(LLMatcher.grammar_from_json_schema(OBJECT)),
         "strict auto": Grammar(LLMatcher.grammar_from_lark(calls.allowed())),
+        "thought": Grammar(LLMatcher.grammar_from_json_schema(OBJECT), thought=Thought("</think>")),
     }
 
 

@@ -21,7 +21,7 @@ class Place(NamedTuple):
     """Where a text stands before its answer."""
 
     phase: int  # OPENING, INSIDE or AFTER
-    count: int  # bytes of the phase's marker so far; AFTER: newlines
+    progress: int  # bytes of the phase's marker so far; AFTER: newlines
 
 
 class ThoughtTokens:
@@ -67,7 +67,7 @@ class ThoughtTokens:
         """The place after a token; None: the token is no part of the thought and what surrounds it."""
         phase, count = place
         text = self._texts[token] if token < len(self._texts) else b""
-        if not text:
+        if not text or (place == (INSIDE, 0) and self._closing[0] not in text):
             return place if phase == INSIDE else None
         for byte in text:
             if phase == OPENING:
