@@ -15,8 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from app.api.items.input import InputItem, messages_of
 from app.api.requests.parsing import Strict, refuse, validated
 from app.api.requests.parts import MAX_MESSAGES, Int32, Name
-from app.api.requests.schemas import MAX_LOGPROBS, ChatCompletionRequest
-from app.api.requests.text_fields import HintFields
+from app.api.requests.schemas import MAX_LOGPROBS, ChatCompletionRequest, SamplingFields
 from app.api.requests.tool_fields import MAX_TOOLS, known_choice
 from engine.errors import RequestError
 
@@ -100,17 +99,15 @@ class ResponseStreamOptions(Strict):
     include_obfuscation: Literal[False] = False
 
 
-class ResponsesRequest(HintFields):
+class ResponsesRequest(SamplingFields):
     """Body of POST /v1/responses."""
 
     endpoint = "responses"
 
-    model: Name
     input: Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: str | None = None  # a system message in front of the others
     max_output_tokens: Annotated[Int32, Field(ge=1)] | None = None
     max_tool_calls: Annotated[Int32, Field(ge=1)] | None = None  # of tools that a server runs: there are none here
-    stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
     tool_choice: Literal["auto", "none", "required"] | NamedFunction = "auto"
@@ -119,29 +116,8 @@ class ResponsesRequest(HintFields):
     reasoning: ReasoningOptions = ReasoningOptions()
     include: Annotated[list[INCLUDABLE], Field(max_length=16)] = Field(default_factory=list)
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
-    user: Name | None = None
-
-    # What these may be is checked by the chat's schema, in which they have the same names.
-    temperature: Any = None
-    top_p: Any = None
-    seed: Any = None
-    speculative: Any = None
-    verification: Any = None
-    prediction: Any = None
-    cache_salt: Any = None
-    priority: Any = None
+    # What these may be is checked by the chat's schema.
     chat_template_kwargs: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    repetition_penalty: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    min_tokens: Any = None
-    ignore_eos: Any = None
-    logit_bias: Any = None
-    stop: Any = None
-    skip_special_tokens: Any = None
-    include_stop_str_in_output: Any = None
     structured_outputs: Any = None
 
     @field_validator("input", mode="before")
@@ -172,7 +148,7 @@ class ResponsesRequest(HintFields):
         """
         choice = self.tool_choice
         named = {"type": "function", "function": {"name": getattr(choice, "name", "")}}
-        same = {name: value for name, value in self if name in ChatCompletionRequest.model_fields}
+        same = {name: getattr(self, name) for name in self.model_fields_set & ChatCompletionRequest.model_fields.keys()}
         fields: dict[str, Any] = same | {
             "messages": messages_of(self.instructions, self.input),
             "max_completion_tokens": self.max_output_tokens,

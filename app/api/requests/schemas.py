@@ -40,11 +40,10 @@ MAX_CHOICES = 64  # prompts times n
 MAX_SALT_CHARS = 256
 
 
-class GenerationRequest(StructuredFields, TextFields):
-    """Fields of both chat and text completions."""
+class SamplingFields(TextFields):
+    """Fields of chat completions, text completions and responses."""
 
     model: Name
-    max_tokens: Annotated[Int32, Field(ge=1)] | None = None
     min_tokens: Annotated[Int32, Field(ge=0)] = 0  # a stop id or EOS cannot be drawn earlier
     temperature: Annotated[Finite, Field(ge=0.0, le=2.0)] = 1.0  # 0 is greedy
     top_p: Annotated[Finite, Field(gt=0.0, le=1.0)] = 1.0
@@ -58,18 +57,13 @@ class GenerationRequest(StructuredFields, TextFields):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] = Field(default_factory=list)
     ignore_eos: bool = False
     seed: int | None = None  # any 64-bit integer; None: the server draws one and reports it
-    n: Annotated[int, Field(ge=1, le=16)] = 1
     stream: bool = False
-    stream_options: StreamOptions | None = None
     user: Name | None = None
     priority: Int32 = 0  # lower goes first
     # Requests share cached prefixes and what speculators learn only with requests of the same salt, as in vLLM.
     cache_salt: str | None = None
     verification: Literal["coupled", "rejection"] = "coupled"
     speculative: SpeculativeOptions = SpeculativeOptions()
-    return_token_ids: bool = False
-    # vLLM's: log-probabilities of the prompt's tokens, with so many alternatives.
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     prediction: PredictedOutput | None = None  # a text that the answer is expected to be much like
 
     @field_validator("stop", mode="before")
@@ -111,6 +105,17 @@ class GenerationRequest(StructuredFields, TextFields):
         if value is not None and not 0 < len(value) <= MAX_SALT_CHARS:
             raise refuse(f"must have 1 to {MAX_SALT_CHARS} characters")  # without the value, which is a secret
         return value
+
+
+class GenerationRequest(StructuredFields, SamplingFields):
+    """Fields of both chat and text completions."""
+
+    max_tokens: Annotated[Int32, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=16)] = 1
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    # vLLM's: log-probabilities of the prompt's tokens, with so many alternatives.
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
