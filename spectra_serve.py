@@ -27,6 +27,7 @@ PRELOADED = "RAY_preload_python_modules"  # Ray's workers import these modules b
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 LOOPBACK = "localhost,127.0.0.1,::1"
 ANY_ADDRESS = "0.0.0.0/0,::/0"  # gRPC understands networks; an HTTP library may not
+IS_PRELOADED = __name__ in os.environ.get(PRELOADED, "").split(",")  # in the Ray that started this process
 LONGEST_TEMPORARY = 38  # bytes; Ray appends up to 69 for a socket, whose path has at most 107
 
 
@@ -67,6 +68,19 @@ def prepare_environment(environment: MutableMapping[str, str]) -> None:
         environment["TMPDIR"] = "/tmp"
 
 
+def _shadowing_files() -> list[str]:
+    """Return the paths of modules that ``sys.path`` finds in place of our packages."""
+    specs = [PathFinder.find_spec(name, sys.path) for name in PACKAGES]
+    found = [spec.origin or next(iter(spec.submodule_search_locations or ())) for spec in specs if spec is not None]
+    return [path for path in found if Path(path).resolve().parent.parent != HOME]
+
+
+def _is_in_ray() -> bool:
+    import ray
+
+    return bool(ray.is_initialized())
+
+
 def _extended(given: str, more: str) -> str:
     """Two lists of hosts as one."""
     return ",".join(filter(None, dict.fromkeys(host.strip() for host in f"{given},{more}".split(","))))
@@ -80,9 +94,20 @@ def main() -> int:
 
 
 def build_app(args: dict[str, Any]) -> Application:
-    """Return the application of a configuration: ``app.builder.build_app``."""
-    from app.builder import build_app as build
+    """Return the application of a configuration: ``app.builder.build_app``.
 
+    Raises:
+        ConfigError: the configuration is wrong, or Ray's workers would import other packages in place of ours.
+    """
+    from app.builder import build_app as build
+    from engine.errors import ConfigError
+
+    hidden = _shadowing_files()
+    if hidden and not IS_PRELOADED and _is_in_ray():
+        raise ConfigError(
+            f"{' and '.join(hidden)} would be imported in place of spectra-serve in Ray's workers; start Ray with the "
+            "environment that `spectra env` prints, or in another folder"
+        )
     return build(args)
 
 
