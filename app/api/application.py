@@ -63,10 +63,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def create_app(
-    api: Api,
-    access: AccessOptions | None = None,
-    keyring: Keyring | None = None,
-    playground: Playground | None = None,
+    api: Api, access: AccessOptions | None = None, keyring: Keyring | None = None, playground: Playground | None = None
 ) -> FastAPI:
     """The ASGI application with the routes of ``api``; it cannot be pickled, so make it where it runs.
 

@@ -44,12 +44,8 @@ class TracedStep(msgspec.Struct, frozen=True, gc=False):
 class Choice:
     """Assembles the text of one choice.
 
-    Args:
-        index: of the choice in the response: prompt * n + choice.
-        request: of the choice.
-        tokenizer: of the model.
-        card: of the model; its ``eos_ids`` end a text and are not reported as ``stop_reason``.
-        form: of its text.
+    Its ``index`` in the response is prompt * n + choice. ``eos_ids`` of the card end the text and are not reported as
+    ``stop_reason``.
     """
 
     def __init__(

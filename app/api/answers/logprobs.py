@@ -87,14 +87,9 @@ def completion_logprobs(entries: Sequence[TokenLogprob], offsets: Sequence[int],
 def echoed_logprobs(
     prompt: Sequence[int], entries: Sequence[TokenLogprob], detokenizer: Detokenizer, n: int, texts: TokenTexts
 ) -> dict[str, bytes]:
-    """The same of a prompt, whose first token has no log-probability: the items of each list, as JSON.
+    """The same of a prompt with ``n`` alternatives: the items of each list, as JSON.
 
-    Args:
-        prompt: ids.
-        entries: of its second token and those behind.
-        detokenizer: makes the text.
-        n: alternatives to report.
-        texts: of single tokens.
+    The first token has no log-probability, so ``entries`` begin with the second.
     """
     offsets = [0]
     for token in prompt[:-1]:

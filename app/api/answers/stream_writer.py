@@ -35,11 +35,7 @@ class StreamWriter:
     """Writes the server-sent events of one response."""
 
     def __init__(
-        self,
-        envelope: Envelope,
-        choices: Sequence[Choice],
-        texts: TokenTexts,
-        options: StreamOptions | None = None,
+        self, envelope: Envelope, choices: Sequence[Choice], texts: TokenTexts, options: StreamOptions | None = None
     ) -> None:
         self._envelope = envelope
         self._choices = choices

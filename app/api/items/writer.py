@@ -21,22 +21,9 @@ FAILED = "failed"
 
 
 class ResponseWriter:
-    """Writes one response.
+    """Writes one response, which has one choice."""
 
-    Args:
-        asked: the body that asked for it.
-        envelope: id, time, model and seed.
-        choice: the only one.
-        texts: of single tokens.
-    """
-
-    def __init__(
-        self,
-        asked: ResponsesRequest,
-        envelope: Envelope,
-        choice: Choice,
-        texts: TokenTexts,
-    ) -> None:
+    def __init__(self, asked: ResponsesRequest, envelope: Envelope, choice: Choice, texts: TokenTexts) -> None:
         self._asked, self._envelope, self._choice = asked, envelope, choice
         self._texts = texts
         self._reader = choice.form.reader() or AnswerReader(Reading())

@@ -43,13 +43,7 @@ def check_logprobs_of_prompts(
 def echoes(
     body: ChatCompletionRequest | CompletionRequest, requests: Sequence[Request], tokenizer: PreTrainedTokenizerFast
 ) -> list[str]:
-    """What the text of each choice begins with: its prompt as it was sent, where it was a text and is whole.
-
-    Args:
-        body: of the response.
-        requests: of its choices, prompt by prompt.
-        tokenizer: of the model.
-    """
+    """What the text of each choice begins with: its prompt as it was sent, where it was a text and is whole."""
     if not isinstance(body, CompletionRequest) or not body.echo:
         return [""] * len(requests)
     texts: list[str] = []

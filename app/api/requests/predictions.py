@@ -37,13 +37,7 @@ def weight_of_prediction(prediction: PredictedOutput | None) -> int:
 def prediction_ids(
     prediction: PredictedOutput | None, method: str | None, encoder: TextEncoder, max_model_len: int
 ) -> list[int]:
-    """The ids of a body's prediction; none without one.
-
-    Args:
-        prediction: of the body.
-        method: that the body names and that drafts; None: the server's default, or none drafts.
-        encoder: of the model.
-        max_model_len: tokens of the model's context.
+    """The ids of a body's prediction; none without one. ``method``: None unless the body names one that drafts.
 
     Raises:
         RequestError: the method drafts from no prediction.
