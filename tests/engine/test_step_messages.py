@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.events import TokenLogprob
+from engine.grammar.grammar import Grammar, Thought
 from engine.protocol import Branch, Needs
 from engine.sampling.params import SamplingParams
 from engine.step import SequenceStart, Step, StepResult, Work, WorkResult, decode_result, decode_step, encode
@@ -27,7 +28,7 @@ PARAMS = SamplingParams(
     max_tokens=9, min_tokens=2, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, repetition_penalty=1.1,
     presence_penalty=0.2, frequency_penalty=0.3, logit_bias={7: -1.5}, allowed_ids=(1, 2), bad_words=((1,), (2, 3)),
     seed=2**64 - 1, choice=3, stop_ids=(2,), stop=("a", ""), logprobs=2, prompt_logprobs=1, verification="rejection",
-    grammar=of_regex("a"),
+    grammar=Grammar(of_regex("a").source, of_regex("b").source, Thought("</think>", "<think>")),
 )  # fmt: skip
 START = SequenceStart(2**53, PARAMS, 5, NEEDS, 3, [8, 9], [1, 2, 3], "request")
 WORK = Work(1, 2, [3], TREE, [1], [4], False, 5, True, False, 6, [7])

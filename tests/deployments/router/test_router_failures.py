@@ -12,6 +12,7 @@ import torch
 
 from deployments.router.draft_client import Drafts, InlineDraftClient
 from engine.errors import StepFailedError, TargetLostError
+from engine.grammar.grammar import Grammar, Thought
 from engine.protocol import Branch
 from engine.request import Request
 from engine.scheduling.drafting import DraftRound
@@ -141,7 +142,9 @@ async def test_streams_continue_with_identical_output_on_a_fresh_pipeline(
     n_stages: int, dies: int, sampling: dict[str, Any], serving: Serving
 ) -> None:
     jobs = [job_of(number, METHODS[number % 4], max_tokens=70, stop_ids=(), **sampling) for number in range(5)]
-    jobs.append(job_of(5, "pld", grammar=of_schema(PERSON), max_tokens=50, **sampling))
+    jobs.append(
+        job_of(5, "pld", grammar=Grammar(of_schema(PERSON).source, thought=Thought("e")), max_tokens=50, **sampling)
+    )
     async with serving(n_stages, [Gated] * n_stages) as served:
         GATE.close(after=5 * n_stages)
         answers = [served.begin(job) for job in jobs]
