@@ -192,8 +192,7 @@ class Api:
             requests, seed = await self._bodies.run(wanted.weight, converter.requests, wanted, response_id, caller)
             grammar = requests[0].params.grammar
             if grammar is not None:
-                is_call = isinstance(wanted, ChatCompletionRequest) and bool(wanted.forced)
-                await self._grammars.check(grammar, "tools" if is_call else next(iter(wanted.forms), "tools"))
+                await self._grammars.check(wanted, grammar)
         except RequestError as error:
             raise (as_here(error) if wanted is not asked else error) from None
         envelope = Envelope(

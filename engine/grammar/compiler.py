@@ -10,18 +10,21 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.grammar.answer_matcher import AnswerMatcher
 from engine.grammar.forcing import with_bounded_forcing
 from engine.grammar.grammar import MOST_CHARS, Grammar, GrammarError, Thought
 from engine.grammar.multiples import check_multiples
-from engine.grammar.schemas import rewrite_schemas
+from engine.grammar.schemas import rewrite_schemas, schema_of
+from engine.grammar.shortest import ShortestTexts
 from engine.grammar.state import GrammarState
 from engine.grammar.thoughts import ThoughtTokens
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+T = TypeVar("T")
 
 MOST_KEPT = 32  # compiled grammars, of up to 25 MB
 # Of one grammar:
@@ -52,22 +55,31 @@ class Grammars:
         self._texts: list[bytes] = []  # of all tokens, read with the first thought
         self._thoughts: dict[Thought, ThoughtTokens] = {}
         self._kept: OrderedDict[str, Future[AnswerMatcher]] = OrderedDict()
+        self._counts: OrderedDict[str, Future[int | None]] = OrderedDict()
+        self._shortest: ShortestTexts | None = None
         self._lock = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
 
     def prepare(self, grammar: Grammar) -> Future[AnswerMatcher]:
         """Begin to compile, unless it is compiled or under way; the future raises GrammarError."""
+        return self._run_once(self._compile, grammar, self._kept)
+
+    def count_shortest(self, grammar: Grammar) -> Future[int | None]:
+        """Begin to count the tokens of the shortest answer; None: unknown, as that of all but a JSON schema alone."""
+        return self._run_once(self._count_shortest, grammar, self._counts)
+
+    def _run_once(self, run: Callable[[Grammar], T], grammar: Grammar, kept: OrderedDict[str, Future[T]]) -> Future[T]:
         key = grammar.digest
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is None:
+            future = kept.get(key)
+            if future is None:
                 if self._thread is None:
                     self._thread = ThreadPoolExecutor(1, "grammars")
-                kept = self._kept[key] = self._thread.submit(self._compile, grammar)
-                while len(self._kept) > MOST_KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(key)
-            return kept
+                future = kept[key] = self._thread.submit(run, grammar)
+                while len(kept) > MOST_KEPT:
+                    kept.popitem(last=False)
+            kept.move_to_end(key)
+            return future
 
     def state(self, grammar: Grammar, tokens: Sequence[int] = ()) -> GrammarState:
         """The state behind ``tokens`` of a text; waits until the grammar is compiled.
@@ -118,6 +130,15 @@ class Grammars:
             if error:
                 raise GrammarError(f"no text can begin: {error}")
         return matcher
+
+    def _count_shortest(self, grammar: Grammar) -> int | None:
+        if grammar.thought is not None or grammar.other_source or schema_of(grammar.source) is None:
+            return None
+        if self._shortest is None:
+            tokenizer = self._tokenizer = self._tokenizer or self._load()
+            ids = (i for i in range(tokenizer.vocab_size) if not tokenizer.is_special_token(i))
+            self._shortest = ShortestTexts(tokenizer.decode_bytes([i]) for i in ids)
+        return self._shortest.count(grammar.source)
 
     def _prepare_thought(self, thought: Thought) -> ThoughtTokens:
         """How this vocabulary's tokens move through a thought."""

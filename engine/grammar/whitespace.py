@@ -15,11 +15,16 @@ STRUCTURE = {"$ref", "const", "enum", "type", "items", "prefixItems", "propertie
 
 def bounded_whitespace(schema: Any) -> str:
     """Return a pattern of nothing, a space, or a line break with an indentation of two spaces or a tab per level."""
-    try:
-        levels = _levels(schema, schema, {})
-    except RecursionError:
-        levels = MOST_LEVELS
+    levels = count_levels(schema)
     return rf" ?|\n( {{0,{2 * levels}}}|\t{{0,{levels}}})"
+
+
+def count_levels(schema: Any) -> int:
+    """Return how deeply arrays and objects nest in a schema's instances, at most ``MOST_LEVELS``."""
+    try:
+        return _levels(schema, schema, {})
+    except RecursionError:
+        return MOST_LEVELS
 
 
 def resolve_reference(reference: Any, root: Any) -> Any:
@@ -39,7 +44,7 @@ def resolve_reference(reference: Any, root: Any) -> Any:
 
 
 def _levels(schema: Any, root: Any, known: dict[str, int]) -> int:
-    """How deeply arrays and objects nest in an instance, at most ``MOST_LEVELS``; ``known``: by reference."""
+    """``known``: by reference."""
     if not isinstance(schema, dict):
         return MOST_LEVELS if schema is True else 0
     values = [schema.get("const"), *as_list(schema.get("enum"))]

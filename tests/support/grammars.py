@@ -43,7 +43,13 @@ def tiny_grammars() -> Grammars:
 
 def letters(n: int = 3, vocab_size: int | None = None) -> Grammars:
     """Of a vocabulary of the first ``n`` letters, each a token, and an end token; a model may have more ids."""
-    vocab = {chr(ord("a") + i): i for i in range(n)} | {"<end>": n}
+    return of_tokens([chr(ord("a") + i) for i in range(n)], vocab_size)
+
+
+def of_tokens(texts: list[str], vocab_size: int | None = None) -> Grammars:
+    """Of a vocabulary of these ASCII texts and an end token, which is the last one."""
+    n = len(texts)
+    vocab = {text.replace(" ", "Ġ").replace("\n", "Ċ"): i for i, text in enumerate(texts)} | {"<end>": n}
     added = {"id": n, "content": "<end>", "single_word": False, "lstrip": False, "rstrip": False}
     text = json.dumps(
         {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from engine.grammar.forcing import UNFORCED
 from tests.app.conftest import MODEL, ScriptedBackend, error_of
 
 CHAT_PATH = "/v1/chat/completions"
-CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-TEXT = {"model": MODEL, "prompt": "hi", "max_tokens": 5}
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}
+TEXT = {"model": MODEL, "prompt": "hi", "max_tokens": 50}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
 
 
@@ -121,3 +122,38 @@ async def test_an_impossible_form_is_refused_with_the_reason_and_does_no_harm(
     assert not param or error["param"] == param
     assert not backend.seen
     assert (await client.post(CHAT_PATH, json=CHAT | {"guided_regex": "(a)"})).status_code == 200
+
+
+SHORT: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT_PATH, CHAT | {"guided_json": {"type": "string", "minLength": 3}}, "max_tokens"),
+    ("/v1/completions", TEXT | {"structured_outputs": {"json": SCHEMA}}, "max_tokens"),
+    (
+        CHAT_PATH,
+        CHAT | {"max_tokens": None, "max_completion_tokens": 5, "guided_json": SCHEMA},
+        "max_completion_tokens",
+    ),
+    (
+        "/v1/responses",
+        {
+            "model": MODEL,
+            "input": "hi",
+            "max_output_tokens": 5,
+            "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
+        },
+        "max_output_tokens",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "name"), SHORT)
+async def test_a_budget_below_the_shortest_answer_is_refused_with_that_number(
+    client: AsyncClient, backend: ScriptedBackend, path: str, body: dict[str, Any], name: str
+) -> None:
+    error = error_of(await client.post(path, json=body | {name: 1}), 400)
+    assert error["param"] == name
+    found = re.fullmatch(rf"{name} is 1; the shortest answer that fits [a-z_.]+ has (\d+) tokens", error["message"])
+    assert found is not None, error["message"]
+    least = int(found[1])
+    assert error_of(await client.post(path, json=body | {name: least - 1}), 400)["message"].endswith(f"{least} tokens")
+    assert not backend.seen
+    assert (await client.post(path, json=body | {name: least})).status_code == 200
