@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=8000, metavar="N", help="port that it would listen on (default: 8000)")
     add("--redis", metavar="URL", help="a store of snapshots that must answer: redis://.., rediss://.. or a folder")
     add("--namespace", default=DEFAULT_NAMESPACE, metavar="NS", help=f"of the store (default: {DEFAULT_NAMESPACE})")
-    add("--model", metavar="M", help="does it fit? A directory with a config.json, or a hub id")
+    add("--model", metavar="M", help="does it load, and fit? A directory, a .gguf file or a hub id")
     add("--stages", type=int, default=1, metavar="P", help="of its pipeline (default: 1)")
     add(
         "--kv-gib",
