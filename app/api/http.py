@@ -55,11 +55,7 @@ class Api:
     """The endpoints; one instance per process, without state of requests."""
 
     def __init__(
-        self,
-        backend: Backend,
-        tokenizer: PreTrainedTokenizerFast,
-        settings: Settings,
-        tracer: Tracer | None = None,
+        self, backend: Backend, tokenizer: PreTrainedTokenizerFast, settings: Settings, tracer: Tracer | None = None
     ) -> None:
         self._backend = backend
         self._tokenizer = tokenizer

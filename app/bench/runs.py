@@ -65,11 +65,7 @@ class Bench:
     """
 
     def __init__(
-        self,
-        target: Target,
-        tokenizer: PreTrainedTokenizerFast,
-        pools: Mapping[bool, SpeculatorPool],
-        plan: Plan,
+        self, target: Target, tokenizer: PreTrainedTokenizerFast, pools: Mapping[bool, SpeculatorPool], plan: Plan
     ) -> None:
         self._plan = plan
         self._pools = pools

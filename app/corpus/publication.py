@@ -18,11 +18,7 @@ FLAG = "--redis"
 
 
 def publish_snapshot(
-    store: Store,
-    folder: Path,
-    is_activated: bool = True,
-    expected: int | None = None,
-    unused: float | None = None,
+    store: Store, folder: Path, is_activated: bool = True, expected: int | None = None, unused: float | None = None
 ) -> None:
     """Upload the snapshot in ``folder`` and print its version; make it the current one if ``is_activated``.
 

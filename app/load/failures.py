@@ -27,12 +27,7 @@ class Failure(Exception):  # noqa: N818 - the outcome of an attempt, not a fault
     """
 
     def __init__(
-        self,
-        kind: str,
-        message: str,
-        retryable: bool,
-        status: int | None = None,
-        retry_after: float | None = None,
+        self, kind: str, message: str, retryable: bool, status: int | None = None, retry_after: float | None = None
     ) -> None:
         super().__init__(message)
         self.kind = kind

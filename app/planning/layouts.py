@@ -113,12 +113,7 @@ def chosen(found: Sequence[Layout]) -> Layout | None:
 
 
 def _layout(
-    sizes: ModelSizes,
-    wanted: Wanted,
-    stages: int,
-    profiles: Profiles,
-    software: tuple[float, float],
-    drafts: Drafts,
+    sizes: ModelSizes, wanted: Wanted, stages: int, profiles: Profiles, software: tuple[float, float], drafts: Drafts
 ) -> Layout:
     replicas = wanted.gpus // stages
     blocks = -(-wanted.context // BLOCK) + 1  # one for the tree behind the text
