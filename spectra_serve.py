@@ -28,7 +28,7 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 LOOPBACK = "localhost,127.0.0.1,::1"
 ANY_ADDRESS = "0.0.0.0/0,::/0"  # gRPC understands networks; an HTTP library may not
 IS_PRELOADED = __name__ in os.environ.get(PRELOADED, "").split(",")  # in the Ray that started this process
-LONGEST_TEMPORARY = 38  # bytes; Ray appends up to 69 for a socket, whose path has at most 107
+LONGEST_TEMPORARY = 32  # bytes; Ray appends up to 75 for a socket, whose path has at most 107
 
 
 def load_packages() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from app.serving.haproxy import IN_IMAGE
 
+WITHOUT_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")  # extended as this process began, where a proxy is set
 DESCRIPTION = """\
 Show Ray's and Serve's switches of every node of a cluster. `spectra serve` sets them for a Ray of its own. Ray reads
 them as it starts, so in a cluster they must be in the environment of every `ray start`, or of every pod.
 
   eval "$(spectra env)" && ray start --head       on a machine
   spectra env --format k8s                        a container's `env`, as k8s/base/rayservice.yaml has it
+
+Where a proxy is set, the lines for a shell also set `no_proxy`, so that calls within the cluster bypass it.
 
 It says nothing of Ray's token (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN), which KubeRay sets with `authOptions`.
 """
@@ -44,7 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     script = arguments.haproxy.absolute()
     if arguments.install_haproxy:
         write_node_script(script)
-    print({"sh": _shell, "k8s": _pod}[arguments.format](node_environment(str(script))))
+    values = node_environment(str(script))
+    if arguments.format == "k8s":
+        print(_pod(values))
+    else:
+        print(_shell(values | {name: os.environ[name] for name in WITHOUT_PROXY if name in os.environ}))
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from app.commands.operation.env import WITHOUT_PROXY
 from app.serving.environment import NODE_GRPC_PORTS, NODE_HTTP_PORTS, node_environment, serve_environment
 from tests.support.spectra_command import run_cli
 
@@ -17,7 +18,9 @@ WORKERS = range(10_002, 20_000)  # where Ray's workers listen unless `ray start`
 OUTGOING = range(32_768, 61_000)  # Linux takes these for outgoing connections by default
 
 
-def test_a_shell_and_a_pod_read_the_same_environment(tmp_path: Path) -> None:
+def test_a_shell_and_a_pod_read_the_same_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in WITHOUT_PROXY:
+        monkeypatch.delenv(name, raising=False)
     script = tmp_path / "a script's name"
     words = shlex.split(run_cli("env", "--haproxy", script).out)
     assert words[::2] == ["export"] * len(words[::2])
@@ -44,6 +47,13 @@ def test_port_ranges_are_wide_and_overlap_no_other_ports_of_a_node() -> None:
         assert len(ports) >= 3630  # a replica a second, while released ports stay reserved
         assert not any(set(ports) & set(others) for others in (WORKERS, OUTGOING, taken))
     assert not set(http) & set(grpc)
+
+
+def test_only_lines_for_a_shell_set_the_calls_that_bypass_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in WITHOUT_PROXY:
+        monkeypatch.setenv(name, "10.1.2.3")
+    assert [f"export {name}=10.1.2.3" in run_cli("env").out.splitlines() for name in WITHOUT_PROXY] == [True] * 3
+    assert "10.1.2.3" not in run_cli("env", "--format", "k8s").out
 
 
 @pytest.mark.cluster
