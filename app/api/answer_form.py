@@ -8,7 +8,7 @@ import msgspec
 
 from app.api.requests.schemas import GenerationRequest
 from app.api.tools.answer import AnswerReader, Reading
-from app.api.tools.reasoning import CLOSE, OPEN, ReasoningReader
+from app.api.tools.reasoning import CLOSE, OPEN
 from engine.text import Detokenizer
 
 if TYPE_CHECKING:
@@ -49,12 +49,6 @@ class AnswerForm(msgspec.Struct, frozen=True):
     def detokenizer(self, tokenizer: PreTrainedTokenizerFast) -> Detokenizer:
         """Makes the text."""
         return Detokenizer(tokenizer, self.skip_special_tokens, self.shown)
-
-    def reasoning(self) -> ReasoningReader | None:
-        """Finds the reasoning in the text; None: it has none."""
-        if self.reading is None or not self.reading.has_reasoning:
-            return None
-        return ReasoningReader(is_open=self.reading.is_open)
 
     def reader(self) -> AnswerReader | None:
         """Reads the text into parts; None: it has only content."""

@@ -12,18 +12,7 @@ from app.api.piece import Piece
 from app.api.tools.reasoning import CLOSE, ReasoningReader
 from deployments.submission.messages import ModelCard
 from engine.errors import RequestError, StepFailedError, TargetLostError
-from engine.events import (
-    ABORT,
-    LENGTH,
-    NOT_A_NUMBER,
-    STOP,
-    RequestStats,
-    SourceCounts,
-    StepEvent,
-    StepTrace,
-    TokenLogprob,
-    histogram,
-)
+from engine.events import ABORT, LENGTH, STOP, RequestStats, SourceCounts, StepEvent, StepTrace, TokenLogprob, histogram
 from engine.request import Request
 from engine.text import StopMatcher
 
@@ -70,7 +59,7 @@ class Choice:
         params = request.params
         self._matcher = StopMatcher(params.stop, params.min_tokens + 1) if params.stop else None
         self._by_token = self._matcher is not None or params.logprobs is not None
-        self._reasoning = form.reasoning()
+        self._reasoning = None if form.reading is None else form.reading.reasoning()
         self._reasoning_end = tokenizer.backend_tokenizer.token_to_id(CLOSE)
         self._n_chars = len(form.echo)  # of the text so far
         self._step_tokens: list[int] = []
@@ -89,7 +78,7 @@ class Choice:
             StepFailedError: the model's logits are not numbers.
             TargetLostError: the engine aborted the request.
         """
-        if event.error == NOT_A_NUMBER:
+        if event.has_nan:
             raise StepFailedError(event.error)
         if event.finish_reason == ABORT and event.error:
             raise RequestError(f"the text cannot go on as its grammar asks: {event.error}")

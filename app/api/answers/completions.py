@@ -58,7 +58,8 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     completion = sum(c.n_tokens for c in choices)
     first = [c.final_stats() for c in choices if c.request.params.choice == 0]
     details: dict[str, int] = {}
-    if choices[0].form.reasoning() is not None:
+    reading = choices[0].form.reading
+    if reading is not None and reading.has_reasoning:
         details["reasoning_tokens"] = sum(c.n_reasoning for c in choices)
     if choices[0].request.prediction:
         details |= prediction_usage([c.final_stats() for c in choices])

@@ -20,14 +20,16 @@ class Reading(msgspec.Struct, frozen=True):
     is_open: bool = False  # the text begins inside the reasoning
     keeps_spaces: bool = False  # a grammar governs the content, so its own spaces stay
 
+    def reasoning(self) -> ReasoningReader | None:
+        """A reader of the reasoning; None: there is none."""
+        return ReasoningReader(is_open=self.is_open, keeps_spaces=self.keeps_spaces) if self.has_reasoning else None
+
 
 class AnswerReader:
     """Reads a growing text; the same parts come of it, however it is cut."""
 
     def __init__(self, reading: Reading) -> None:
-        self._reasoning = None
-        if reading.has_reasoning:
-            self._reasoning = ReasoningReader(is_open=reading.is_open, keeps_spaces=reading.keeps_spaces)
+        self._reasoning = reading.reasoning()
         self._calls = None
         if reading.family is not None:
             self._calls = CallParser(reading.family, reading.offered, reading.most_calls)
