@@ -205,7 +205,8 @@ def _limits() -> LLParserLimits:
 
 
 def _reason(message: str) -> str:
-    """The first line of a compiler's message, and what the parser of regular expressions says further down."""
-    lines = [line.strip() for line in message.split("\n")]
-    said = [lines[0], *(line for line in lines[1:] if line.startswith("error: "))]
+    """The first line of a compiler's message, the pattern that it fails at, and why."""
+    lines = [line.strip()[:200] for line in message.split("\n")]
+    pattern = lines[1:2] if lines[0].endswith("regex parse error:") else []
+    said = [lines[0], *pattern, *(line for line in lines[1:] if line.startswith("error: "))]
     return " ".join(filter(None, said)) or "it cannot be compiled"
