@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from app.config.serve import ServeConfig
 from app.doctor.findings import OK, PROBLEM, WARNING, Finding
 from app.doctor.machine import gpu_memory_gib
 from app.inputs.models import is_on_hub, read_checkpoint, texts_path
@@ -84,10 +85,13 @@ def _cache(sizes: ModelSizes, asked: Asked, limit: int | None) -> int:
 
 def _files(model: str) -> Finding:
     """What ``spectra serve`` would say of the checkpoint; weights that the hub still has are fetched then."""
+    from app.composition.sampling import sampling_defaults  # loads the HTTP schemas
+
     try:
         path = texts_path(model)
         is_fetched = not is_on_hub(model) or has_weight_files(path)
         read_checkpoint(path, has_weights=is_fetched)
+        sampling_defaults(ServeConfig(model=model))
     except SpectraError as error:
         return Finding("model", PROBLEM, str(error))
     if is_fetched:

@@ -28,6 +28,7 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
     """
     from app.composition.pipeline import target_options
     from app.composition.retrieval import library
+    from app.composition.sampling import sampling_defaults
     from app.composition.speculation import check_served_drafter, served_speculators, trained_method
     from app.inputs.libraries import prepare
     from app.inputs.models import read_checkpoint
@@ -44,6 +45,7 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
     reads = is_local and target.simulation is None  # else other nodes read the weights
     path = resolve(target.model, target.revision) if reads else texts_of(target)
     read_checkpoint(path, has_weights=reads)
+    sampling_defaults(config)
     spec = target_spec(target, path)
     check_stages(spec, target.stages)
     prepare(library(config))

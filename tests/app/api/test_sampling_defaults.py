@@ -18,6 +18,9 @@ from app.api.http import Api
 from app.api.service import Settings
 from app.composition.sampling import FILE, sampling_defaults
 from app.config.errors import config_of
+from app.doctor.findings import PROBLEM
+from app.doctor.model import Asked, fit
+from app.serving.preflight import check_model
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.sampling.params import SamplingParams
 from tests.app.conftest import ScriptedBackend, client_of
@@ -126,6 +129,16 @@ def test_a_file_that_is_no_json_object_is_refused_with_its_name(text: str, tmp_p
     with pytest.raises(UnsupportedModelError, match=rf"^{tmp_path / FILE} (is|holds)"):
         sampling_defaults(config_of({"model": str(tmp_path)}))
     assert sampling_defaults(config_of({"model": str(tmp_path), "generation_config": "none"})) == {}
+
+
+def test_serve_and_doctor_refuse_such_a_value_before_anything_starts(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    (folder / FILE).write_text(json.dumps({"eos_token_id": 2, "top_p": 1.5}))
+    with pytest.raises(ConfigError, match=r"top_p is 1.5; it must be at most 1.0") as refused:
+        check_model(config_of({"model": str(folder)}), is_local=True)
+    asked = Asked(str(folder), stages=1, kv_gib=0.01, gpu_memory_gib=None, dtype=None, quantization=None)
+    found = [one for one in fit(asked, 0.9) if one.status == PROBLEM]
+    assert [(one.name, one.says) for one in found] == [("model", str(refused.value))]
 
 
 def test_the_edge_of_an_application_gets_the_values(tiny_checkpoint: Path, tmp_path: Path) -> None:
