@@ -56,11 +56,7 @@ class Bucket:
 
 
 class Allowance:
-    """What is left to one key in this process.
-
-    Args:
-        clock: seconds.
-    """
+    """What is left to one key in this process."""
 
     def __init__(self, limits: Limits, replicas: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits

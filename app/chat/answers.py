@@ -120,15 +120,7 @@ class Sources:
 async def ask(
     session: aiohttp.ClientSession, endpoint: Endpoint, body: Mapping[str, Any], answer: Answer, show: Piece
 ) -> None:
-    """Send a chat and fill ``answer``; a failure is the answer's, and is not raised.
-
-    Args:
-        session: of ``app.load.client.open_session``.
-        endpoint: of chats.
-        body: of the request, which asks for a stream.
-        answer: is filled as its parts come.
-        show: is told every piece of text.
-    """
+    """Send a chat, fill ``answer`` as its parts come, and show each. Failures are stored in ``answer``, not raised."""
     began = time.monotonic()
     has_begun = False
     try:

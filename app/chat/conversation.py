@@ -35,14 +35,7 @@ class Conversation:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def body(self, question: str, method: str | None, seed: int, salt: str | None = None) -> dict[str, Any]:
-        """A request for the answer to ``question`` behind what was said.
-
-        Args:
-            question: of the user.
-            method: of speculation; None: the server's default.
-            seed: of the sampling noise.
-            salt: shares cached prefixes, and what methods keep, only with requests of the same; None: with all.
-        """
+        """A request for the answer to the user's next question. ``salt`` is the request's ``cache_salt``."""
         speculative: dict[str, Any] = {} if method is None else {"method": method}
         if self.trace:
             speculative["trace"] = True

@@ -15,12 +15,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newlin
 
 
 class Screen:
-    """Writes answers as they come.
-
-    Args:
-        out: where to.
-        colours: whether tokens have the colour of their source.
-    """
+    """Writes answers as they come; with ``colours`` each token has the colour of its source."""
 
     def __init__(self, out: TextIO, colours: bool) -> None:
         self._out = out

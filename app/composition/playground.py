@@ -11,7 +11,6 @@ def playground_options(config: ServeConfig, *, is_private: bool) -> PlaygroundOp
     """What an ingress replica shows; None: no page.
 
     Args:
-        config: of the application.
         is_private: only this machine's users reach its HTTP port, and its Ray is its own.
     """
     if not config.playground:

@@ -17,12 +17,7 @@ COLOURS = [i for i in (*range(0, 20, 2), *range(1, 20, 2)) if i not in (14, 15)]
 
 
 def grid(n_rows: int, n_columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, list[Any]]:
-    """A figure and its axes, row by row.
-
-    Args:
-        size: width and height in inches.
-        options: of ``Figure.subplots``.
-    """
+    """A figure of ``size`` (width and height in inches) and its axes, row by row."""
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     axes = list(figure.subplots(n_rows, n_columns, squeeze=False, **options).flat)

@@ -9,11 +9,5 @@ from tqdm import tqdm
 
 
 def bar(what: str | None, total: int | None, unit: str, **options: Any) -> Any:
-    """A bar on stderr with an estimate of the time left; there is no estimate if ``total`` is None.
-
-    Args:
-        what: in front of the bar.
-        total: number of units; None: unknown.
-        options: of ``tqdm``.
-    """
+    """A bar of ``tqdm`` on stderr with an estimate of the time left; there is no estimate if ``total`` is None."""
     return tqdm(total=total, desc=what, unit=unit, file=sys.stderr, **options)

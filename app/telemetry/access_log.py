@@ -40,12 +40,8 @@ class AccessLog:
         self._gate = FloodGate(MOST_REFUSALS, SPAN_S, self._tell_left_out)
 
     def begin(self, method: str, path: str, given_id: str | None = None, traceparent: str | None = None) -> Exchange:
-        """Begin an exchange, in the running task: from now on its log lines hold the id of the request.
-
-        Args:
-            given_id: the header ``X-Request-Id``; one is drawn if it is missing or not fit for a log.
-            traceparent: the header of that name.
-        """
+        """Begin an exchange, in the running task: from now on its log lines hold the id of the request. It is
+        ``given_id``, the header ``X-Request-Id``, or a drawn one if that is missing or not fit for a log."""
         exchange = Exchange(request_id.request_id_of(given_id), method, path)
         if self._tracer is not None and not _is_minor(path):
             exchange.span = self._tracer.begin(method, traceparent or "")

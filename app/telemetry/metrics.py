@@ -65,12 +65,7 @@ class EdgeMetrics:
         ).labels(model)
 
     def count(self, exchange: Exchange, field: str) -> None:
-        """Count one request at its end.
-
-        Args:
-            exchange: the request and its answer.
-            field: of its refusal: one of the schemas, ``other`` or "".
-        """
+        """Count one request at its end; ``field`` is the refused one: a schema's, ``other`` or ""."""
         route, refusal = exchange.route or exchange.path, exchange.refusal
         method = exchange.method if exchange.method in METHODS else OTHER
         self._requests.labels(route, method, str(_status(exchange))).inc()
