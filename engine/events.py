@@ -16,7 +16,7 @@ import msgspec
 T = TypeVar("T")
 
 STOP, LENGTH, ABORT = "stop", "length", "abort"  # every finish_reason an event may carry
-NOT_A_NUMBER = "the model's logits are not numbers (NaN), as after an overflow of float16; another dtype may help"
+NOT_FINITE = "the model's logits are NaN or infinite, as after an overflow of float16; another dtype may help"
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -126,4 +126,9 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
     drafts: dict[str, SourceCounts] | None = None  # this step, by source
     stats: RequestStats | None = None
     trace: StepTrace | None = None  # of a step that is no prefill, if the request asks for it
-    error: str = ""  # why the engine aborted the request: what its grammar asks for, or NOT_A_NUMBER; "": neither
+    error: str = ""  # why the engine aborted the request: what its grammar asks for, or NOT_FINITE; "": neither
+
+    @property
+    def has_broken_logits(self) -> bool:
+        """Whether the model's logits were NaN or infinite, which is not the request's fault."""
+        return self.error == NOT_FINITE

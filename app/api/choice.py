@@ -75,10 +75,10 @@ class Choice:
 
         Raises:
             RequestError: the engine aborted the request, because its grammar took too much work.
-            StepFailedError: the model's logits are not numbers.
+            StepFailedError: the model's logits are NaN or infinite.
             TargetLostError: the engine aborted the request.
         """
-        if event.has_nan:
+        if event.has_broken_logits:
             raise StepFailedError(event.error)
         if event.finish_reason == ABORT and event.error:
             raise RequestError(f"the text cannot go on as its grammar asks: {event.error}")

@@ -64,7 +64,7 @@ def render_chat(
     """Messages as the chat template writes them; with ``prompt`` the text ends where the next answer begins.
 
     Raises:
-        ConfigError: the template refuses the messages, or fails; the message begins with ``origin``.
+        ConfigError: the template fails on the messages; begins with ``origin``.
     """
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt))

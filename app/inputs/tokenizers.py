@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from app.inputs.chat_templates import with_tools
 from engine.errors import UnsupportedModelError
-from engine.model.checkpoint_files import CONFIG, read_json_object, reason_of
+from engine.model.checkpoint_files import CONFIG, SETTINGS, TOKENIZER, read_json_object, refuse_tokenizer
 from engine.model.gguf.folder import is_converted
 
 if TYPE_CHECKING:  # transformers loads with the first tokenizer
     from transformers import PreTrainedTokenizerFast
 
-TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes of tokenizers that tokenizer.json says all of
 MODEL_TYPE = "llama"  # of models whose generic tokenizers ``AutoTokenizer`` takes as they are
 
@@ -34,38 +33,14 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # of any kind, on a wrong value
-        raise _refusal(path, error) from error
+        raise refuse_tokenizer(path, error) from error
     if not any((path / name).exists() for name in (TOKENIZER, *tokenizer.vocab_files_names.values())):
-        raise _absent(path)  # transformers makes an empty one
+        raise refuse_tokenizer(path)  # transformers makes an empty one
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UnsupportedModelError(f"{path} has no fast tokenizer (tokenizer.json)")
     if isinstance(tokenizer.chat_template, str):
         tokenizer.chat_template = with_tools(tokenizer.chat_template)
     return tokenizer
-
-
-def _absent(path: Path) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{path} has no tokenizer: it lacks the file {TOKENIZER!r}")
-
-
-def _refusal(path: Path, error: Exception) -> UnsupportedModelError:
-    """What to raise where no tokenizer was loaded: names the first file that is missing or damaged."""
-    if not (path / TOKENIZER).exists():
-        return _absent(path)
-    try:
-        read_json_object(path / TOKENIZER)
-        if (path / SETTINGS).exists():
-            read_json_object(path / SETTINGS)
-    except UnsupportedModelError as damaged:
-        return damaged
-    from tokenizers import Tokenizer
-
-    file = SETTINGS
-    try:
-        Tokenizer.from_file(str(path / TOKENIZER))
-    except Exception:  # it raises nothing else
-        file = TOKENIZER
-    return UnsupportedModelError(f"{path / file} describes no tokenizer that loads: {reason_of(error)}")
 
 
 def _is_generic(path: Path) -> bool:

@@ -102,7 +102,7 @@ class Generator:
         """Every turn's answer, as it is complete; turns of one question in order.
 
         Raises:
-            StepFailedError: the model's logits are not numbers.
+            StepFailedError: the model's logits are NaN or infinite.
         """
         todo = [_Turn(i, Conversation(q)) for i, q in enumerate(questions)][::-1]
         running: dict[int, _Turn] = {}

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tokenizers import Tokenizer
+
 from engine.errors import UnsupportedModelError
 from engine.model.gguf.folder import referred_file, refers_to_gguf
 
@@ -16,6 +18,7 @@ CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 LONGEST_HEADER = 100_000_000  # bytes, safetensors' own limit
 LONGEST_REASON = 300  # characters
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -58,6 +61,29 @@ def reason_of(error: BaseException) -> str:
     if kind.startswith("StrictDataclass"):  # "Validation error for field 'x': TypeError: Field 'x' expected .."
         return text.partition("Error: ")[2][:LONGEST_REASON] or text[:LONGEST_REASON]
     return f"{kind}: {text}"[:LONGEST_REASON]
+
+
+def refuse_tokenizer(path: Path, error: Exception | None = None) -> UnsupportedModelError:
+    """What to raise where no tokenizer was loaded: names the first file that is missing or damaged.
+
+    Args:
+        path: of the checkpoint directory.
+        error: of the library that loads tokenizers; None: it has found no file.
+    """
+    if not (path / TOKENIZER).exists() or error is None:
+        return UnsupportedModelError(f"{path} has no tokenizer: it lacks the file {TOKENIZER!r}")
+    try:
+        for name in (TOKENIZER, SETTINGS):
+            if (path / name).exists():
+                read_json_object(path / name)
+    except UnsupportedModelError as damaged:
+        return damaged
+    file = SETTINGS
+    try:
+        Tokenizer.from_file(str(path / TOKENIZER))
+    except Exception:  # it raises nothing else
+        file = TOKENIZER
+    return UnsupportedModelError(f"{path / file} describes no tokenizer that loads: {reason_of(error)}")
 
 
 def check_format(path: Path) -> None:

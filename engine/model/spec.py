@@ -110,6 +110,8 @@ def check_values(stored: Mapping[str, Any]) -> None:
         value = stored.get(name)
         if value is not None and (type(value) is not int or value < 1):
             raise UnsupportedModelError(f"{name} is {value!r}; it must be a whole number of at least 1")
+    if isinstance(epsilon := stored.get("rms_norm_eps"), float) and epsilon < 0:
+        raise UnsupportedModelError(f"rms_norm_eps is {epsilon}; it must be at least 0")
     for name in ("quantization_config", "rope_parameters", "rope_scaling"):
         if stored.get(name) and not isinstance(stored[name], dict):
             raise UnsupportedModelError(f"{name} is {stored[name]!r}; it must be an object or null")

@@ -8,12 +8,12 @@ need whole distributions on the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import isnan
+from math import isfinite
 
 import torch
 from torch import Tensor
 
-from engine.events import NOT_A_NUMBER
+from engine.events import NOT_FINITE
 from engine.sampling.draw import draw_tokens
 from engine.sampling.logprobs import logprobs
 from engine.sampling.noise import KeyedRandom
@@ -27,14 +27,14 @@ from engine.verify.walk import Pair, Walk, commit, follow
 def walk_levels(logits: Tensor, pairs: Sequence[Pair]) -> None:
     """Walk to the end; log-probabilities of the walked rows come last, for all in one go."""
     active: list[Pair] = []
-    lost: list[Walk] = []  # that stand at logits that are not numbers
+    lost: list[Walk] = []  # that stand at logits that are NaN or infinite
     best: Callable[[int], int] | None = None
     for item, walk in pairs:
         if item.is_plain:
             best = best or _argmax_of(logits)
             follow(item, walk, best)
             # NumPy takes NaN for the largest
-            if any(isnan(logits[row, token]) for row, token in zip(walk.rows(item), walk.tokens, strict=True)):
+            if not all(isfinite(logits[row, token]) for row, token in zip(walk.rows(item), walk.tokens, strict=True)):
                 lost.append(walk)
         else:
             active.append((item, walk))
@@ -47,7 +47,7 @@ def walk_levels(logits: Tensor, pairs: Sequence[Pair]) -> None:
         ]
     _add_logprobs(logits, [pair for pair in pairs if pair[0].params.logprobs is not None])
     for walk in lost:
-        walk.error = NOT_A_NUMBER
+        walk.error = NOT_FINITE
 
 
 def _argmax_of(logits: Tensor) -> Callable[[int], int]:
@@ -61,13 +61,14 @@ def _argmax_of(logits: Tensor) -> Callable[[int], int]:
 def _scores(logits: Tensor, active: Sequence[Pair], lost: list[Walk]) -> Tensor:
     """What the tokens after the current nodes are drawn from, ``[len(active), vocab]`` fp32.
 
-    Walks at a row with NaN are added to ``lost``; their scores are made finite.
+    Walks at a row with NaN or infinity are added to ``lost``; their scores are made finite.
     """
-    rows = masked(_gather(logits, [item.first_row + 1 + walk.node for item, walk in active]), active)
-    has_nan = rows.sum(dim=-1).isnan()
-    if has_nan.any():
-        lost += [walk for (_, walk), is_lost in zip(active, has_nan.tolist(), strict=True) if is_lost]
-        rows = rows.masked_fill(has_nan[:, None], 0.0)
+    rows = _gather(logits, [item.first_row + 1 + walk.node for item, walk in active])
+    is_broken = ~rows.sum(dim=-1).isfinite()
+    if is_broken.any():
+        lost += [walk for (_, walk), is_lost in zip(active, is_broken.tolist(), strict=True) if is_lost]
+        rows = rows.masked_fill(is_broken[:, None], 0.0)
+    rows = masked(rows, active)
     return process(rows, [drawn_params(item) for item, _ in active], [item.history for item, _ in active])
 
 

@@ -53,7 +53,7 @@ class Walk:
     accepted: list[int] = field(default_factory=list)  # nodes of the accepted path, root first
     tokens: list[int] = field(default_factory=list)  # the accepted nodes' tokens, then the bonus token if any
     logprobs: list[TokenLogprob] | None = None  # one per token, if the request asks for them
-    error: str = ""  # why the text cannot go on: its grammar allows nothing, or the logits are no numbers
+    error: str = ""  # why the text cannot go on: its grammar allows nothing, or the logits are NaN or infinite
 
     @property
     def node(self) -> int:

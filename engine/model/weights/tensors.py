@@ -152,7 +152,9 @@ class CheckpointTensors:
 
     def _opened(self, name: str) -> TensorFile | GgufFile:
         if name not in self._files:
-            raise UnsupportedModelError(f"{self._path} lacks the tensor {name!r}")
+            raise UnsupportedModelError(
+                f"{self._path} lacks the tensor {name!r}, which the model that config.json describes needs"
+            )
         path = self._files[name]
         if path not in self._open:
             if not path.exists():

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from app.config.serve import ServeConfig
+from app.inputs.tokenizers import load_tokenizer
 from app.serving.preflight import check_model
 from engine.errors import SpectraError
+from engine.events import NOT_FINITE
+from tests.app.api.engine_backend import over_engine
 from tests.support.broken_checkpoints import BrokenFolder, broken_folders, write_json, write_tensors
 from tests.support.spectra_command import generated, run_cli
 from tests.support.tiny_models import saved_family
@@ -19,6 +22,8 @@ FOLDERS = {one.name: one for one in broken_folders()}
 NAN = BrokenFolder(
     "NaN", "llama", lambda folder: write_tensors(folder, model__norm__weight=torch.full((32,), torch.nan))
 )
+LARGE = {"lm_head__weight": torch.full((320, 32), 3e38), "model__norm__weight": torch.full((32,), 100.0)}
+OVERFLOW = BrokenFolder("finite weights", "llama", lambda folder: write_tensors(folder, **LARGE))
 ROPE = BrokenFolder(
     "an unknown rope type",
     "llama",
@@ -108,3 +113,17 @@ def test_a_chat_template_that_fails_is_one_sentence(what: str, tmp_path: Path) -
     assert (
         run_cli("generate", "--model", folder, "--prompt", "Snow", "--max-new-tokens", 2, "--raw", *PLAIN).status == 0
     )
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+async def test_logits_that_overflow_fail_their_request(
+    temperature: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = OVERFLOW.write(tmp_path / "model")
+    body = {"model": "tiny", "prompt": "Snow", "temperature": temperature}
+    async with over_engine(folder, load_tokenizer(folder)) as client:
+        answer = await client.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert NOT_FINITE in caplog.text
+    ran = run_cli("generate", "--model", folder, "--prompt", "Snow", "--temperature", temperature, *PLAIN)
+    assert (ran.status, ran.out, ran.err) == (2, "", f"spectra: {NOT_FINITE}\n")

@@ -70,11 +70,11 @@ def answer(folder: Path, stages: int) -> Outcome:
 
 
 STRICTER = re.compile(
-    r"max_position_embeddings (0|-1)|num_hidden_layers 0|initializer_range -1\.0|head_dim 0|"
+    r"max_position_embeddings (0|-1)|num_hidden_layers 0|initializer_range -1\.0|head_dim 0|rms_norm_eps -1|"
     r"mistral config.json layer_types null|llama config.json sliding_window 5"
 )
-"""Values that transformers loads, and that are refused: models without layers, positions or head sizes, another family
-(Ministral), and a window that transformers applies to its cache and not to prompts."""
+"""Values that transformers loads, and that are refused: models without layers, positions or head sizes, negative
+epsilons, another family (Ministral), and a window that transformers applies to its cache and not to prompts."""
 LENIENT = re.compile(
     r"dtype is (auto|torch\.)|index.json metadata|generation_config.json (bos_token_id|output_)|"
     r"tokenizer_config.json model_max_length"

@@ -211,10 +211,11 @@ def test_ties_go_to_the_lowest_id_and_logits_are_unchanged(dtype: torch.dtype) -
     "params",
     [{}, {"temperature": 0.9}, {"temperature": 0.9, "top_p": 0.5}, {"temperature": 0.9, "verification": "rejection"}],
 )
-def test_logits_that_are_not_numbers_end_their_own_walk_with_an_error(params: dict[str, Any]) -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_that_are_not_finite_end_their_own_walk_with_an_error(params: dict[str, Any], value: float) -> None:
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(5))
     whole = verify(logits, [WalkItem(EMPTY_TREE, row, SamplingParams(**params), None, 3) for row in range(3)])
-    logits[1, 4] = torch.nan
+    logits[1, 4] = value
     walks = verify(logits, [WalkItem(EMPTY_TREE, row, SamplingParams(**params), None, 3) for row in range(3)])
     assert [bool(walk.error) for walk in walks] == [False, True, False]
     assert (walks[0].tokens, walks[2].tokens) == (whole[0].tokens, whole[2].tokens)
