@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from app.api.requests.parsing import Strict, refuse
 from app.api.requests.parts import MAX_MESSAGES, Name
-from app.api.requests.tool_fields import checked_name
+from app.api.requests.tool_fields import ToolName
 
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")  # kinds of parts that are text
 NEEDED = {  # fields of an item besides its type
@@ -28,7 +28,7 @@ class InputItem(Strict):
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str = ""
     call_id: Name | None = None
-    name: Name | None = None
+    name: ToolName | None = None
     arguments: str | None = None
     output: str | None = None
     id: Name | None = None
@@ -50,11 +50,6 @@ class InputItem(Strict):
             if other := next((name for name in given if name in cls.model_fields and name not in allowed), None):
                 raise refuse(f"has {other}, which no {kind} has")
         return given
-
-    @field_validator("name")
-    @classmethod
-    def _name(cls, value: str | None) -> str | None:
-        return None if value is None else checked_name(value)
 
     @field_validator("content", "output", mode="before")
     @classmethod

@@ -1,11 +1,11 @@
-"""Fields of a chat that say which tools the model may call, and what its chat template is told besides the messages."""
+"""Fields of a chat that say which tools the model may call, and which further variables its chat template gets."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from app.api.requests.parsing import Strict, refuse, shorten
 
@@ -14,7 +14,7 @@ MAX_CALLS = 128  # of one message
 MAX_KWARGS = 16
 NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 KEY = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
-MAX_VALUE = 1024  # characters of a text, and items of a list, that a template is told
+MAX_VALUE = 1024  # characters of a text, and items of a list, in a variable of a template
 
 
 def checked_name(value: str) -> str:
@@ -31,18 +31,16 @@ def known_choice(value: Any, named: str) -> Any:
     raise refuse(f"is {shorten(value)}; it must be 'auto', 'none', 'required', or {named}")
 
 
-class FunctionDefinition(Strict):
-    """What a model is told of a tool."""
+ToolName = Annotated[str, AfterValidator(checked_name)]
 
-    name: str
+
+class FunctionDefinition(Strict):
+    """A tool as the model sees it."""
+
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None  # JSON schema of the arguments
     strict: bool | None = None  # arguments must be as the schema has it
-
-    @field_validator("name")
-    @classmethod
-    def _name(cls, value: str) -> str:
-        return checked_name(value)
 
 
 class FunctionTool(Strict):
@@ -60,15 +58,10 @@ class FunctionTool(Strict):
 
 
 class CalledFunction(Strict):
-    """The tool that an earlier answer called, and the JSON object that it was given, as text."""
+    """The tool that an earlier answer called, and its arguments: a JSON object as text."""
 
-    name: str
+    name: ToolName
     arguments: str = ""
-
-    @field_validator("name")
-    @classmethod
-    def _name(cls, value: str) -> str:
-        return checked_name(value)
 
 
 class ToolCall(Strict):
@@ -87,7 +80,7 @@ class FunctionName(Strict):
 
 
 class TemplateFields(Strict):
-    """What a chat template is told besides the messages."""
+    """What a chat template gets in addition to the messages."""
 
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
@@ -125,12 +118,12 @@ class TemplateFields(Strict):
 
     @property
     def offered(self) -> list[FunctionTool]:
-        """The tools that the model is told of."""
+        """The tools that the model sees."""
         return self.tools
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What the template is told besides messages and tools."""
+        """Variables of the template other than messages and tools."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return self.chat_template_kwargs | effort
 
@@ -169,7 +162,7 @@ class ToolFields(TemplateFields):
 
     @property
     def offered(self) -> list[FunctionTool]:
-        """The tools that the model is told of: none if it must not call any."""
+        """The tools that the model sees: none if it must not call any."""
         return [] if self.tool_choice == "none" else self.tools
 
     @property

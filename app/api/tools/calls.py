@@ -115,7 +115,7 @@ class CallParser:
         return char == "{" or (self._family.is_named and not self._block_calls and (char.isalnum() or char == "_"))
 
     def _begin(self, char: str) -> None:
-        accepts = _any if self._is_marked else self._offered.__contains__
+        accepts = bool if self._is_marked else self._offered.__contains__
         self._writer = writer = CallWriter(self.n_calls, self._family.new_id, accepts)
         self._call = JsonCall(writer, is_doubtful=not self._is_marked) if char == "{" else NamedCall(writer)
         self._state = self._inside
@@ -144,7 +144,3 @@ class CallParser:
             self._write(lost, parts)
         self._state = self._outside
         return rest
-
-
-def _any(name: str) -> bool:
-    return True
