@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
+from huggingface_hub import constants
+
 INFO = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?")
 TREE = re.compile(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)")
 FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
@@ -55,6 +58,17 @@ class ModelHub:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
+
+
+def fetch_from(
+    monkeypatch: pytest.MonkeyPatch, url: str, cache: Path, client: str = "tests", offline: bool = False
+) -> None:
+    """From now on this process fetches from a hub, with a cache of its own."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_USER_AGENT_ORIGIN", client)
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import huggingface_hub.constants as hub_constants
 import pytest
 import torch
 
@@ -17,7 +16,7 @@ from engine.model.resolve import pinned
 from engine.model.weights.tensors import CheckpointTensors
 from engine.target.fetching import layers_of, texts_of
 from engine.target.options import TargetOptions
-from tests.support.model_hub import ModelHub, model_hub
+from tests.support.model_hub import ModelHub, fetch_from, model_hub
 from tests.support.tiny_models import tiny_model
 
 NAME = "acme/tiny"
@@ -41,13 +40,7 @@ def use(hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
     """``use("one")``: from now on this process fetches as that client does, with a cache of its own."""
 
     def use_client(client: str, url: str = hub.url, offline: bool = False) -> None:
-        monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", f"{tmp_path}/{client}")
-        monkeypatch.setattr(hub_constants, "HF_HUB_USER_AGENT_ORIGIN", client)
-        monkeypatch.setattr(hub_constants, "ENDPOINT", url)
-        monkeypatch.setattr(
-            hub_constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", offline)
+        fetch_from(monkeypatch, url, tmp_path / client, client, offline)
 
     return use_client
 

@@ -14,7 +14,9 @@ import torch
 
 from app.doctor.numerics import numerics
 from app.version import VERSION
+from engine.model.resolve import resolve
 from engine.target.options import Resolution, TargetOptions
+from tests.support.model_hub import fetch_from, model_hub
 from tests.support.spectra_command import run_cli
 from tools.shapes import llama_70b
 
@@ -87,6 +89,22 @@ def test_a_model_is_compared_with_the_memory_of_the_gpus(port: int, tmp_path: Pa
 def test_more_stages_than_layers_are_a_problem(port: int, tiny_checkpoint: Path) -> None:
     found = findings("--port", port, "--model", tiny_checkpoint, "--stages", "5", status=1)
     assert "must be 1 to 4" in found["stages"]["says"]
+
+
+def test_weights_that_the_hub_still_has_are_a_warning(
+    port: int, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--port", port, "--model", "acme/tiny")
+    with model_hub() as hub:
+        hub.publish("acme/tiny", tiny_checkpoint)
+        fetch_from(monkeypatch, hub.url, tmp_path)
+        found = findings(*flags)
+        assert (found["model"]["status"], found["memory"]["status"]) == ("warning", "ok")
+        assert found["model"]["remedy"] == "they are fetched when a server starts"
+        cut = resolve("acme/tiny") / "model.safetensors"
+        assert findings(*flags)["model"]["status"] == "ok"
+        cut.write_bytes(cut.read_bytes()[:9000])
+        assert "is cut short" in findings(*flags, status=1)["model"]["says"]
 
 
 @pytest.mark.parametrize(
