@@ -115,9 +115,7 @@ def __getattr__(name: str) -> Application:
     """Build the application with its defaults when ``app`` is read, as Serve does."""
     if name != "app":
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    from app.main import app
-
-    return app
+    return build_app({})
 
 
 load_packages()

@@ -18,19 +18,6 @@ Lossless speculative decoding: a large language model, faster, writing exactly w
   spectra serve                      start the OpenAI-compatible server, by default with a small model
   spectra generate --prompt "..."    complete one prompt (or a file of prompts) offline, without a server
   spectra chat                       talk to a running server, and see who drafted which token
-  spectra bench --prompts F.jsonl    compare methods on the same prompts: acceptance, speed, identity
-  spectra load --url U               load an OpenAI-compatible server: latencies, throughput, errors, identity of texts
-  spectra keys new --file F          make a key for `serve --api-keys F`
-  spectra check F.yaml               name what is misspelt in a Serve config file, which Ray would drop
-  spectra doctor                     look whether this machine has what a server needs
-  spectra plan --model M --gpus N    say how a model fits on GPUs, and estimate what they would give
-  spectra completion bash            make a script that completes commands and flags in bash, zsh or fish
-  spectra k8s render --overlay NAME  make the manifests of an overlay in k8s/overlays
-  spectra env                        show what every node of a cluster has in its environment before Ray starts
-  spectra heads find --out F.json    find the attention heads that pld-plus-a reads
-  spectra vocabulary read            let the model score its vocabulary once, for drafts on contexts never seen
-  spectra train --method M --out DIR train a drafter for a target: answers, capture, training, held-out acceptance
-  spectra corpus build --input F     turn texts into a snapshot for retrieval: those that the model finds likely
 """
 ROOMS = {  # of app/commands, and what is said of the commands in each; "": in no room
     "": {
@@ -90,9 +77,12 @@ class Command(argparse.ArgumentParser):
         return [flag for one in actions for flag in one.option_strings]
 
     def fill(self) -> None:
-        """Add the arguments now."""
+        """Add the arguments now, with the module's ``DESCRIPTION`` and ``run`` unless its subcommands have theirs."""
         if self._module:
-            import_module(self._module).add_arguments(self)
+            module = import_module(self._module)
+            self.description = getattr(module, "DESCRIPTION", None)
+            self.set_defaults(run=getattr(module, "run", None))
+            module.add_arguments(self)
             self._module = ""
 
 

@@ -23,7 +23,6 @@ lists the commands. Without colours: NO_COLOR=1, or an output that is no termina
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra chat``."""
-    parser.description = DESCRIPTION
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:8000", metavar="U", help="of the server (default: http://127.0.0.1:8000)")
     add("--api-key", metavar="KEY", help=f"sent as bearer token (default: the variable {KEY_VARIABLE}, if set)")
@@ -34,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", metavar="T", help="0 is greedy (default: the server's)")
     add("--max-tokens", metavar="N", help="of an answer (default: the server's)")
     add("--timeout", default="120", metavar="S", help="seconds without anything of an answer (default: 120)")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

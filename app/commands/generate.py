@@ -28,7 +28,6 @@ The text does not depend on --method: speculation is lossless.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra generate``."""
-    parser.description = DESCRIPTION
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt")
     source.add_argument("--prompts", type=Path, metavar="F.jsonl", help="prompts, one JSON object per line")
@@ -51,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument(
         "--color", action="store_true", help="text in a colour for each source that drafted it; plain: the target's own"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

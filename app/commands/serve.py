@@ -28,7 +28,6 @@ OBJECTS = {name for name, info in ServeConfig.model_fields.items() if get_origin
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra serve``."""
-    parser.description = DESCRIPTION
     server = parser.add_argument_group("server", "Where it listens and runs.")
     server.add_argument("--host", default="127.0.0.1", help="interface to listen on, of IPv6 too (default: 127.0.0.1)")
     server.add_argument("--port", type=int, default=8000, metavar="N", help="port to listen on (default: 8000)")
@@ -45,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(fields.TITLE, fields.__doc__)
         for name, info in fields.model_fields.items():
             _add_flag(group, name, info)
-    parser.set_defaults(run=run)
 
 
 def _add_flag(group: Any, name: str, info: FieldInfo) -> None:

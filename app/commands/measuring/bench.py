@@ -28,7 +28,6 @@ exit status: 0; 1 if an output differs although it must not (float32; coupled ve
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra bench``."""
-    parser.description = DESCRIPTION
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--prompts",
@@ -60,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="DIR", help="records, tables and plots go here; needed unless --replay"
     )
     parser.add_argument("--restart", action="store_true", help="forget the records in --out and begin anew")
-    parser.set_defaults(run=run)
 
 
 def _add_methods(parser: argparse.ArgumentParser) -> None:

@@ -38,13 +38,11 @@ exit status: 0; 1 if a request failed for good (a 429 counts) or answers to the 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra load``."""
-    parser.description = DESCRIPTION
     _add_server(parser.add_argument_group("server"))
     _add_loop(parser.add_argument_group("load"))
     _add_request(parser.add_argument_group("requests"))
     _add_failure(parser.add_argument_group("failures and identity"))
     _add_output(parser.add_argument_group("report"))
-    parser.set_defaults(run=run)
 
 
 def _add_server(group: Any) -> None:

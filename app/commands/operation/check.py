@@ -17,12 +17,10 @@ application; models and files that these name are looked for on this machine. Ex
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra check``."""
-    parser.description = DESCRIPTION
     parser.add_argument("file", type=Path, metavar="FILE", help="a Serve config file or a RayService, in YAML or JSON")
     parser.add_argument(
         "--elsewhere", action="store_true", help="absolute paths are those of other machines: do not look for them here"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

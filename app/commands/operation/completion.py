@@ -20,9 +20,8 @@ start-up file:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra completion``."""
-    parser.description = DESCRIPTION
     parser.add_argument("shell", choices=SHELLS, help="whose language")
-    parser.set_defaults(run=run, parser=None)  # the whole one: app.cli gives it
+    parser.set_defaults(parser=None)  # the whole one: app.cli gives it
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -22,7 +22,6 @@ Nothing is started; of a model on the hub, what describes it is fetched. Exit st
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra doctor``."""
-    parser.description = DESCRIPTION
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="interface that a server would listen on (default: 127.0.0.1)")
     add("--port", type=int, default=8000, metavar="N", help="port that it would listen on (default: 8000)")
@@ -47,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", metavar="D", help="float32, bfloat16 or float16 (default: as `spectra serve`)")
     add("--quantization", choices=["int8", "fp8"], help="int8 (on a CPU: extra int8) or fp8 matrices in the layers")
     add("--json", action="store_true", help="one JSON object instead of lines")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -26,7 +26,6 @@ It says nothing of Ray's token (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN), which Kube
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra env``."""
-    parser.description = DESCRIPTION
     add = parser.add_argument
     add("--format", choices=("sh", "k8s"), default="sh", help="lines for a shell, or YAML for a pod (default: sh)")
     add(
@@ -37,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"where the script is that starts HAProxy (default: {IN_IMAGE}, as in the image)",
     )
     add("--install-haproxy", action="store_true", help="write that script, too")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

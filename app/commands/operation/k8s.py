@@ -21,7 +21,6 @@ Check the overlay's serve-config.yaml (as `spectra check` does, but for paths, w
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra k8s``."""
-    parser.description = DESCRIPTION
     commands = parser.add_subparsers(dest="k8s_command", required=True, metavar="COMMAND")
     render = commands.add_parser("render", help="check and show the manifests of an overlay", description=RENDER)
     render.add_argument("--overlay", required=True, metavar="NAME", help="a folder of k8s/overlays")

@@ -31,7 +31,6 @@ nodes, rates, expiry).
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra keys``."""
-    parser.description = DESCRIPTION
     commands = parser.add_subparsers(dest="keys_command", required=True, metavar="COMMAND")
     new = commands.add_parser("new", help="add a key and print it once", description=NEW)
     _add_new(new)

@@ -23,7 +23,6 @@ Rates are estimates by the formulas of docs/scaling.md; the report names every f
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra plan``."""
-    parser.description = DESCRIPTION
     add = parser.add_argument
     add("--model", required=True, metavar="M", help="directory with a config.json, that file, or hub id")
     add("--revision", metavar="R", help="branch, tag or commit of the model on the hub")
@@ -61,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--nodes", type=int, default=63, metavar="N", help="of a tree, with --tokens-per-forward (default: 63)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

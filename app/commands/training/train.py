@@ -24,13 +24,11 @@ stdout, with one JSON document as the last line.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra train``."""
-    parser.description = DESCRIPTION
     parser.add_argument("--method", required=True, choices=METHODS, help="what is trained")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the drafter")
     add_texts(parser)
     add_drafter(parser)
     add_training(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -56,6 +56,15 @@ def test_sockets_of_haproxy_fit_into_the_97_characters_that_it_allows(
         assert len(f"{scratch}/{'0' * 56}/{name}") <= 97
 
 
+def test_a_temporary_folder_too_long_for_sockets_is_named_where_tmp_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/" + "x" * 94)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match=r"TMPDIR is /x+; where /tmp cannot be written, .* allow it 21 characters"):
+        folder_for_sockets()
+
+
 def ports_of(claim: socket.socket) -> set[int]:
     """Return every port on which a server with this claim may listen, except its own HTTP port."""
     values = serve_environment("/scratch", claim.getsockname()[1])
