@@ -1,4 +1,4 @@
-"""A grammar as a request carries it: what the text has to be, in the compiler's own form."""
+"""A grammar as a request carries it, in the compiler's own form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Thought(msgspec.Struct, frozen=True):
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What an answer must be. The sources are llguidance's: JSON that holds grammars, or Lark. The edge checks them."""
+    """The form of an answer. The sources are llguidance's: JSON that holds grammars, or Lark. The edge checks them."""
 
     source: str
     other_source: str = ""  # an answer may satisfy this one instead; "": it may not

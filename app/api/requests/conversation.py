@@ -32,7 +32,7 @@ THINKING = "enable_thinking"  # the variable by which clients turn reasoning off
 
 
 class Extras(msgspec.Struct, frozen=True):
-    """What a template is told besides the messages."""
+    """Input of a template in addition to the messages."""
 
     tools: Sequence[FunctionTool] = ()
     variables: Mapping[str, Any] = {}
@@ -93,7 +93,7 @@ class ChatTemplate:
         return Thought(CLOSE, "" if end.endswith(OPEN) else OPEN)
 
     def reading(self, fields: ToolFields, thought: Thought | None, *, has_form: bool) -> Reading | None:
-        """What an answer may hold in addition to content, which has a form where ``has_form``; None: nothing."""
+        """The parts that an answer may have; None: content alone. ``has_form``: a grammar governs the content."""
         has_reasoning = self.has_reasoning and not (has_form and thought is None)
         if not fields.offered and not has_reasoning:
             return None
@@ -103,7 +103,7 @@ class ChatTemplate:
         return Reading(self.family if names else None, names, most, has_reasoning, is_open, has_form)
 
     def grammar(self, fields: ToolFields, form: Grammar | None, thought: Thought | None) -> Grammar | None:
-        """What masks keep an answer to: its form, calls of tools, or either of them; None: it is free.
+        """The grammar of an answer: its form, calls of tools, or either of them; None: it is free.
 
         Raises:
             RequestError: the grammar of the calls is too large.

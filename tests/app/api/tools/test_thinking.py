@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from tests.app.api.engine_backend import over_engine
-from tests.app.api.tools.chat_templates import ALWAYS_THINKS, QWEN_2_5, QWEN_3
+from tests.app.api.tools.chat_templates import ALWAYS_THINKS, OF_FAMILY, QWEN_2_5, QWEN_3
 from tests.app.api.tools.conftest import edge_of
 from tests.app.conftest import client_of, error_of
 
@@ -167,6 +167,15 @@ async def test_a_text_in_a_form_keeps_its_own_spaces_after_a_thought() -> None:
             answer = await client.post(PATH, json=CHAT | form | {"temperature": 0})
         message = answer.json()["choices"][0]["message"]
         assert (message["reasoning_content"], message["content"]) == ("Hm.", content)
+
+
+@pytest.mark.parametrize("template", OF_FAMILY.values(), ids=OF_FAMILY)
+async def test_a_text_in_a_form_is_no_call_in_any_family(template: str) -> None:
+    for text in ('{"unit": "C", "days": 3}', '{"name": "Anna", "parameters": {}}', '"<tool_call>"'):
+        app, _ = edge_of(template, text)
+        async with client_of(app) as client:
+            made = await chat(client, **TOOLS, structured_outputs={"json": {}}, temperature=0)
+        assert (made["message"]["content"], made["message"].get("tool_calls")) == (text, None)
 
 
 async def test_a_variable_that_turns_thinking_off_is_known_to_every_model() -> None:
