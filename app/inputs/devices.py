@@ -30,7 +30,7 @@ def device_named(given: str) -> str:
 
 
 def memory_bytes(device: str) -> int:
-    """Return the memory of this machine that processes may use, or of all its GPUs together for ``cuda``."""
+    """Return the memory of this machine that processes may use, for ``cuda`` of its GPUs together; 0: it has none."""
     if device != "cpu":
         import torch
 
@@ -41,6 +41,6 @@ def memory_bytes(device: str) -> int:
 
 def check_cache(kv_gib: float | str, device: str) -> None:
     """Raise ConfigError if the KV cache of ``--kv-gib`` is larger than the memory of this machine's devices."""
-    if kv_gib != AUTO and float(kv_gib) * GIB > (whole := memory_bytes(device)):
+    if kv_gib != AUTO and 0 < (whole := memory_bytes(device)) < float(kv_gib) * GIB:
         where = "this machine" if device == "cpu" else "this machine's GPUs"
         raise ConfigError(f"--kv-gib is {kv_gib:g}; it must be at most {whole / GIB:.1f}, the GiB of memory of {where}")

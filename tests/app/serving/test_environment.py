@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from app.inputs.devices import check_cache
 from app.serving import environment
 from app.serving.environment import (
     check_port,
@@ -54,6 +55,16 @@ def test_sockets_of_haproxy_fit_into_the_97_characters_that_it_allows(
         monkeypatch.setattr("tempfile.tempdir", None)
         name = os.path.basename(serve_environment(str(tmp_path), 11_000)["RAY_SERVE_HAPROXY_SOCKET_PATH"])
         assert len(f"{scratch}/{'0' * 56}/{name}") <= 97
+
+
+def test_a_cache_is_compared_with_the_memory_of_a_device_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_cache("auto", "cpu")
+    check_cache(0.001, "cpu")
+    check_cache(0.001, "cuda")  # where there is no GPU, this refuses nothing
+    monkeypatch.setattr("app.inputs.devices.memory_bytes", lambda _: 2 << 30)
+    for device, where in (("cpu", "this machine"), ("cuda", "this machine's GPUs")):
+        with pytest.raises(ConfigError, match=rf"--kv-gib is 2.5; it must be at most 2.0, .* memory of {where}$"):
+            check_cache(2.5, device)
 
 
 def test_a_temporary_folder_too_long_for_sockets_is_named_where_tmp_cannot_be_written(
