@@ -90,6 +90,8 @@ def read_spec(config: Any, eos_ids: tuple[int, ...] | None = None) -> ModelSpec:
 
 def check_family(model_type: Any) -> None:
     """Raises UnsupportedModelError if models of this ``model_type`` are not supported; names those that are."""
+    if model_type is None:
+        raise UnsupportedModelError(f"model_type is missing; it must be one of {', '.join(FAMILIES)}")
     if model_type not in FAMILIES:
         raise UnsupportedModelError(
             f"model type {model_type!r} is not supported: its layers have not been tested with the attention hook; "

@@ -16,6 +16,7 @@ from deployments.options import SpeculatorPlacement
 from engine.errors import ConfigError, UnknownMethodError, UnsupportedModelError
 from speculators.pool import SpeculatorPool
 from tests.support.spectra_command import generated, run_cli
+from tests.support.tiny_models import saved_checkpoint
 
 PROMPT = ("--prompt", "Write a story about a fox.", "--max-tokens", 24)
 
@@ -42,19 +43,16 @@ def test_a_draft_model_drafts_and_changes_no_text(tiny_checkpoint: Path) -> None
         assert line["max_nodes_used"] == nodes
 
 
-def test_a_drafter_with_another_vocabulary_is_refused(
-    other_tokenizer: Path, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    larger = shutil.copytree(tiny_checkpoint, tmp_path / "larger")
-    config = json.loads((larger / "config.json").read_text())
-    (larger / "config.json").write_text(json.dumps(config | {"vocab_size": 5000}))
+def test_a_drafter_with_another_vocabulary_is_refused(other_tokenizer: Path, tiny_checkpoint: Path) -> None:
+    larger = saved_checkpoint(400)
+    n_ids = json.loads((larger / "config.json").read_text())["vocab_size"]
     for folder, method, says in (
         (
             other_tokenizer,
             "draft-model",
             "has another tokenizer than the target: the same ids stand for other tokens",
         ),
-        (larger, "pld", "has a vocabulary of 5000 token ids, the target one of 3"),
+        (larger, "pld", f"has a vocabulary of {n_ids} token ids, the target one of 320"),
     ):
         ran = run_cli("generate", "--model", tiny_checkpoint, *PROMPT, "--method", method, "--draft-model", folder)
         assert (ran.status, ran.out) == (2, "")

@@ -53,5 +53,5 @@ def test_pipelines_with_different_weights_describe_different_targets(copy: Path)
 
 def test_a_standby_process_that_cannot_read_the_checkpoint_fails_at_once(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UnsupportedModelError, match="holds no config of a supported model"):
+    with pytest.raises(UnsupportedModelError, match="model_type is missing"):
         stage(tmp_path).prepare()
