@@ -128,9 +128,12 @@ class Instances:
             first.options.append((*more, others))
             others.options.append((b",", self._space, *more, others))
         for member, is_required in reversed(members):
-            without = ([], []) if is_required else ([(first,)], [(others,)])
-            alone, after = (*member, others), (b",", self._space, *member, others)
-            first, others = Choice([alone, *without[0]]), Choice([after, *without[1]])
+            begun = Choice([(*member, others)])
+            added = Choice([(b",", self._space, *member, others)])
+            if not is_required:
+                begun.options.append((first,))
+                added.options.append((others,))
+            first, others = begun, added
         return first
 
 

@@ -28,8 +28,8 @@ def count_levels(schema: Any) -> int:
 
 
 def resolve_reference(reference: Any, root: Any) -> Any:
-    """Return the schema that ``$ref`` points to within ``root``; True, which admits anything, if there is none."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    """Return the schema that ``$ref`` points to within ``root``; True, which admits anything, if it is no path."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return True
     found = root
     for key in unquote(reference[1:]).split("/")[1:]:

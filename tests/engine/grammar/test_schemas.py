@@ -130,6 +130,7 @@ LEVELS: list[tuple[Any, int, str]] = [
     ({"type": "object"}, 8, '{#"a":1}'),
     ({"type": "object", "additionalProperties": {"type": "array", "items": False}}, 1, '{#"a":[]}'),
     (True, 8, "[#1]"),
+    ({"type": "array", "items": {"anyOf": [{"type": "null"}, {"$ref": "#name"}], "$anchor": "name"}}, 8, "[#null]"),
     ({"type": "string", "maxLength": 3}, 0, ""),
 ]
 
