@@ -7,6 +7,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+import spectra_serve  # noqa: F401 - Serve may import this module first; it prepares the process
 from app.api.edge import EdgeOptions, make_edge
 from app.api.service import MEBI, Settings
 from app.composition.checks import checked, pinned
@@ -36,7 +37,8 @@ def target_names(n: int) -> list[str]:
 def build_app(args: ServeConfig | dict[str, Any]) -> Application:
     """The application of a configuration, or of the plain keys that Ray hands over.
 
-    ``serve run spectra_serve:build_app model=... method=...`` and a RayService's ``args`` work.
+    ``serve run app.builder:build_app model=... method=...`` and a RayService's ``args`` work. In a folder that has
+    packages of our names, only ``spectra_serve:build_app`` does.
 
     Raises:
         ConfigError: a key or value is wrong, or a model, drafter or library is not there.
