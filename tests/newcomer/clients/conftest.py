@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 QUIET = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_OFFLINE": "1",
+    "HF_UPDATE_DOWNLOAD_COUNTS": "FALSE",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
 }
