@@ -31,7 +31,8 @@ def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
         raise RequestError("the prompt is empty: give at least one token", "prompt")
     if n + max_tokens > limit:
         raise PromptTooLongError(
-            f"this model's maximum context length is {limit} tokens; {n} of the prompt and max_tokens {max_tokens} exceed it",
+            f"this model's maximum context length is {limit} tokens; the prompt's {n} and max_tokens {max_tokens} "
+            "exceed it",
             "max_tokens" if n < limit else "prompt",
         )
     if max_tokens < 1:
