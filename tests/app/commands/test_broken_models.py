@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,12 @@ async def test_logits_that_overflow_fail_their_request(
     assert NOT_FINITE in caplog.text
     ran = run_cli("generate", "--model", folder, "--prompt", "Snow", "--temperature", temperature, *PLAIN)
     assert (ran.status, ran.out, ran.err) == (2, "", f"spectra: {NOT_FINITE}\n")
+
+
+def test_a_broken_draft_model_is_refused_with_its_flag(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    folder = FOLDERS["model.safetensors cut at 0.5"].write(tmp_path / "model")
+    sentence = f"--draft-model: {folder} cannot be loaded: model.safetensors is cut short, it ends at byte"
+    ran = run_cli("generate", "--model", tiny_checkpoint, "--prompt", "Snow", "--draft-model", folder)
+    assert (ran.status, ran.err.startswith(f"spectra: {sentence}")) == (2, True)
+    with pytest.raises(SpectraError, match=re.escape(sentence)):
+        check_model(ServeConfig(model=str(tiny_checkpoint), draft_model=str(folder)), is_local=True)
