@@ -36,7 +36,7 @@ def memory_bytes(device: str) -> int:
 
         return sum(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
     limits = [int(text) for path in LIMITS if path.exists() and (text := path.read_text().strip()).isdigit()]
-    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits)
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits])
 
 
 def check_cache(kv_gib: float | str, device: str) -> None:
