@@ -101,11 +101,19 @@ def results_of(server: Server) -> Results:
 
 
 @pytest.fixture(scope="package")
-def text(server: Server) -> str:
-    """The answer of 24 tokens to the programs' question, by plain HTTP."""
-    answer = _answer(server, QUESTION, max_tokens=24)
-    assert answer["usage"]["completion_tokens"] == 24
-    return str(answer["choices"][0]["message"]["content"])
+def plain(server: Server) -> Answer:
+    """The answer of at most 24 tokens to the programs' question, by plain HTTP."""
+    return _answer(server, QUESTION, max_tokens=24)
+
+
+@pytest.fixture(scope="package")
+def text(plain: Answer) -> str:
+    return str(plain["choices"][0]["message"]["content"])
+
+
+@pytest.fixture(scope="package")
+def n_tokens(plain: Answer) -> int:
+    return int(plain["usage"]["completion_tokens"])
 
 
 @pytest.fixture(scope="package")

@@ -20,7 +20,7 @@ N, AT_ONCE, MOST = 12, 3, 24  # requests, clients, tokens
 
 
 @pytest.fixture(scope="module")
-def n_tokens(server: Server) -> int:
+def total_tokens(server: Server) -> int:
     """Output tokens of all requests by the server's count."""
     counts = []
     for question in QUESTIONS:
@@ -37,7 +37,7 @@ def questions(folder: Path, field: str) -> Path:
     return path
 
 
-def test_guidellm_counts_every_token(server: Server, tmp_path: Path, n_tokens: int) -> None:
+def test_guidellm_counts_every_token(server: Server, tmp_path: Path, total_tokens: int) -> None:
     sends = f"kind=openai_http,target={server.base},model={DEFAULT_MODEL},request_format=/v1/chat/completions"
     extras = f",extras.body.temperature=0,extras.body.max_tokens={MOST}"
     run(
@@ -50,10 +50,10 @@ def test_guidellm_counts_every_token(server: Server, tmp_path: Path, n_tokens: i
     [benchmark] = json.loads((tmp_path / "results.json").read_text())["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
     assert (totals["successful"], totals["errored"], totals["incomplete"]) == (N, 0, 0)
-    assert benchmark["metrics"]["output_token_count"]["successful"]["total_sum"] == n_tokens
+    assert benchmark["metrics"]["output_token_count"]["successful"]["total_sum"] == total_tokens
 
 
-def test_aiperf_counts_every_token_and_reads_speculation(server: Server, tmp_path: Path, n_tokens: int) -> None:
+def test_aiperf_counts_every_token_and_reads_speculation(server: Server, tmp_path: Path, total_tokens: int) -> None:
     fields = {"temperature": 0, "max_tokens": MOST, "speculative": {"method": "pld+suffix"}}
     run(
         "aiperf", "aiperf", "profile", "-m", DEFAULT_MODEL, "--url", server.base, "--endpoint-type", "chat",
@@ -65,7 +65,7 @@ def test_aiperf_counts_every_token_and_reads_speculation(server: Server, tmp_pat
     results = json.loads((tmp_path / "results" / "profile_export_aiperf.json").read_text())
     assert results["request_count"]["avg"] == N
     assert not results.get("error_summary")
-    assert results["total_output_tokens"]["avg"] == n_tokens
+    assert results["total_output_tokens"]["avg"] == total_tokens
     lines = (tmp_path / "results" / "profile_export.jsonl").read_text().splitlines()
     steps = [json.loads(line)["metrics"]["spec_decode_steps"]["value"] for line in lines]
     assert all(step >= 1 for step in steps)

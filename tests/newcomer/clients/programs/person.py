@@ -1,4 +1,4 @@
-"""What all programs ask. Every value is bounded, so that a random model's answer is whole within 200 tokens."""
+"""The questions and types of all programs. Values are bounded: 200 tokens hold any answer of a random model."""
 
 from typing import Literal
 

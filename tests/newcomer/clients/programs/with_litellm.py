@@ -43,7 +43,7 @@ results["text"], results["usage"] = whole.choices[0].message.content, whole.usag
 results["streamed"] = joined(ask(QUESTION, max_tokens=24, stream=True)).choices[0].message.content
 results["provider openai"] = ask(QUESTION, max_tokens=24, model=f"openai/{MODEL}").choices[0].message.content
 
-required = {"tools": [TOOL], "tool_choice": "required"}
+required = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
 results["calls"] = calls_of(ask(ASKED, **required))
 results["streamed calls"] = calls_of(joined(ask(ASKED, stream=True, **required)))
 results["object"] = object_of(ask(ASKED, response_format=Person))

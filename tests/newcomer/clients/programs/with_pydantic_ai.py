@@ -13,7 +13,8 @@ PROVIDER = OpenAIProvider(base_url=sys.argv[1], api_key="none")
 
 
 def model(most: int) -> OpenAIChatModel:
-    return OpenAIChatModel(MODEL, provider=PROVIDER, settings={"temperature": 0, "max_tokens": most})
+    settings = {"temperature": 0, "max_tokens": most, "parallel_tool_calls": False}
+    return OpenAIChatModel(MODEL, provider=PROVIDER, settings=settings)
 
 
 async def until_called(context: RunContext[None], tool: ToolDefinition) -> ToolDefinition | None:
