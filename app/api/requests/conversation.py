@@ -29,6 +29,7 @@ FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeE
 GLOBALS = {*DEFAULT_NAMESPACE, "messages", "tools", "documents", "raise_exception", "strftime_now", "loop"}
 AUTO, NONE = "auto", "none"
 THINKING = "enable_thinking"  # the variable by which clients turn reasoning off
+EFFORT = "reasoning_effort"
 
 
 class Extras(msgspec.Struct, frozen=True):
@@ -70,7 +71,11 @@ class ChatTemplate:
         if not self._source:
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
         source = self._with_tools if extras.tools else self._source
-        self._check(messages, extras, source)
+        variables = dict(extras.variables)
+        if variables.get(EFFORT) == "none" and not _mentions(source, EFFORT):
+            del variables[EFFORT]
+            variables[THINKING] = False
+        self._check(messages, msgspec.structs.replace(extras, variables=variables), source)
         turns = [self._turn(i, message, source) for i, message in enumerate(messages)]
         try:
             text = self._tokenizer.apply_chat_template(
@@ -78,11 +83,11 @@ class ChatTemplate:
                 tools=[tool.for_template for tool in extras.tools] or None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
-                **extras.variables,
+                **variables,
             )
         except FAILURES as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from None
-        closes = self.has_reasoning and extras.variables.get(THINKING) is False and not _mentions(source, THINKING)
+        closes = self.has_reasoning and variables.get(THINKING) is False and not _mentions(source, THINKING)
         return _with_closed_thought(str(text)) if closes and add_generation_prompt else str(text)
 
     def thought(self, prompt_end: str) -> Thought | None:
@@ -145,7 +150,7 @@ class ChatTemplate:
             if name == THINKING and (self.has_reasoning if value is True else value is False):
                 continue  # the server itself closes the thought where the template does not
             if name in self._reserved or not _mentions(source, name):
-                param = name if name == "reasoning_effort" else "chat_template_kwargs"
+                param = name if name == EFFORT else "chat_template_kwargs"
                 raise RequestError(f"{param}: this model's chat template takes no {name}; leave it out", param)
         for i, message in enumerate(messages):
             if (message.tool_calls and not _mentions(source, "tool_calls")) or (

@@ -23,7 +23,7 @@ class Message(Strict):
     """One turn of a conversation; content may come as a list of text parts, which newlines join."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str  # "" beside calls where it was null
+    content: str  # "" where an assistant's is null or missing
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] = Field(default_factory=list)
     tool_call_id: Name | None = None  # of the call that a tool's message answers
@@ -36,9 +36,7 @@ class Message(Strict):
         if not isinstance(value, dict):
             return value
         given = {k: v for k, v in value.items() if not (v is None or (v == [] and k != "content"))}
-        if given.get("role") == "assistant" and {"content", "tool_calls", "reasoning_content"} & value.keys():
-            given.setdefault("content", "")
-        return given
+        return {"content": ""} | given if given.get("role") == "assistant" else given
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:

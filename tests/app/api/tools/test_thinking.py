@@ -106,12 +106,20 @@ async def test_a_response_has_its_reasoning_before_a_text_in_the_form(tiny_check
     jsonschema.validate(json.loads(answered["output"][0]["content"][0]["text"]), SCHEMA)
 
 
-@pytest.mark.parametrize("template", [ALWAYS_THINKS, QWEN_3, QWEN_3.replace("enable_thinking", "unknown")])
+@pytest.mark.parametrize(
+    ("template", "no_thought"),
+    [
+        (ALWAYS_THINKS, NO_THOUGHT),
+        (QWEN_3, NO_THOUGHT),
+        (QWEN_3.replace("enable_thinking", "unknown"), NO_THOUGHT),
+        (QWEN_3, {"reasoning_effort": "none"}),
+    ],
+)
 async def test_a_model_that_must_not_think_answers_at_once(
-    template: str, tiny_checkpoint: Path, tmp_path: Path
+    template: str, no_thought: dict[str, Any], tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     async with serving(tiny_checkpoint, template, tmp_path) as (client, ids):
-        fields = FORM | NO_THOUGHT | thinking_briefly(ids) | {"temperature": 0, "return_token_ids": True}
+        fields = FORM | no_thought | thinking_briefly(ids) | {"temperature": 0, "return_token_ids": True}
         whole = (await client.post(PATH, json=CHAT | fields)).json()
         choice = await chat(client, **fields)
     written = [ids.get(part, None) for part in ("<think>", "</think>")]
@@ -127,7 +135,7 @@ async def test_a_thought_that_uses_up_the_limit_gives_an_empty_content_that_can_
         cut = await chat(client, **FORM, temperature=0, max_tokens=20)
         assert (cut["message"]["content"], cut["finish_reason"]) == ("", "length")
         assert cut["message"]["reasoning_content"]
-        for message in (cut["message"], {"role": "assistant", "content": None}):
+        for message in (cut["message"], {"role": "assistant", "content": None}, {"role": "assistant"}):
             messages = [*CHAT["messages"], message, *CHAT["messages"]]
             answer = await client.post(PATH, json=CHAT | {"messages": messages})
             assert answer.status_code == 200, answer.text
