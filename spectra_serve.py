@@ -2,7 +2,7 @@
 
 The packages of spectra-serve have common names such as ``app``. Ray's workers and ``serve run`` search the current
 folder first, where a project may have an ``app`` of its own. Importing this module loads our packages from next to it,
-and prepares the environment of this process and of those that it starts. Our other modules need nothing from it.
+and prepares the environment of this process and of those that it starts. Only ``spectra doctor`` reads a value here.
 
 It is the ``spectra`` command, a module that Ray's workers load before any task, and the import path for Serve:
 ``serve run spectra_serve:build_app model=...``, ``serve run spectra_serve:app``.
@@ -55,6 +55,7 @@ def load_packages() -> None:
 def prepare_environment(environment: MutableMapping[str, str]) -> None:
     """Change variables for this process and those that it starts: Ray loads this module in every worker, calls to
     loopback and all gRPC calls, which only go to the cluster, use no proxy, and sockets fit into the temporary folder.
+    transformers logs errors only, because we report in one sentence what is wrong with a checkpoint.
     """
     modules = environment.get(PRELOADED, "").split(",")
     environment[PRELOADED] = ",".join(filter(None, dict.fromkeys([*modules, __name__])))
@@ -64,6 +65,7 @@ def prepare_environment(environment: MutableMapping[str, str]) -> None:
             without = _extended(without, LOOPBACK)
         environment["no_proxy"] = environment["NO_PROXY"] = without
         environment["no_grpc_proxy"] = _extended(environment.get("no_grpc_proxy", ""), f"{LOOPBACK},{ANY_ADDRESS}")
+    environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if len(os.fsencode(environment.get("TMPDIR", ""))) > LONGEST_TEMPORARY and os.access("/tmp", os.W_OK):
         environment["TMPDIR"] = "/tmp"
 
@@ -119,4 +121,6 @@ def __getattr__(name: str) -> Application:
 
 
 load_packages()
+_given = os.environ.get("TMPDIR", "")
 prepare_environment(os.environ)
+UNUSED_TMPDIR = "" if os.environ.get("TMPDIR", "") == _given else _given  # for `spectra doctor`

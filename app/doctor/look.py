@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import fields
 
 from app.doctor.findings import Finding
 from app.doctor.machine import folders, gpus
@@ -26,7 +27,7 @@ def look(given: argparse.Namespace) -> Iterator[Finding]:
     asked = None
     usable_bytes(1.0 if given.gpu_memory_gib is None else given.gpu_memory_gib, given.usable)
     if given.model is not None:
-        asked = Asked(given.model, given.stages, given.kv_gib, given.gpu_memory_gib, given.dtype, given.quantization)
+        asked = Asked(**{field.name: getattr(given, field.name) for field in fields(Asked)})
     yield from software()
     yield from gpus()
     yield numerics(given.model, given.dtype, given.quantization)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import spectra_serve
 from app.doctor.findings import OK, PROBLEM, WARNING, Finding, Status
 from app.inputs.cores import default_threads
 from app.inputs.devices import has_cuda_device
@@ -60,7 +62,11 @@ def folders() -> Iterator[Finding]:
     """Shared memory, the cache and the temporary folder."""
     yield _shared_memory()
     yield _writable("cache", cache_folder(), "step times and indexes are kept there; set XDG_CACHE_HOME", WARNING)
-    yield _writable("temporary files", Path(tempfile.gettempdir()), "set TMPDIR", PROBLEM)
+    found = _writable("temporary files", Path(tempfile.gettempdir()), "set TMPDIR", PROBLEM)
+    if unused := spectra_serve.UNUSED_TMPDIR:
+        why = f"paths of sockets allow it {spectra_serve.LONGEST_TEMPORARY} bytes"
+        found = replace(found, says=f"{found.says}; TMPDIR {unused} is not used: {why}")
+    yield found
 
 
 def _shared_memory() -> Finding:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import psutil
 
 from app.config.serve import ServeConfig
 from app.doctor.findings import OK, PROBLEM, WARNING, Finding
 from app.doctor.machine import gpu_memory_gib
+from app.inputs.devices import check_cache
 from app.inputs.models import is_on_hub, read_checkpoint, texts_path
 from app.planning.sizes import ModelSizes, sizes_of, usable_bytes
 from engine.errors import ConfigError, SpectraError
@@ -18,6 +20,9 @@ from engine.model.checkpoint_files import has_weight_files
 from engine.model.partition import GIB
 from engine.model.ranges import LayerRange
 from engine.target.options import CPU_CACHE
+
+SPREAD = "more stages, a smaller --kv-gib or --quantization int8 or fp8 take less"
+SMALLER = "a smaller --kv-gib or --quantization int8 takes less"  # stages of one machine share its memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class Asked:
         kv_gib: over all stages, or ``auto``.
         gpu_memory_gib: of one GPU; None: that of this machine's GPUs, or its memory if it has none.
         dtype: None: the checkpoint's on a GPU, float32 on a CPU.
-        quantization: as ``spectra serve`` takes it.
+        quantization, generation_config: as ``spectra serve`` takes them.
     """
 
     model: str
@@ -39,6 +44,7 @@ class Asked:
     gpu_memory_gib: float | None
     dtype: str | None
     quantization: str | None
+    generation_config: Literal["auto", "none"] = "auto"
 
     def __post_init__(self) -> None:
         if self.stages < 1:
@@ -51,7 +57,7 @@ def fit(asked: Asked, share: float) -> Iterator[Finding]:
     """Whether its files are there and its stages have room; ``share`` of a GPU is for weights and KV cache."""
     memory = asked.gpu_memory_gib or gpu_memory_gib()
     dtype = asked.dtype or ("float32" if memory is None else None)
-    files = _files(asked.model)
+    files = _files(asked.model, asked.generation_config)
     yield files
     try:
         sizes = sizes_of(asked.model, None, dtype, asked.quantization)
@@ -64,14 +70,21 @@ def fit(asked: Asked, share: float) -> Iterator[Finding]:
         return
     for i, one in enumerate(held):
         yield Finding(f"stage {i}", OK, str(one))
+    try:
+        if asked.gpu_memory_gib is None:
+            check_cache(asked.kv_gib, "cpu" if memory is None else "cuda")
+    except ConfigError as error:
+        yield Finding("memory", PROBLEM, str(error))
+        return
     needs = [one.weights + one.kv for one in held]
     if limit is not None and isinstance(asked.kv_gib, str):
         needs = [one.weights + one.kv + sizes.step_bytes(one.layers.is_last) for one in held]
-        yield _room(max(needs), limit, f"{share:.0%} of a GPU's {memory:g} GiB", "weights, KV cache and a step")
+        yield _room(max(needs), limit, f"{share:.0%} of a GPU's {memory:g} GiB", SPREAD, "weights, KV cache and a step")
     elif limit is None:  # stages share the machine's memory
-        yield _room(sum(needs), psutil.virtual_memory().available, "this machine's memory that is available")
+        available = psutil.virtual_memory().available
+        yield _room(sum(needs), available, "this machine's memory that is available", SMALLER)
     else:
-        yield _room(max(needs), limit, f"{share:.0%} of a GPU's {memory:g} GiB")
+        yield _room(max(needs), limit, f"{share:.0%} of a GPU's {memory:g} GiB", SPREAD)
 
 
 def _cache(sizes: ModelSizes, asked: Asked, limit: int | None) -> int:
@@ -83,7 +96,7 @@ def _cache(sizes: ModelSizes, asked: Asked, limit: int | None) -> int:
     return sizes.kv_room(sizes.split(asked.stages), limit)
 
 
-def _files(model: str) -> Finding:
+def _files(model: str, generation_config: Literal["auto", "none"]) -> Finding:
     """What ``spectra serve`` would say of the checkpoint; weights that the hub still has are fetched then."""
     from app.composition.sampling import sampling_defaults  # loads the HTTP schemas
 
@@ -91,7 +104,7 @@ def _files(model: str) -> Finding:
         path = texts_path(model)
         is_fetched = not is_on_hub(model) or has_weight_files(path)
         read_checkpoint(path, has_weights=is_fetched)
-        sampling_defaults(ServeConfig(model=model))
+        sampling_defaults(ServeConfig(model=model, generation_config=generation_config))
     except SpectraError as error:
         return Finding("model", PROBLEM, str(error))
     if is_fetched:
@@ -107,8 +120,8 @@ def _split(sizes: ModelSizes, stages: int, kv_bytes: int, limit: int | None) -> 
     return sizes.split(stages, kv_bytes)
 
 
-def _room(needed: int, limit: int, where: str, what: str = "weights and KV cache") -> Finding:
+def _room(needed: int, limit: int, where: str, remedy: str, what: str = "weights and KV cache") -> Finding:
     says = f"{needed / GIB:.2f} GiB of {what}; {where}: {limit / GIB:.2f} GiB"
     if needed <= limit:
         return Finding("memory", OK, says)
-    return Finding("memory", PROBLEM, says, "more stages, a smaller --kv-gib or --quantization int8 or fp8 take less")
+    return Finding("memory", PROBLEM, says, remedy)

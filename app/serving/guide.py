@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 from app.playground.examples import PERSON, PERSON_SCHEMA, TIPS
@@ -12,6 +13,7 @@ SmolLM2-135M-Instruct is a real but very small model: its English is fluent, its
 """
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON_SCHEMA}}
 SUGGESTIONS: tuple[tuple[str, dict[str, Any]], ...] = ((TIPS, {}), (PERSON, {"response_format": SCHEMA}))
+PROXIES = ("http_proxy", "all_proxy", "ALL_PROXY")  # that curl reads for http://
 SHOW = 'import json, sys; print(json.load(sys.stdin)["choices"][0]["message"]["content"])'
 
 
@@ -25,4 +27,5 @@ def command(url: str, model: str, prompt: str, fields: dict[str, Any]) -> str:
     body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": prompt}], **fields}
     quoted = json.dumps(body).replace("'", "'\\''")
     header = "-H 'Content-Type: application/json'"
-    return f"  curl -s {url}/chat/completions {header} \\\n    -d '{quoted}' |\n    python3 -c '{SHOW}'"
+    direct = "--noproxy '*' " if any(map(os.environ.get, PROXIES)) else ""  # the user's shell may lack our no_proxy
+    return f"  curl {direct}-s {url}/chat/completions {header} \\\n    -d '{quoted}' |\n    python3 -c '{SHOW}'"

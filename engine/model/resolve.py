@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -14,6 +15,7 @@ PINNED = re.compile(rf"({HUB_ID.pattern})@(\w[\w./-]{{0,127}})", re.ASCII)
 TEXTS = ("*.json", "*.jinja", "tokenizer*")  # all that text and a plan need
 WEIGHTS = ("*.safetensors",)
 GGUF = ".gguf"
+PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")  # that the hub's client reads, for https://
 
 
 def check_model_name(model: str, revision: str | None = None) -> None:
@@ -84,7 +86,15 @@ def resolve(model: str, revision: str | None = None, weights: Collection[str] = 
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError, RuntimeError) as error:
         # The library's threads may raise RuntimeError: the first that gives up closes the client of the others.
         what = f"model {name!r}" if revision is None else f"revision {revision!r} of model {name!r}"
-        raise ConfigError(f"{what} is neither a directory nor a repository that could be fetched: {error}") from error
+        from engine.model.checkpoint_files import reason_of  # loads tokenizers
+
+        is_unreachable = isinstance(error, LocalEntryNotFoundError)
+        reason = reason_of((error.__cause__ if is_unreachable else None) or error)
+        proxy = next((name for name in PROXIES if os.environ.get(name)), None) if is_unreachable else None
+        through = f" (through the proxy of {proxy})" if proxy else ""
+        raise ConfigError(
+            f"{what} is neither a directory nor a repository that could be fetched{through}: {reason}"
+        ) from error
 
 
 def pinned(model: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +20,12 @@ import httpx
 import pytest
 
 import spectra_serve
+from app.serving.guide import PROXIES, command
 from engine.errors import ConfigError
 from spectra_serve import HOME, LOOPBACK, PRELOADED, build_app, prepare_environment
+from tests.support.broken_checkpoints import write_json
 from tests.support.server_process import FLAGS, Server, spectra
+from tests.support.tiny_models import saved_family
 from tests.support.waiting import LIMIT_S
 
 PROXY = "http://127.0.0.1:9"
@@ -93,12 +97,28 @@ def test_a_cluster_whose_workers_would_import_other_packages_is_refused(
         ({"http_proxy": PROXY, "no_grpc_proxy": "a"}, without_proxy(LOOPBACK, f"a,{GRPC}")),
         ({"TMPDIR": f"/{'x' * 94}"}, {"TMPDIR": "/tmp"}),
         ({"TMPDIR": "/var/tmp"}, {}),
+        ({"TRANSFORMERS_VERBOSITY": "info"}, {}),
     ],
 )
 def test_only_variables_that_would_break_a_server_change(given: dict[str, str], changed: dict[str, str]) -> None:
     environment = dict(given)
     prepare_environment(environment)
-    assert environment == {PRELOADED: "spectra_serve"} | given | changed
+    assert environment == {PRELOADED: "spectra_serve", "TRANSFORMERS_VERBOSITY": "error"} | given | changed
+
+
+@pytest.mark.cluster
+def test_transformers_adds_no_line_to_our_sentence_and_doctor_names_an_unused_tmpdir(tmp_path: Path) -> None:
+    folder = shutil.copytree(saved_family("llama"), tmp_path / "model")
+    write_json(folder / "config.json", "rope_parameters", {"rope_type": "spiral", "rope_theta": 1e4})
+    temporary = tmp_path / ("t" * 94)
+    temporary.mkdir()
+    doctor = [spectra(), "doctor", "--model", folder, "--port", "0"]
+    done = subprocess.run(
+        doctor, env=os.environ | {"TMPDIR": str(temporary)}, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert "rope_type 'spiral' is not known" in done.stdout
+    assert f"TMPDIR {temporary} is not used: paths of sockets allow it 32 bytes" in done.stdout
 
 
 class Proxy(HTTPServer):
@@ -146,10 +166,27 @@ def test_calls_to_loopback_bypass_the_proxy_that_others_take(proxy: Proxy, monke
     assert proxy.requested == ["/127.0.0.1", "/localhost", f"http://hub.example:{proxy.server_port}/hub.example"]
 
 
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["http_proxy", "ALL_PROXY"])
+def test_the_suggested_command_bypasses_the_proxy_of_the_shell_that_runs_it(
+    name: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"http://127.0.0.1:{proxy.server_port}/v1"
+    for variable in PROXIES:
+        monkeypatch.delenv(variable, raising=False)
+    assert command(url, "demo", "Hi", {}).startswith("  curl -s ")
+    monkeypatch.setenv(name, PROXY)
+    for variable in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    send = command(url, "demo", "Hi", {}).partition(" |\n")[0]
+    assert subprocess.run(["bash", "-c", send], capture_output=True).returncode == 0
+    assert proxy.requested == ["/v1/chat/completions"]
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_grpc_calls_bypass_the_proxy(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", PROXY)
-    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy", "TMPDIR", PRELOADED):
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy", "TMPDIR", "TRANSFORMERS_VERBOSITY", PRELOADED):
         monkeypatch.setenv(name, "")  # restored afterwards
     prepare_environment(os.environ)
     server = grpc.server(futures.ThreadPoolExecutor(1))

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--usable", type=float, default=0.9, metavar="S", help="share of it for weights and KV cache (default: 0.9)")
     add("--dtype", metavar="D", help="float32, bfloat16 or float16 (default: as `spectra serve`)")
     add("--quantization", choices=["int8", "fp8"], help="int8 (on a CPU: extra int8) or fp8 matrices in the layers")
+    add("--generation-config", choices=["auto", "none"], default=AUTO, help="as `spectra serve` (default: auto)")
     add("--json", action="store_true", help="one JSON object instead of lines")
 
 

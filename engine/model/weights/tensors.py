@@ -127,7 +127,7 @@ class CheckpointTensors:
         for name, tensor in asked.items():
             if not _is_finite(tensor):
                 raise UnsupportedModelError(
-                    f"{self._path} cannot be loaded: {name!r} holds NaN or infinity in {str(tensor.dtype)[6:]}"
+                    f"{self._files[name]} cannot be loaded: {name!r} holds NaN or infinity in {str(tensor.dtype)[6:]}"
                 )
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,10 @@ import pytest
 import torch
 
 from app.doctor.numerics import numerics
+from app.inputs import devices
+from app.inputs.devices import check_cache
 from app.version import VERSION
+from engine.errors import ConfigError
 from engine.model.resolve import resolve
 from engine.target.options import Resolution, TargetOptions
 from tests.support.model_hub import fetch_from, model_hub
@@ -84,6 +88,34 @@ def test_a_model_is_compared_with_the_memory_of_the_gpus(port: int, tmp_path: Pa
     used, limit = re.findall(r"[\d.]+ GiB", left["memory"]["says"])[::2]
     assert used == limit == "72.00 GiB"
     assert findings(*gpus, "--stages", "1", status=1)["memory"]["status"] == "problem"
+
+
+def test_a_wrong_generation_config_is_a_problem_that_the_flag_of_serve_solves(
+    port: int, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 2, "top_p": 1.5}')
+    flags = ("--port", port, "--model", folder)
+    says = findings(*flags, status=1)["model"]["says"]
+    assert says.endswith("top_p is 1.5; it must be at most 1.0; start with --generation-config none to ignore the file")
+    assert findings(*flags, "--generation-config", "none")["model"]["status"] == "ok"
+
+
+def test_a_cache_above_the_memory_of_the_machine_is_refused_as_by_serve(port: int, tiny_checkpoint: Path) -> None:
+    flags = ("--port", port, "--model", tiny_checkpoint, "--kv-gib", "5000")
+    found = findings(*flags, status=1)["memory"]
+    with pytest.raises(ConfigError) as refused:
+        check_cache(5000, "cpu")
+    assert (found["status"], found["says"], found["remedy"]) == ("problem", str(refused.value), "")
+    assert "more stages" in findings(*flags, "--gpu-memory-gib", "80", status=1)["memory"]["remedy"]
+
+
+def test_a_cache_above_the_available_memory_needs_no_more_stages(
+    port: int, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "memory_bytes", lambda _: 6000 << 30)
+    found = findings("--port", port, "--model", tiny_checkpoint, "--kv-gib", "5000", status=1)["memory"]
+    assert found["remedy"] == "a smaller --kv-gib or --quantization int8 takes less"
 
 
 def test_more_stages_than_layers_are_a_problem(port: int, tiny_checkpoint: Path) -> None:
