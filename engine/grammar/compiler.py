@@ -16,7 +16,7 @@ from engine.grammar.answer_matcher import AnswerMatcher
 from engine.grammar.forcing import with_bounded_forcing
 from engine.grammar.grammar import MOST_CHARS, Grammar, GrammarError, Thought
 from engine.grammar.multiples import check_multiples
-from engine.grammar.schemas import rewrite_schemas, schema_of
+from engine.grammar.schemas import DECIMAL_STEP, rewrite_schemas, schema_of
 from engine.grammar.shortest import ShortestTexts
 from engine.grammar.state import GrammarState
 from engine.grammar.thoughts import ThoughtTokens
@@ -34,7 +34,8 @@ MASK_FUEL = 50_000  # regex work of a mask, of which a millisecond does 14,000
 MASK_ITEMS = 5_000  # Earley items of a mask, of which a millisecond does 20,000
 ROW_ITEMS = 500  # Earley items of a byte
 LEXER_STATES = 25_000  # of up to 2 kB
-LONGEST = 512  # characters of a vocabulary's token; behind some thousand llguidance panics or does not come back
+LONGEST = 512  # characters of a vocabulary's token; with some thousand llguidance panics or never returns
+STEP_REASON = "a number of at most 10 decimal places, as one with both bounds must be"  # replaces DECIMAL_STEP
 
 
 class Grammars:
@@ -82,7 +83,7 @@ class Grammars:
             return future
 
     def state(self, grammar: Grammar, tokens: Sequence[int] = ()) -> GrammarState:
-        """The state behind ``tokens`` of a text; waits until the grammar is compiled.
+        """The state after ``tokens`` of a text; waits until the grammar is compiled.
 
         A grammar that cannot be compiled, or whose text ``tokens`` do not begin, gives a state with ``error``.
         """
@@ -116,9 +117,12 @@ class Grammars:
 
         if len(source) > MOST_CHARS:
             raise GrammarError(f"it has {len(source)} characters; it must have at most {MOST_CHARS}")
-        check_multiples(source)
         tokenizer = self._tokenizer = self._tokenizer or self._load()
-        written = with_bounded_forcing(rewrite_schemas(source))
+        try:
+            check_multiples(source)
+            written = with_bounded_forcing(rewrite_schemas(source))
+        except (ValueError, OverflowError, RecursionError) as failure:
+            raise GrammarError(f"its schemas cannot be read: {failure}") from None
         matcher = LLMatcher(tokenizer, written, log_level=0, limits=_limits())
         if matcher.is_error():
             raise GrammarError(_reason(matcher.get_error()))
@@ -208,5 +212,6 @@ def _reason(message: str) -> str:
     """The first line of a compiler's message, the pattern that it fails at, and why."""
     lines = [line.strip()[:200] for line in message.split("\n")]
     pattern = lines[1:2] if lines[0].endswith("regex parse error:") else []
+    lines[0] = lines[0].replace(f"a multiple of {DECIMAL_STEP:.10f}", STEP_REASON)
     said = [lines[0], *pattern, *(line for line in lines[1:] if line.startswith("error: "))]
     return " ".join(filter(None, said)) or "it cannot be compiled"

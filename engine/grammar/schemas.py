@@ -17,6 +17,7 @@ from engine.grammar.whitespace import as_list, bounded_whitespace
 
 EXACT = 2**53  # llguidance reads numbers as doubles, which hold every integer up to here
 LOWEST, HIGHEST = -(2**63) + 1024, 2**63 - 1  # as a double, and saturated to 64 bits; -2**63 overflows when negated
+OVERFLOWING = -(2**63)  # negating it kills the process, wherever llguidance reads a constant
 DECIMAL_STEP = 1e-10  # bounds the decimal places of a number; with more, llguidance's 32 bits overflow
 FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"}
@@ -25,7 +26,9 @@ INSTANCES = frozenset({"const", "enum", "default", "example", "examples"})  # ho
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # name to schema
 WHITESPACE_OPTIONS = frozenset({"whitespace_flexible", "whitespace_pattern"})
 
-EMBEDDED = re.compile(r"%json\s*")
+# Strings, patterns, special tokens and comments of a Lark grammar, exactly as llguidance reads them.
+LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<[^<>\s]+>|(?:#|//)[^\n]*')
+EMBEDDED = re.compile(rf"{LITERAL.pattern}|(?P<schema>%json\s*)")
 # Pydantic's patterns of a Decimal: a digit is required, and possibly at most so many characters before the last zeros.
 NEEDS_DIGIT = "^(?!^[-+.]*$)"
 LIMITS_DIGITS = re.compile(r"\(\?=(\[\\d\.\]\{1,\d+\}0\*)\$\)")
@@ -35,7 +38,8 @@ def rewrite_schemas(source: str) -> str:
     """Return a grammar's source with its schemas rewritten, and with bounded white space unless it is a Lark grammar.
 
     Raises:
-        GrammarError: a ``const`` or ``enum`` holds an integer that llguidance would change.
+        GrammarError: a ``const`` or ``enum`` holds an integer that llguidance would change, or a schema one that would
+            end the process.
     """
     has_multiples = "multipleOf" in source
     if (schema := schema_of(source)) is not None:
@@ -47,8 +51,9 @@ def rewrite_schemas(source: str) -> str:
         return json.dumps({"grammars": [{"json_schema": schema}]})
     parts, end = [], 0
     for start, stop, schema in embedded_schemas(source):
-        parts += [source[end:start], json.dumps(_rewritten(schema, has_multiples))]
-        end = stop
+        if _rewritten(schema, has_multiples) != json.loads(source[start:stop]):
+            parts += [source[end:start], json.dumps(schema)]
+            end = stop
     return "".join([*parts, source[end:]])
 
 
@@ -67,6 +72,8 @@ def embedded_schemas(lark: str) -> Iterator[tuple[int, int, Any]]:
     end = 0
     while found := EMBEDDED.search(lark, end):
         end = found.end()
+        if not found["schema"]:
+            continue
         try:
             schema, stop = json.JSONDecoder().raw_decode(lark, end)
         except (ValueError, RecursionError):
@@ -87,6 +94,8 @@ def _rewritten(schema: Any, has_multiples: bool) -> Any:
             todo += [
                 (below, not is_map and name in MAPS) for name, below in value.items() if is_map or name not in INSTANCES
             ]
+    if OVERFLOWING in _integers(schema):  # also outside of const and enum: $ref may point into any value
+        raise GrammarError(f"a schema holds {OVERFLOWING}; integers must be greater")
     return schema
 
 
@@ -121,9 +130,20 @@ def _patterns_of_decimal(pattern: str) -> list[str]:
 
 
 def _check_integers(name: str, value: Any) -> None:
-    for one in as_list(value) or [value]:
-        if isinstance(one, int) and abs(one) > EXACT and one != HIGHEST and int(float(one)) != one:
-            raise GrammarError(f"{name} holds {one}; an integer beyond 2^53 must be one that a double can hold")
+    for one in _integers(value):
+        if abs(one) > EXACT and one != HIGHEST and abs(one) // (one & -one) > EXACT:  # more than 53 significant bits
+            shown = f"{one}"[:50]
+            raise GrammarError(f"{name} holds {shown}; an integer beyond 2^53 must be one that a double can hold")
+
+
+def _integers(value: Any) -> Iterator[int]:
+    """All integers in a JSON value."""
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        todo += one.values() if isinstance(one, dict) else as_list(one)
+        if isinstance(one, int):
+            yield one
 
 
 def _rewrite_bounds(schema: dict[str, Any], has_multiples: bool) -> None:

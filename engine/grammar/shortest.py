@@ -11,6 +11,7 @@ from engine.grammar.instances import DIGITS, NUMBER, TEXT, Choice, Hole, Instanc
 from engine.grammar.schemas import rewrite_schemas, schema_of
 
 MOST_WORK = 30_000  # places that are looked at, a tenth of a second to half of one
+MOST_TAILS = 1000  # lists that are kept from one count to the next
 KINDS = {
     TEXT: re.compile(rb'(?:[^"\\]|\\.)+', re.S),
     DIGITS: re.compile(rb"[0-9]+"),
@@ -40,6 +41,7 @@ class ShortestTexts:
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         self._tokens = sorted({text for text in texts if text})
+        self._longest = max(map(len, self._tokens), default=0)
         self._runs: dict[tuple[int, bytes, str], dict[bytes, int]] = {}
         self._tails: dict[tuple[int, bytes, Hole], list[bytes]] = {}
         self._places: dict[tuple[Part, Place], Place] = {}
@@ -56,14 +58,19 @@ class ShortestTexts:
         if options not in ({}, {"whitespace_flexible": False}):
             return None
         schema = schema_of(rewrite_schemas(source))
+        self._work = 0
         try:
             return self._count(Instances(schema, is_compact=bool(options)).of(schema))
         except (OutOfWorkError, RecursionError):
             return None
+        finally:
+            self._places.clear()
+            if len(self._tails) > MOST_TAILS:
+                self._tails.clear()
+                self._runs.clear()  # their keys hold the ids of lists in the other
 
     def _count(self, texts: Choice) -> int | None:
         """Search breadth first, by tokens."""
-        self._work, self._places = 0, {}
         frontier, n_tokens = {self._place(texts, END)}, 0
         seen = set(frontier)
         while frontier and not any(END in self._heads(place) for place in frontier):
@@ -103,6 +110,7 @@ class ShortestTexts:
                 if run := KINDS[hole.kind].match(tokens[at], len(prefix)):
                     tail, length = tokens[at][run.end() :], sum(byte & 0xC0 != 0x80 for byte in run[0])
                     runs[tail] = max(runs.get(tail, 0), length)
+        hole = hole._replace(least=min(hole.least, self._longest + 1))
         tails = self._tails.get((*key[:2], hole))
         if tails is None:
             long = (tail for tail, length in self._runs[key].items() if tail and length >= hole.least)

@@ -26,7 +26,7 @@ class GrammarState:
         self._matcher = matcher
         self._eos_ids = frozenset(eos_ids)
         self._ends = words_of(eos_ids, vocab_size)
-        self._words: Words | None = None  # behind the last token
+        self._words: Words | None = None  # after the last token
         self.is_ended = False  # an end was drawn
         self.error = error  # what went wrong; "": nothing. Then only an end may follow
 
@@ -44,7 +44,7 @@ class GrammarState:
             return
         self._words = None
         if token in self._eos_ids:
-            self.is_ended = True  # the matcher is not told: nothing comes behind an end
+            self.is_ended = True  # the matcher does not see it: no token follows an end
         elif self._matcher is not None and (said := self._matcher.advance(token)):
             self.error = f"token {token} cannot follow: {said}"
 
@@ -55,7 +55,7 @@ class GrammarState:
         return self._matcher.forced()
 
     def rows(self, tree: TokenTree, deepest: int) -> dict[int, tuple[Words, str]]:
-        """What may follow the root and every node that the grammar allows, down to depth ``deepest``: (words, error).
+        """The tokens that may follow the root and every allowed node down to depth ``deepest``: (words, error).
 
         Nodes that it does not allow are left out: no walk gets there.
         """
@@ -80,6 +80,6 @@ class GrammarState:
         return found
 
     def _look(self, matcher: AnswerMatcher) -> tuple[Words, str]:
-        """What may follow a matcher's text, and what went wrong."""
+        """The tokens that may follow a matcher's text, and the error."""
         words, error = matcher.words()
         return (self._ends, error) if error else (words, "")

@@ -34,7 +34,7 @@ def resolve_reference(reference: Any, root: Any) -> Any:
     found = root
     for key in unquote(reference[1:]).split("/")[1:]:
         key = key.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and key.isascii() and key.isdigit() and int(key) < len(found):
+        if isinstance(found, list) and key.isascii() and key.isdigit() and len(key) < 10 and int(key) < len(found):
             found = found[int(key)]
         elif isinstance(found, dict) and key in found:
             found = found[key]

@@ -25,6 +25,6 @@ def words_of(tokens: Iterable[int], vocab_size: int) -> Words:
 
 
 def forbidden(words: Words, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """What a mask does not allow, ``[vocab_size]``."""
+    """True for each token that a mask does not allow, ``[vocab_size]``."""
     bits = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little")
     return np.equal(bits, 0)

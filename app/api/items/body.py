@@ -174,4 +174,5 @@ def as_here(error: RequestError) -> RequestError:
     said = str(error)
     if said.startswith(chat_param):
         said = CHAT_NAMES[name] + said[len(chat_param) :]
+    said = said.replace("response_format", CHAT_NAMES["response_format"])
     return type(error)(said, CHAT_NAMES[name])

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from app.api.requests.parsing import Strict, refuse
 from engine.grammar.forcing import UNFORCED
 from engine.grammar.grammar import MOST_CHARS, Grammar
+from engine.grammar.schemas import LITERAL
 
 MOST_DEPTH = 32  # arrays and objects within each other in a schema, brackets within each other in a grammar
 MOST_RULES = 500  # lines of a grammar
@@ -19,9 +20,7 @@ MOST_REGEX = 4096  # characters
 MOST_LLAMA, MOST_LLAMA_RULES = 4096, 64  # characters and rules in llama.cpp's form; translating takes up to 50 ms
 MOST_CHOICES, MOST_CHOICE = 512, 256  # choices, and characters of one
 MOST_PATTERN = 128  # characters of a whitespace pattern
-# What stands for itself in Lark, and behind it what takes work without a limit: "&", and "~" unless it is for a count.
-LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<[^<>\s]+>|(?:#|//)[^\n]*')
-OPERATOR = re.compile(r"&|~(?!\s*[0-9])")
+OPERATOR = re.compile(r"&|~(?!\s*[0-9])")  # takes work without a limit; "~" before a number is a count
 
 Source = Annotated[str, Field(min_length=1, max_length=MOST_CHARS)]
 Regex = Annotated[str, Field(min_length=1, max_length=MOST_REGEX)]

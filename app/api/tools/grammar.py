@@ -1,4 +1,4 @@
-"""What an answer is that may or has to call tools whose arguments are kept to their schemas: what masks keep."""
+"""Grammars of answers that may or must call tools; masks keep the arguments to their schemas."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from app.api.tools.families import Family
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 ANYTHING = "/(?s:.*)/"
+ROOT = "json-schema:///arguments"  # makes a tool's parameters a document: ``$ref`` within points into them
 
 Function = tuple[str, dict[str, Any] | None]  # name, and JSON schema of the arguments; None: any object
 
@@ -77,7 +78,7 @@ class CallGrammars:
 
     @property
     def _calls(self) -> str:
-        """What stands behind the mark, if there is one."""
+        """The calls after the mark, if there is one."""
         if self.family.is_named:  # its list form, which all of the family's parsers read
             return f'"[" call{self._more} "]"'
         return f"call{self._more}" if self.family.is_bare else f"{self._block}{self._more}"
@@ -104,7 +105,9 @@ class CallGrammars:
 
 def call_schema(family: Family, name: str, parameters: dict[str, Any] | None) -> dict[str, Any]:
     """JSON schema of one call as a family writes it: the tool's name, then its arguments."""
-    properties = {"name": {"const": name}, family.arguments: parameters or ANY_OBJECT}
+    arguments = {"$id": ROOT} | (parameters or ANY_OBJECT)
+    arguments.pop("$schema", None)  # before 2019-09, ``$id`` has no effect next to ``$ref``
+    properties = {"name": {"const": name}, family.arguments: arguments}
     return {
         "type": "object",
         "properties": properties,

@@ -153,6 +153,7 @@ async def test_a_budget_below_the_shortest_answer_is_refused_with_that_number(
     assert error["param"] == name
     found = re.fullmatch(rf"{name} is 1; the shortest answer that fits [a-z_.]+ has (\d+) tokens", error["message"])
     assert found is not None, error["message"]
+    assert ("text.format" in error["message"]) == (path == "/v1/responses")
     least = int(found[1])
     assert error_of(await client.post(path, json=body | {name: least - 1}), 400)["message"].endswith(f"{least} tokens")
     assert not backend.seen

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.grammar.grammar import Grammar, GrammarError
+from engine.grammar.schemas import rewrite_schemas
 from tests.support.grammars import PERSON, of_lark, tiny_grammars
 from tests.support.tiny_models import tiny_tokenizer
 
@@ -62,6 +63,51 @@ def test_bounds_of_64_bits_are_kept_to(schema: dict[str, Any], accepted: list[st
 def test_an_integer_that_would_change_is_refused_with_its_value(name: str) -> None:
     with pytest.raises(GrammarError, match=rf"{name} holds {2**53 + 1}; an integer beyond 2\^53"):
         GRAMMARS.prepare(grammar_of({"items": {name: 2**53 + 1}})).result()
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"const": {"a": [2**53 + 1]}}, f"const holds {2**53 + 1};"),
+        ({"enum": [1, {"a": 2**53 + 1}]}, f"enum holds {2**53 + 1};"),
+        ({"const": 10**400}, "const holds 1000"),
+        ({"const": -(2**63)}, "a schema holds -9223372036854775808;"),
+        ({"enum": ["a", [{"b": -(2**63)}]]}, "a schema holds -9223372036854775808;"),
+        ({"$ref": "#/default", "default": {"const": -(2**63)}}, "a schema holds -9223372036854775808;"),
+        (
+            {"type": "number", "minimum": 1e-12, "maximum": 5e-12},
+            "does not contain a number of at most 10 decimal places, as one with both bounds must be",
+        ),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e-10}, "at most 10 decimal places"),
+    ],
+)
+def test_a_schema_with_a_number_that_cannot_be_read_exactly_is_refused(schema: dict[str, Any], reason: str) -> None:
+    for grammar in (grammar_of(schema), of_lark(f'start: "a" %json {json.dumps(schema)}')):
+        assert reason in GRAMMARS.state(grammar).error
+
+
+def test_other_large_constants_and_narrow_bounds_are_accepted() -> None:
+    assert admits(grammar_of({"const": {"a": [2**60, -(2**60)]}}), f'{{"a":[{2**60},{-(2**60)}]}}')
+    assert admits(grammar_of({"type": "number", "minimum": 0.3, "maximum": 0.3}), "0.3")
+
+
+def test_a_schema_that_cannot_be_rewritten_is_refused() -> None:
+    deep = '{"allOf":[' * 480 + "{}" + "]}" * 480
+    assert GRAMMARS.state(of_lark(f"start: %json {deep}")).error
+    assert GRAMMARS.state(grammar_of({"$ref": "#/prefixItems/" + "9" * 5000, "prefixItems": [True]})).error
+
+
+@pytest.mark.parametrize(
+    "lark",
+    [
+        'start: "%json" | /%json {"format":"x"}/ | "a" // %json {"format":"x"}\n',
+        'start: %json {"type":  "string",  "maxLength": 1.0} # not written anew\n',
+    ],
+)
+def test_literals_and_readable_schemas_stay_as_they_were_written(lark: str) -> None:
+    assert rewrite_schemas(lark) == lark
+    changed = lark + 'b: %json {"format":"x"}\n'
+    assert rewrite_schemas(changed) == lark + "b: %json {}\n"
 
 
 @pytest.mark.parametrize(

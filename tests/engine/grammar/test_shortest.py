@@ -13,7 +13,7 @@ from engine.grammar.answer_matcher import AnswerMatcher
 from engine.grammar.compiler import Grammars
 from engine.grammar.forcing import UNFORCED
 from engine.grammar.grammar import Grammar, Thought
-from engine.grammar.shortest import ShortestTexts
+from engine.grammar.shortest import MOST_TAILS, ShortestTexts
 from engine.grammar.whitespace import bounded_whitespace
 from engine.grammar.words import forbidden
 from tests.support.grammars import PERSON, of_regex, of_tokens, tiny_grammars
@@ -143,3 +143,14 @@ UNCOUNTED = [
 @pytest.mark.parametrize("grammar", UNCOUNTED)
 def test_other_grammars_are_not_counted(grammar: Grammar) -> None:
     assert tiny_grammars().count_shortest(grammar).result() is None
+
+
+def test_counts_leave_little_in_memory() -> None:
+    counts = ShortestTexts(text.encode() for text in [*SINGLE, *MERGES])
+    for start in (1, 2000):
+        schema = {"anyOf": [{"type": "string", "minLength": start + i} for i in range(500)]}
+        counts.count(grammar_of(schema).source)
+        assert len(counts._tails) < 100
+        assert not counts._places
+    counts.count(grammar_of({"enum": [f"{i:x}" for i in range(3000)]}).source)
+    assert len(counts._tails) <= MOST_TAILS

@@ -19,9 +19,10 @@ from tests.app.conftest import error_of
 UNIT = {"enum": ["C", "F", None]}
 ARGUMENTS = {
     "type": "object",
-    "properties": {"unit": UNIT, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "properties": {"unit": {"$ref": "#/$defs/Unit"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
     "required": ["unit", "days"],
     "additionalProperties": False,
+    "$defs": {"Unit": UNIT},
 }
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": ARGUMENTS, "strict": True}}

@@ -9,11 +9,12 @@ import pytest
 
 from app.api.tools.families import FAMILIES
 from app.api.tools.grammar import CallGrammars
-from engine.grammar.grammar import Thought
+from engine.grammar.grammar import Grammar, Thought
 from engine.grammar.words import has
 from tests.support.grammars import of_lark, tiny_grammars
 from tests.support.tiny_models import tiny_tokenizer
 
+GRAMMARS = tiny_grammars()
 DAYS = {
     "type": "object",
     "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
@@ -25,8 +26,11 @@ DAYS = {
 def allowed(family: str, text: str, thought: Thought | None = None, *, is_parallel: bool = True) -> tuple[str, bool]:
     """How much of an answer that may call tools is allowed, token by token, and whether it may end there."""
     calls = CallGrammars(FAMILIES[family], [("rain", DAYS), ("snow", None)], is_parallel)
-    grammar = msgspec.structs.replace(of_lark(calls.allowed()), thought=thought)
-    state = tiny_grammars().state(grammar)
+    return answered(msgspec.structs.replace(of_lark(calls.allowed()), thought=thought), text)
+
+
+def answered(grammar: Grammar, text: str) -> tuple[str, bool]:
+    state = GRAMMARS.state(grammar)
     assert not state.error
     tokenizer, taken = tiny_tokenizer(), []
     for token in tokenizer.encode(text, add_special_tokens=False):
@@ -57,6 +61,29 @@ def test_an_answer_is_any_text_or_a_call_kept_to_its_schema(family: str) -> None
         assert allowed(family, call(family, "{}", "hail")) == (call(family, "{}", "").partition('", "')[0], False)
         assert allowed(family, f"Well: {right}") == (f"Well: {right}", True)
     assert allowed(family, "Well. " + FAMILIES[family].opens[0]) == ("Well. " + FAMILIES[family].opens[0], False)
+
+
+PLACE = {"type": "object", "properties": {"town": {"const": "Oslo"}}, "additionalProperties": False}
+TREE = {"type": "object", "properties": {"below": {"$ref": "#"}, "town": True}, "additionalProperties": False}
+LIST = {"type": "object", "properties": {"next": {"$ref": "#/$defs/L"}}, "additionalProperties": False}
+DRAFT_7, DRAFT_2020 = "http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"
+NESTED: list[tuple[dict[str, Any], str, str]] = [
+    (DAYS | {"properties": {"days": {"$ref": "#/$defs/P"}}, "$defs": {"P": PLACE}}, '{"days": {"town": "Oslo"}}', "{}"),
+    ({"$ref": "#/$defs/P", "$defs": {"P": PLACE}}, '{"town": "Oslo"}', '{"town": "Rome"}'),
+    ({"$schema": DRAFT_7, "$ref": "#/$defs/P", "$defs": {"P": PLACE}}, '{"town": "Oslo"}', '{"town": "Rome"}'),
+    ({"$ref": "#/$defs/L", "$defs": {"L": LIST}}, '{"next": {"next": {}}}', '{"next": {"name": "rain"}}'),
+    (TREE | {"$schema": DRAFT_2020}, '{"below": {"town": {"$ref": "#"}}}', '{"below": {"name": "rain"}}'),
+    (TREE | {"$id": "https://example.org/tree"}, '{"below": {}}', '{"below": {"name": "rain"}}'),
+]
+
+
+@pytest.mark.parametrize(("parameters", "right", "wrong"), NESTED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_references_point_into_the_parameters(family: str, parameters: dict[str, Any], right: str, wrong: str) -> None:
+    calls = CallGrammars(FAMILIES[family], [("rain", parameters)], True)
+    for source in (calls.allowed(), calls.forced()):
+        assert answered(of_lark(source), call(family, right))[1]
+        assert not answered(of_lark(source), call(family, wrong))[1]
 
 
 @pytest.mark.parametrize(("family", "between"), [("hermes", "\n"), ("llama3", "; ")])
