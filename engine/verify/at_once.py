@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from engine.device import Array
+from engine.events import NOT_FINITE
 from engine.sampling.draw import DeviceDraw
 from engine.sampling.keys import NoiseKey
 from engine.sampling.logprobs import as_logprobs, logprobs_in_pieces
@@ -49,10 +51,11 @@ class _Piece:
         self._processing = Processing(params, histories, vocab, upload, [row.path for row in rows])
         self._draw = DeviceDraw([row.key for row in rows], upload)
 
-    def draw(self, logits: Tensor, tokens: Tensor, masks: TreeMasks) -> None:
-        """Put the tokens of the rows in their places."""
+    def draw(self, logits: Tensor, tokens: Tensor, checks: Tensor, masks: TreeMasks) -> None:
+        """Put the tokens of the rows and the sums of their logits in their places."""
         rows = self._rows.tensor
         own = logits.index_select(0, rows).float()
+        checks.index_copy_(0, rows, own.sum(dim=-1))
         masks.apply(own, self._numbers)
         scores = self._processing.apply(own, owned=True)
         tokens.index_copy_(0, rows, self._draw.apply(scores))
@@ -79,24 +82,28 @@ class DrawnAtOnce:
     def begin(self, logits: Tensor) -> list[Tensor]:
         """Draw from ``logits`` ``[rows, vocab]``, any float dtype; returns what is to be fetched."""
         if self._any_plain:
-            tokens = logits.argmax(dim=-1).int()
+            best, ids = logits.max(dim=-1)  # of equal logits the first; NaN counts as the largest
+            tokens, checks = ids.int(), best.float()
         else:
             tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+            checks = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
         self._masks = TreeMasks(self._pairs)  # now: the device is busy with the layers
         for piece in self._drawn:
-            piece.draw(logits, tokens, self._masks)
+            piece.draw(logits, tokens, checks, self._masks)
         if not self._told:
-            return [tokens]
+            return [tokens, checks]
         most = max(item.params.logprobs or 0 for item, _ in self._pairs)
         rows = (piece.tensor for piece in self._told_pieces)
-        return [tokens, *logprobs_in_pieces(logits, ((its, tokens.index_select(0, its)) for its in rows), most)]
+        return [tokens, checks, *logprobs_in_pieces(logits, ((its, tokens.index_select(0, its)) for its in rows), most)]
 
     def finish(self, arrays: Iterator[Array]) -> None:
         """Walk along what ``begin`` returned, now on the host; what follows it is left in ``arrays``."""
-        tokens = next(arrays).tolist()
+        tokens, checks = next(arrays).tolist(), next(arrays)
         for item, walk in self._pairs:
             follow(item, walk, tokens.__getitem__)
             self._masks.note_errors(item, walk)
+            if not all(isfinite(checks[row]) for row in walk.rows(item)):
+                walk.error = NOT_FINITE
         if not self._told:
             return
         places = {row: place for place, row in enumerate(self._told)}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.events import NOT_FINITE
 from engine.sampling.history import History
 from engine.sampling.logprobs import logprobs
 from engine.sampling.noise import KeyedRandom, gumbel
@@ -207,15 +209,46 @@ def test_ties_go_to_the_lowest_id_and_logits_are_unchanged(dtype: torch.dtype) -
     assert result.tokens == verify(rows.float(), [WalkItem(case.tree, 0, case.params, None, 3)])[0].tokens
 
 
+@pytest.mark.parametrize("place", [nullcontext, pretended_device])
 @pytest.mark.parametrize(
     "params",
-    [{}, {"temperature": 0.9}, {"temperature": 0.9, "top_p": 0.5}, {"temperature": 0.9, "verification": "rejection"}],
+    [
+        {},
+        {"min_tokens": 1, "stop_ids": (0,)},
+        {"logprobs": 2},
+        {"temperature": 0.9},
+        {"temperature": 0.9, "top_p": 0.5, "logprobs": 0},
+        {"temperature": 0.9, "verification": "rejection"},
+    ],
 )
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_logits_that_are_not_finite_end_their_own_walk_with_an_error(params: dict[str, Any], value: float) -> None:
-    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(5))
-    whole = verify(logits, [WalkItem(EMPTY_TREE, row, SamplingParams(**params), None, 3) for row in range(3)])
-    logits[1, 4] = value
-    walks = verify(logits, [WalkItem(EMPTY_TREE, row, SamplingParams(**params), None, 3) for row in range(3)])
-    assert [bool(walk.error) for walk in walks] == [False, True, False]
-    assert (walks[0].tokens, walks[2].tokens) == (whole[0].tokens, whole[2].tokens)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_logits_that_are_not_finite_end_their_own_walk_with_an_error(
+    place: Callable[[], AbstractContextManager[None]], params: dict[str, Any], value: float, dtype: torch.dtype
+) -> None:
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(5)).to(dtype)
+    logits[0] += 6e4  # finite in float16, unlike the sum of the row
+    trees = [EMPTY_TREE, EMPTY_TREE, TokenTree([3], [ROOT])]  # the last walk rejects its node and never sees row 3
+
+    def walks() -> list[Walk]:
+        sampling = SamplingParams(**params)
+        items = [WalkItem(tree, row, sampling, History(PROMPT), 3) for row, tree in enumerate(trees)]
+        return verify(logits, items)
+
+    logits[2, 3] = -9.0
+    with place():
+        whole = walks()
+        assert [walk.error for walk in whole] == ["", "", ""]
+        logits[1, 4] = logits[3, 4] = value
+        found = walks()
+    assert [walk.error for walk in found] == ["", NOT_FINITE, ""]
+    assert (found[0].tokens, found[2].tokens) == (whole[0].tokens, whole[2].tokens)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.9}])
+def test_a_device_notices_logits_that_are_not_finite_below_an_accepted_node(params: dict[str, Any]) -> None:
+    logits = torch.full((2, VOCAB), -50.0)
+    logits[0, 3], logits[1, 2] = 50.0, torch.nan
+    with pretended_device():
+        (walk,) = verify(logits, [WalkItem(TokenTree([3], [ROOT]), 0, SamplingParams(**params), None, 3)])
+    assert (walk.accepted, walk.error) == ([0], NOT_FINITE)
