@@ -19,6 +19,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 _DYNAMIC_ROPE = ("dynamic", "longrope")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
+_DTYPE_ALIASES = {"float": "float32", "half": "float16", "double": "float64"}  # torch's
 _SLIDING = "sliding_attention"
 _AT_LEAST_1 = (
     "num_hidden_layers",
@@ -30,7 +31,6 @@ _AT_LEAST_1 = (
     "vocab_size",
     "max_position_embeddings",
     "query_pre_attn_scalar",
-    "sliding_window",
 )
 
 
@@ -117,10 +117,10 @@ def check_values(stored: Mapping[str, Any]) -> None:
     for name in ("quantization_config", "rope_parameters", "rope_scaling"):
         if stored.get(name) and not isinstance(stored[name], dict):
             raise UnsupportedModelError(f"{name} is {stored[name]!r}; it must be an object or null")
-    for name in ("hidden_act", "hidden_activation"):
-        activation = stored.get(name, "silu")
-        if not isinstance(activation, str) or activation not in ACT2FN:
-            raise UnsupportedModelError(f"{name} is {activation!r}, which is no activation that transformers knows")
+    name = "hidden_activation" if stored["model_type"] == "gemma3_text" else "hidden_act"
+    activation = stored.get(name, "silu")
+    if not isinstance(activation, str) or activation not in ACT2FN:
+        raise UnsupportedModelError(f"{name} is {activation!r}, which is no activation that transformers knows")
 
 
 def declared_dtype(stored: Mapping[str, Any]) -> str:
@@ -133,6 +133,7 @@ def declared_dtype(stored: Mapping[str, Any]) -> str:
     short = name.removeprefix("torch.") if isinstance(name, str) else name
     if short in (None, "auto"):
         return _DTYPES[0]
+    short = _DTYPE_ALIASES.get(short, short) if isinstance(short, str) else short
     if short not in _DTYPES:
         raise UnsupportedModelError(f"dtype is {name!r}; it must be auto or one of {', '.join(_DTYPES)}")
     return str(short)
@@ -154,6 +155,8 @@ def _check_window(config: Any) -> None:
     window, family = getattr(config, "sliding_window", None), config.model_type
     if window is None and _SLIDING in (getattr(config, "layer_types", None) or ()):
         raise UnsupportedModelError(f"sliding_window is null, but layer_types names {_SLIDING}")
+    if window is not None and (type(window) is not int or window < 1):
+        raise UnsupportedModelError(f"sliding_window is {window!r}; it must be null or a whole number of at least 1")
     if window is not None and family == "llama":  # transformers cuts its cache by it, and not the prompt's attention
         raise UnsupportedModelError(f"sliding_window is {window}, which layers of model type {family!r} do not have")
 

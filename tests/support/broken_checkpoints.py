@@ -123,9 +123,12 @@ def _odd_keys() -> Iterator[BrokenFolder]:
                     name = f"{family} {file} {key} {'missing' if odd is MISSING else json.dumps(odd)}"
                     named = "tokenizer" if file in TOKENIZER_FILES else file
                     yield BrokenFolder(name, family, partial(_set, file=file, key=key, value=odd), named)
-    for dtype in ("auto", "torch.bfloat16", "torch.float32", "bfloat17"):
+    for family, values in _ODD_CONFIGS:
+        change = partial(_set_all, values=values)
+        yield BrokenFolder(f"{family} with {json.dumps(values)}", family, change, "config.json")
+    for dtype in ("auto", "half", "float", "double", "torch.bfloat16", "torch.float32", "bfloat17"):
         for key in ("dtype", "torch_dtype"):
-            change = partial(_set_dtype, key=key, value=dtype)
+            change = partial(_set_all, values={"dtype": MISSING} | {key: dtype})
             yield BrokenFolder(f"config.json {key} is {dtype}", "llama", change, "config.json: dtype")
     for key in ("metadata", "weight_map"):
         for odd in (MISSING, None, 5, [], {}, {NORM: "absent.safetensors"}, {NORM: 5}):
@@ -133,6 +136,13 @@ def _odd_keys() -> Iterator[BrokenFolder]:
             yield BrokenFolder(name, "llama", partial(_set, file=INDEX, key=key, value=odd), in_shards=True)
 
 
+_NO_WINDOW = {"sliding_window": 0, "use_sliding_window": False, "layer_types": None}
+_ODD_CONFIGS: tuple[tuple[str, dict[str, object]], ...] = (
+    ("llama", {"sliding_window": 0}),
+    ("llama", {"hidden_activation": None}),
+    ("gemma3", {"hidden_act": None}),
+    *((family, _NO_WINDOW) for family in ("qwen2", "qwen3")),
+)
 _MORE_KEYS = {
     "config.json": ("sliding_window", "layer_types", "quantization_config", "rope_scaling", "rope_theta"),
     "generation_config.json": ("temperature", "do_sample", "max_new_tokens"),
@@ -228,9 +238,9 @@ def _set(folder: Path, file: str, key: str, value: object) -> None:
     write_json(folder / file, key, value)
 
 
-def _set_dtype(folder: Path, key: str, value: str) -> None:
-    write_json(folder / "config.json", "dtype", MISSING)
-    write_json(folder / "config.json", key, value)
+def _set_all(folder: Path, values: dict[str, object]) -> None:
+    for key, value in values.items():
+        write_json(folder / "config.json", key, value)
 
 
 def _make_adapter(folder: Path) -> None:

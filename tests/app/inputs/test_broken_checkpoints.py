@@ -71,7 +71,7 @@ def answer(folder: Path, stages: int) -> Outcome:
 
 STRICTER = re.compile(
     r"max_position_embeddings (0|-1)|num_hidden_layers 0|initializer_range -1\.0|head_dim 0|rms_norm_eps -1|"
-    r"mistral config.json layer_types null|llama config.json sliding_window 5"
+    r"mistral config.json layer_types null|llama config.json sliding_window 5|llama with {\"sliding_window"
 )
 """Values that transformers loads, and that are refused: models without layers, positions or head sizes, negative
 epsilons, another family (Ministral), and a window that transformers applies to its cache and not to prompts."""
@@ -87,6 +87,10 @@ SAMPLE = {one.name for one in FOLDERS[:: len(FOLDERS) // 52]} | {
     "llama tied True without an embedding",
     "config.json dtype is auto",
     "config.json dtype is torch.bfloat16",
+    "config.json dtype is half",
+    "config.json dtype is float",
+    'llama with {"hidden_activation": null}',
+    'qwen2 with {"sliding_window": 0, "use_sliding_window": false, "layer_types": null}',
     "model-00002-of-00002.safetensors absent",
     "tokenizer.json absent",
     "an adapter",
