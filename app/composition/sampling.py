@@ -7,9 +7,8 @@ from app.api.requests.schemas import ChatCompletionRequest
 from app.config.serve import ServeConfig
 from app.inputs.models import texts_path
 from engine.errors import ConfigError, RequestError
-from engine.model.checkpoint_files import read_json_object
+from engine.model.checkpoint_files import GENERATION_CONFIG, read_generation_config
 
-FILE = "generation_config.json"
 FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")  # those that vLLM takes
 
 
@@ -20,12 +19,12 @@ def sampling_defaults(config: ServeConfig) -> dict[str, float]:
 
     Raises:
         ConfigError: no request may have one of the values.
-        UnsupportedModelError: the file is not a JSON object.
+        UnsupportedModelError: the file holds JSON, but no object; a file that is no JSON is ignored.
     """
-    path = texts_path(config.model, config.revision) / FILE
-    if config.generation_config == "none" or not path.exists():
+    path = texts_path(config.model, config.revision)
+    found = None if config.generation_config == "none" else read_generation_config(path)
+    if found is None:
         return {}
-    found = read_json_object(path)
     fields = {name.replace("_new_", "_"): found[name] for name in FIELDS if found.get(name) is not None}
     if "default_max_tokens" in config.model_fields_set:
         fields.pop("max_tokens", None)
@@ -35,5 +34,7 @@ def sampling_defaults(config: ServeConfig) -> dict[str, float]:
         )
     except RequestError as error:
         reason = str(error).replace("max_tokens", "max_new_tokens")
-        raise ConfigError(f"{path}: {reason}. generation_config (--generation-config) none ignores it") from None
+        raise ConfigError(
+            f"{path / GENERATION_CONFIG}: {reason}; start with --generation-config none to ignore the file"
+        ) from None
     return {name: getattr(request, name) for name in fields}

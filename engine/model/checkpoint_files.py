@@ -15,6 +15,7 @@ from engine.errors import UnsupportedModelError
 from engine.model.gguf.folder import referred_file, refers_to_gguf
 
 CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
 ADAPTER = "adapter_config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -47,6 +48,24 @@ def read_json_object(file: Path) -> dict[str, Any]:
     return value
 
 
+def read_generation_config(path: Path) -> dict[str, Any] | None:
+    """The object in a checkpoint's generation_config.json; None if there is no such file or no JSON in it.
+
+    transformers ignores both.
+
+    Raises:
+        UnsupportedModelError: the file holds another value.
+    """
+    file = path / GENERATION_CONFIG
+    try:
+        json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    except RecursionError:
+        pass  # refused below
+    return read_json_object(file)
+
+
 def check_not_pointer(file: Path, begin: bytes) -> None:
     """Raises UnsupportedModelError if a file that begins with ``begin`` is a pointer of Git LFS."""
     if begin.startswith(LFS_POINTER):
@@ -64,7 +83,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def refuse_tokenizer(path: Path, error: Exception | None = None) -> UnsupportedModelError:
-    """What to raise where no tokenizer was loaded: names the first file that is missing or damaged.
+    """The error of a checkpoint whose tokenizer was not loaded: names the first file that is missing or damaged.
 
     Args:
         path: of the checkpoint directory.
@@ -142,7 +161,7 @@ def read_header(file: BinaryIO, path: Path) -> bytes:
 
 
 def headless(path: Path) -> UnsupportedModelError:
-    """What to raise for a file without the header of a safetensors file: names a pointer of Git LFS as such."""
+    """The error of a file without the header of a safetensors file: names a pointer of Git LFS as such."""
     with path.open("rb") as file:
         begin = file.read(len(LFS_POINTER))
     check_not_pointer(path, begin)

@@ -15,9 +15,11 @@ from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import (
     ADAPTER,
     CONFIG,
+    GENERATION_CONFIG,
     SINGLE,
     check_format,
     files_of_tensors,
+    read_generation_config,
     read_json_object,
     reason_of,
 )
@@ -35,7 +37,6 @@ from engine.model.weights.tensors import CheckpointTensors
 
 EMBED = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-GENERATION_CONFIG = "generation_config.json"
 
 
 def load_spec(path: Path) -> ModelSpec:
@@ -52,14 +53,12 @@ def load_spec(path: Path) -> ModelSpec:
 
 
 def _generation_eos(path: Path) -> tuple[int, ...] | None:
-    """EOS ids of generation_config.json; None if it names none, or is no JSON, which transformers ignores."""
-    file = path / GENERATION_CONFIG
-    if not file.exists():
+    """EOS ids of generation_config.json; None if it names none or is not read."""
+    if read_generation_config(path) is None:
         return None
+    file = path / GENERATION_CONFIG
     try:
         found = GenerationConfig.from_pretrained(path).eos_token_id
-    except OSError:
-        return None
     except Exception as error:  # of any kind
         raise UnsupportedModelError(f"{file} cannot be read: {reason_of(error)}") from error
     return None if found is None else token_ids(found, f"{file}: eos_token_id")

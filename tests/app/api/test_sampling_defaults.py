@@ -10,20 +10,23 @@ from typing import Any
 
 import httpx
 import pytest
+from transformers import AutoModelForCausalLM
 
 from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.edge import Edge
 from app.api.http import Api
 from app.api.service import Settings
-from app.composition.sampling import FILE, sampling_defaults
+from app.composition.sampling import sampling_defaults
 from app.config.errors import config_of
 from app.doctor.findings import PROBLEM
 from app.doctor.model import Asked, fit
 from app.serving.preflight import check_model
 from engine.errors import ConfigError, UnsupportedModelError
+from engine.model.checkpoint_files import GENERATION_CONFIG as FILE
 from engine.sampling.params import SamplingParams
 from tests.app.conftest import ScriptedBackend, client_of
+from tests.support.broken_checkpoints import POINTER
 
 RECOMMENDED = {"temperature": 0.25, "top_p": 0.75, "top_k": 20, "min_p": 0.125, "repetition_penalty": 1.5}
 OPENAIS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -117,14 +120,25 @@ def test_a_model_without_the_file_has_openais_defaults(tmp_path: Path) -> None:
 def test_a_value_that_no_request_may_have_is_refused_with_file_and_key(
     written: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    expected = rf"^\S*/generation_config.json: {says}. generation_config \(--generation-config\) none ignores it$"
+    expected = rf"^\S*/generation_config.json: {says}; start with --generation-config none to ignore the file$"
     with pytest.raises(ConfigError, match=expected):
         defaults_of(tmp_path, written)
     assert defaults_of(tmp_path, written, generation_config="none") == {}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
-def test_a_file_that_is_no_json_object_is_refused_with_its_name(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", POINTER])
+def test_serve_ignores_a_file_that_is_no_json_as_transformers_does(
+    content: bytes, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    (folder / FILE).write_bytes(content)
+    assert AutoModelForCausalLM.from_pretrained(folder).generation_config.temperature is None
+    check_model(config_of({"model": str(folder)}), is_local=True)
+    assert sampling_defaults(config_of({"model": str(folder)})) == {}
+
+
+@pytest.mark.parametrize("text", ["[1]", "null"])
+def test_a_file_with_json_that_is_no_object_is_refused_with_its_name(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(UnsupportedModelError, match=rf"^{tmp_path / FILE} (is|holds)"):
         sampling_defaults(config_of({"model": str(tmp_path)}))
