@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from app.api.answer_form import PLAIN, AnswerForm
 from app.api.piece import Piece
-from app.api.tools.reasoning import CLOSE, ReasoningReader
 from deployments.submission.messages import ModelCard
 from engine.errors import RequestError, StepFailedError, TargetLostError
 from engine.events import ABORT, LENGTH, STOP, RequestStats, SourceCounts, StepEvent, StepTrace, TokenLogprob, histogram
@@ -60,7 +60,6 @@ class Choice:
         self._matcher = StopMatcher(params.stop, params.min_tokens + 1) if params.stop else None
         self._by_token = self._matcher is not None or params.logprobs is not None
         self._reasoning = None if form.reading is None else form.reading.reasoning()
-        self._reasoning_end = tokenizer.backend_tokenizer.token_to_id(CLOSE)
         self._n_chars = len(form.echo)  # of the text so far
         self._step_tokens: list[int] = []
         self._step_accepted: list[int] = []  # only where a stop string may end the text
@@ -94,8 +93,6 @@ class Choice:
         if self.request.trace:
             self._trace(event, piece.token_ids)
         self._count(event, len(piece.token_ids))
-        if self._reasoning is not None:
-            self._count_reasoning(self._reasoning, piece)
         self.finish_reason = piece.finish_reason
         return piece
 
@@ -129,9 +126,8 @@ class Choice:
         """The common case: all tokens of the step become text together."""
         ids, finish = event.token_ids, event.finish_reason
         if finish is None:
-            return Piece(self._detokenizer.push(ids), ids)
-        shown = self._shown(event)
-        text = self._detokenizer.push(shown) + self._detokenizer.flush()
+            return Piece(self._text_of(ids), ids)
+        text = self._text_of(self._shown(event)) + self._detokenizer.flush()
         return Piece(text, ids, finish, self._visible_reason(event))
 
     def _by_tokens(self, event: StepEvent) -> Piece:
@@ -140,8 +136,10 @@ class Choice:
         reason: int | str | None = self._visible_reason(event)
         text, offsets = "", []
         for token in self._shown(event):
+            if self._matcher is not None and self._matcher.matched is not None:
+                break  # the tokens that follow are no part of the answer
             offsets.append(self._n_chars)
-            text += self._match(self._detokenizer.push((token,)), 1)
+            text += self._match(self._text_of((token,)), 1)
         if finish is not None:
             offsets += [self._n_chars] * (len(ids) - len(offsets))
             text += self._match(self._detokenizer.flush(), 0)
@@ -174,15 +172,18 @@ class Choice:
         self._untold.append(TracedStep(self._n_steps, used, draft))
         self._n_steps += 1
 
-    def _count_reasoning(self, reader: ReasoningReader, piece: Piece) -> None:
-        """Count a piece's tokens up to the end of the reasoning; exact where one token spells the end mark."""
-        ids, was_inside = piece.token_ids, reader.is_inside
-        content = reader.push(piece.text, [])
-        has_end = self._reasoning_end in ids
-        if has_end or was_inside or reader.is_inside:
-            self.n_reasoning += ids.index(self._reasoning_end) + 1 if has_end else len(ids)
-        if has_end or content:
-            self._reasoning = None
+    def _text_of(self, ids: Sequence[int]) -> str:
+        """The text of more tokens; those of the reasoning are counted one by one, however steps cut them."""
+        text = ""
+        for i, token in enumerate(ids):
+            if self._reasoning is None:
+                return text + self._detokenizer.push(ids[i:])
+            was_inside, new = self._reasoning.is_inside, self._detokenizer.push((token,))
+            content = self._reasoning.push(new, [])
+            self.n_reasoning += was_inside or self._reasoning.is_inside
+            self._reasoning = None if content else self._reasoning
+            text += new
+        return text
 
     def _count(self, event: StepEvent, used: int) -> None:
         if self.n_tokens:  # the first event is that of the prefill
