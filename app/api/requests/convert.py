@@ -116,7 +116,7 @@ class Converter:
         return self._encoder.encode(text, "messages", self.card.max_model_len, add_special_tokens=add_special_tokens)
 
     def reading(self, body: ChatCompletionRequest | CompletionRequest, prompt: list[int]) -> Reading | None:
-        """What the answer to a prompt may hold besides content; None: nothing, its text is content as it is."""
+        """The parts that an answer may have in addition to content; None: its text is content as it is."""
         if not isinstance(body, ChatCompletionRequest):
             return None
         return self._template.reading(body, self._thought(prompt), has_form=bool(body.forms))

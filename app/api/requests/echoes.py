@@ -43,7 +43,7 @@ def check_logprobs_of_prompts(
 def echoes(
     body: ChatCompletionRequest | CompletionRequest, requests: Sequence[Request], tokenizer: PreTrainedTokenizerFast
 ) -> list[str]:
-    """What the text of each choice begins with: its prompt as it was sent, where it was a text and is whole."""
+    """The beginning of each choice's text: its prompt as it was sent if that is a whole text, else decoded."""
     if not isinstance(body, CompletionRequest) or not body.echo:
         return [""] * len(requests)
     texts: list[str] = []
