@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import psutil
 
-from app.config.serve import ServeConfig
+from app.config.errors import config_of
 from app.doctor.findings import OK, PROBLEM, WARNING, Finding
 from app.doctor.machine import gpu_memory_gib
 from app.inputs.devices import check_cache
@@ -30,12 +29,11 @@ class Asked:
     """What would be served.
 
     Attributes:
-        model: as ``spectra serve`` takes it.
+        model, quantization, generation_config: as ``spectra serve`` takes them.
         stages: of its pipeline.
         kv_gib: over all stages, or ``auto``.
         gpu_memory_gib: of one GPU; None: that of this machine's GPUs, or its memory if it has none.
         dtype: None: the checkpoint's on a GPU, float32 on a CPU.
-        quantization, generation_config: as ``spectra serve`` takes them.
     """
 
     model: str
@@ -44,7 +42,7 @@ class Asked:
     gpu_memory_gib: float | None
     dtype: str | None
     quantization: str | None
-    generation_config: Literal["auto", "none"] = "auto"
+    generation_config: str = "auto"
 
     def __post_init__(self) -> None:
         if self.stages < 1:
@@ -81,8 +79,7 @@ def fit(asked: Asked, share: float) -> Iterator[Finding]:
         needs = [one.weights + one.kv + sizes.step_bytes(one.layers.is_last) for one in held]
         yield _room(max(needs), limit, f"{share:.0%} of a GPU's {memory:g} GiB", SPREAD, "weights, KV cache and a step")
     elif limit is None:  # stages share the machine's memory
-        available = psutil.virtual_memory().available
-        yield _room(sum(needs), available, "this machine's memory that is available", SMALLER)
+        yield _room(sum(needs), psutil.virtual_memory().available, "this machine's memory that is available", SMALLER)
     else:
         yield _room(max(needs), limit, f"{share:.0%} of a GPU's {memory:g} GiB", SPREAD)
 
@@ -96,15 +93,15 @@ def _cache(sizes: ModelSizes, asked: Asked, limit: int | None) -> int:
     return sizes.kv_room(sizes.split(asked.stages), limit)
 
 
-def _files(model: str, generation_config: Literal["auto", "none"]) -> Finding:
-    """What ``spectra serve`` would say of the checkpoint; weights that the hub still has are fetched then."""
+def _files(model: str, generation_config: str) -> Finding:
+    """Check the checkpoint as ``spectra serve`` does, without weights that the hub still has."""
     from app.composition.sampling import sampling_defaults  # loads the HTTP schemas
 
     try:
         path = texts_path(model)
         is_fetched = not is_on_hub(model) or has_weight_files(path)
         read_checkpoint(path, has_weights=is_fetched)
-        sampling_defaults(ServeConfig(model=model, generation_config=generation_config))
+        sampling_defaults(config_of({"model": model, "generation_config": generation_config}))
     except SpectraError as error:
         return Finding("model", PROBLEM, str(error))
     if is_fetched:

@@ -15,8 +15,7 @@ def numerics(model: str | None, dtype: str | None, quantization: str | None) -> 
 
     Args:
         model: as ``spectra serve`` takes it; None: the default model's sizes are tested.
-        dtype: as ``spectra serve`` takes it.
-        quantization: as ``spectra serve`` takes it.
+        dtype, quantization: as ``spectra serve`` takes them.
     """
     import torch
 
