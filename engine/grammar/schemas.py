@@ -23,6 +23,7 @@ FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"}
 )
 INSTANCES = frozenset({"const", "enum", "default", "example", "examples"})  # hold values, not schemas
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # name to schema
 WHITESPACE_OPTIONS = frozenset({"whitespace_flexible", "whitespace_pattern"})
 
@@ -38,8 +39,7 @@ def rewrite_schemas(source: str) -> str:
     """Return a grammar's source with its schemas rewritten, and with bounded white space unless it is a Lark grammar.
 
     Raises:
-        GrammarError: a ``const`` or ``enum`` holds an integer that llguidance would change, or a schema one that would
-            end the process.
+        GrammarError: a number in a schema is one that llguidance would change, or that would end the process.
     """
     has_multiples = "multipleOf" in source
     if (schema := schema_of(source)) is not None:
@@ -112,6 +112,9 @@ def _rewrite_keywords(schema: dict[str, Any], has_multiples: bool) -> None:
         schema["allOf"] = [*as_list(schema.get("allOf")), *patterns]
     for name in ("const", "enum"):
         _check_integers(name, schema.get(name))
+    for name in COUNTS:
+        if isinstance(schema.get(name), float) and schema[name].is_integer():
+            schema[name] = int(schema[name])
     _rewrite_bounds(schema, has_multiples)
 
 
@@ -131,9 +134,10 @@ def _patterns_of_decimal(pattern: str) -> list[str]:
 
 def _check_integers(name: str, value: Any) -> None:
     for one in _integers(value):
+        if not LOWEST <= one <= HIGHEST:
+            raise GrammarError(f"{name} holds {str(one)[:50]}; integers must be {LOWEST} to {HIGHEST}")
         if abs(one) > EXACT and one != HIGHEST and abs(one) // (one & -one) > EXACT:  # more than 53 significant bits
-            shown = f"{one}"[:50]
-            raise GrammarError(f"{name} holds {shown}; an integer beyond 2^53 must be one that a double can hold")
+            raise GrammarError(f"{name} holds {one}; an integer beyond 2^53 must be one that a double can hold")
 
 
 def _integers(value: Any) -> Iterator[int]:
@@ -155,6 +159,10 @@ def _rewrite_bounds(schema: dict[str, Any], has_multiples: bool) -> None:
         schema.setdefault("maximum", HIGHEST)
     lower = [name for name in ("minimum", "exclusiveMinimum") if _is_number(schema.get(name))]
     upper = [name for name in ("maximum", "exclusiveMaximum") if _is_number(schema.get(name))]
+    for name in (*lower, *upper):
+        if (name in lower and schema[name] > HIGHEST) or (name in upper and schema[name] < LOWEST):
+            shown = str(schema[name])[:50]
+            raise GrammarError(f"{name} is {shown}; numbers with a bound must lie in {LOWEST} to {HIGHEST}")
     for name in lower:
         schema[name] = max(-_rounded_down(-schema[name], is_integer and name.startswith("ex")), LOWEST)
     for name in upper:

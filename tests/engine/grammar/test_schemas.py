@@ -71,8 +71,17 @@ def test_an_integer_that_would_change_is_refused_with_its_value(name: str) -> No
         ({"const": {"a": [2**53 + 1]}}, f"const holds {2**53 + 1};"),
         ({"enum": [1, {"a": 2**53 + 1}]}, f"enum holds {2**53 + 1};"),
         ({"const": 10**400}, "const holds 1000"),
-        ({"const": -(2**63)}, "a schema holds -9223372036854775808;"),
-        ({"enum": ["a", [{"b": -(2**63)}]]}, "a schema holds -9223372036854775808;"),
+        (
+            {"const": -(2**63)},
+            "const holds -9223372036854775808; integers must be -9223372036854774784 to 9223372036854775807",
+        ),
+        ({"enum": ["a", [{"b": -(2**63)}]]}, "enum holds -9223372036854775808;"),
+        ({"const": 2**63}, "const holds 9223372036854775808;"),
+        ({"type": "integer", "minimum": 2**63}, "minimum is 9223372036854775808; numbers with a bound must lie in"),
+        ({"type": "integer", "minimum": 2**63, "maximum": 2**64}, "minimum is 9223372036854775808;"),
+        ({"type": "integer", "maximum": -(2**63)}, "maximum is -9223372036854775808;"),
+        ({"type": "number", "minimum": 1e20}, "minimum is 1e+20;"),
+        ({"type": "number", "minimum": 1e20, "maximum": 1e21}, "minimum is 1e+20;"),
         ({"$ref": "#/default", "default": {"const": -(2**63)}}, "a schema holds -9223372036854775808;"),
         (
             {"type": "number", "minimum": 1e-12, "maximum": 5e-12},
@@ -89,6 +98,12 @@ def test_a_schema_with_a_number_that_cannot_be_read_exactly_is_refused(schema: d
 def test_other_large_constants_and_narrow_bounds_are_accepted() -> None:
     assert admits(grammar_of({"const": {"a": [2**60, -(2**60)]}}), f'{{"a":[{2**60},{-(2**60)}]}}')
     assert admits(grammar_of({"type": "number", "minimum": 0.3, "maximum": 0.3}), "0.3")
+    assert admits(grammar_of({"type": "integer", "minimum": 2**63 - 1}), str(2**63 - 1))
+
+
+def test_an_integral_float_counts_as_an_integer() -> None:
+    grammar = grammar_of({"type": "string", "minLength": 2.0, "maxLength": 3.0})
+    assert [admits(grammar, f'"{"a" * n}"') for n in (1, 2, 3, 4)] == [False, True, True, False]
 
 
 def test_a_schema_that_cannot_be_rewritten_is_refused() -> None:
