@@ -64,7 +64,10 @@ class Command(argparse.ArgumentParser):
             if word == "--" or (self._subparsers and not word.startswith("-")):  # what follows is not this parser's
                 break
             self._check_flag(word.partition("=")[0])
-        return super().parse_known_args(args, namespace)
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and not unknown[0].startswith("-") and "--model" in self._flags():  # as for `vllm serve MODEL`
+            self.exit(2, f"{self.prog}: {unknown[0]} has no flag; did you mean --model {unknown[0]}?\n")
+        return found, unknown
 
     def _check_flag(self, word: str) -> None:
         if word.startswith("--") and " " not in word and not any(flag.startswith(word) for flag in self._flags()):

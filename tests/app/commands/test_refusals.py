@@ -32,6 +32,7 @@ LIGHT = [  # test_light_commands checks that these import nothing heavy, in a fo
     ("generate --promt Hi", "--promt is an unknown flag; did you mean --prompt or --prompts?"),
     ("corpus build --inptu x", "spectra corpus build: --inptu is an unknown flag; did you mean --input"),
     ("chat --frobnicate", "--frobnicate is an unknown flag; `spectra chat --help` lists the flags"),
+    ("serve tiny --port 1", "spectra serve: tiny has no flag; did you mean --model tiny?"),
     ("serve --method magic", "unknown method 'magic'"),
     ("serve --model /nowhere", "model '/nowhere' is neither"),
     ("serve --max-nodes 99999", "--max-nodes is 99999; it must be at most 4096"),
