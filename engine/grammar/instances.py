@@ -26,13 +26,13 @@ class Hole(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Choice:
+class Alternatives:
     """One of several sequences; it may contain itself."""
 
     options: list[tuple[Part, ...]] = field(default_factory=list)
 
 
-Part = bytes | Hole | Choice
+Part = bytes | Hole | Alternatives
 QUOTED = (b'"', Hole(TEXT, 0), b'"')
 
 
@@ -44,14 +44,14 @@ class Instances:
         levels = 0 if is_compact else count_levels(root)
         spaces = [] if is_compact else [b" ", *(b"\n" + n * b" " for n in range(2 * levels + 1))]
         tabs = [b"\n" + n * b"\t" for n in range(1, levels + 1)]
-        self._space = Choice([(), *((space,) for space in [*spaces, *tabs])])
-        self._known: dict[int, tuple[Any, Choice]] = {}  # with the schema, so that its id stays taken
+        self._space = Alternatives([(), *((space,) for space in [*spaces, *tabs])])
+        self._known: dict[int, tuple[Any, Alternatives]] = {}  # with the schema, so that its id stays taken
 
-    def of(self, schema: Any) -> Choice:
+    def of(self, schema: Any) -> Alternatives:
         """Return the texts that a schema admits."""
         known = self._known.get(id(schema))
         if known is None:
-            known = self._known[id(schema)] = schema, Choice()
+            known = self._known[id(schema)] = schema, Alternatives()
             known[1].options += self._options(schema)
         return known[1]
 
@@ -121,15 +121,15 @@ class Instances:
     def _member(self, key: tuple[Part, ...], value: Any) -> tuple[Part, ...]:
         return (*key, self._space, b":", self._space, self.of(value), self._space)
 
-    def _members(self, members: Sequence[tuple[tuple[Part, ...], bool]], more: tuple[Part, ...] = ()) -> Choice:
+    def _members(self, members: Sequence[tuple[tuple[Part, ...], bool]], more: tuple[Part, ...] = ()) -> Alternatives:
         """Members in their order, each with whether it is required, between commas; then any number of ``more``."""
-        first, others = Choice([()]), Choice([()])
+        first, others = Alternatives([()]), Alternatives([()])
         if more:
             first.options.append((*more, others))
             others.options.append((b",", self._space, *more, others))
         for member, is_required in reversed(members):
-            begun = Choice([(*member, others)])
-            added = Choice([(b",", self._space, *member, others)])
+            begun = Alternatives([(*member, others)])
+            added = Alternatives([(b",", self._space, *member, others)])
             if not is_required:
                 begun.options.append((first,))
                 added.options.append((others,))

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.grammar.instances import DIGITS, NUMBER, TEXT, Choice, Hole, Instances, Part
+from engine.grammar.instances import DIGITS, NUMBER, TEXT, Alternatives, Hole, Instances, Part
 from engine.grammar.schemas import rewrite_schemas, schema_of
 
 MOST_WORK = 30_000  # places that are looked at, a tenth of a second to half of one
@@ -20,15 +20,15 @@ KINDS = {
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class TextPlace:
     """A place in a text: the part that comes next, and the place after it. ``END`` has neither."""
 
     part: Part | None
-    rest: Place
-    heads: list[Place] | None = None  # places before bytes or a hole that are the same place
+    rest: TextPlace
+    heads: list[TextPlace] | None = None  # places before bytes or a hole that are the same place
 
 
-END = Place.__new__(Place)
+END = TextPlace.__new__(TextPlace)
 END.part, END.rest, END.heads = None, END, [END]
 
 
@@ -44,7 +44,7 @@ class ShortestTexts:
         self._longest = max(map(len, self._tokens), default=0)
         self._runs: dict[tuple[int, bytes, str], dict[bytes, int]] = {}
         self._tails: dict[tuple[int, bytes, Hole], list[bytes]] = {}
-        self._places: dict[tuple[Part, Place], Place] = {}
+        self._places: dict[tuple[Part, TextPlace], TextPlace] = {}
         self._work = 0
 
     def count(self, source: str) -> int | None:
@@ -69,7 +69,7 @@ class ShortestTexts:
                 self._tails.clear()
                 self._runs.clear()  # their keys hold the ids of lists in the other
 
-    def _count(self, texts: Choice) -> int | None:
+    def _count(self, texts: Alternatives) -> int | None:
         """Search breadth first, by tokens."""
         frontier, n_tokens = {self._place(texts, END)}, 0
         seen = set(frontier)
@@ -79,7 +79,7 @@ class ShortestTexts:
             n_tokens += 1
         return n_tokens if frontier else None
 
-    def _after_token(self, place: Place, tokens: list[bytes]) -> set[Place]:
+    def _after_token(self, place: TextPlace, tokens: list[bytes]) -> set[TextPlace]:
         """The places that one of some tokens leads to; ``tokens`` is sorted."""
         found, todo = set(), [(b"", place)]
         while todo:
@@ -117,7 +117,7 @@ class ShortestTexts:
             tails = self._tails[*key[:2], hole] = sorted(long)
         return self._runs[key].get(b"", 0), tails
 
-    def _heads(self, place: Place) -> list[Place]:
+    def _heads(self, place: TextPlace) -> list[TextPlace]:
         """The bytes or holes that may come next at a place, and ``END`` if nothing has to."""
         self._work += 1
         if self._work > MOST_WORK:
@@ -126,8 +126,8 @@ class ShortestTexts:
             place.heads, todo, seen = [], [place], {place}
             while todo:
                 head = todo.pop()
-                options = head.part.options if isinstance(head.part, Choice) else []
-                if not isinstance(head.part, Choice):
+                options = head.part.options if isinstance(head.part, Alternatives) else []
+                if not isinstance(head.part, Alternatives):
                     place.heads.append(head)
                     options = [()] if isinstance(head.part, Hole) and not head.part.least else []
                 for option in options:
@@ -138,6 +138,6 @@ class ShortestTexts:
                     seen.add(after)
         return place.heads
 
-    def _place(self, part: Part, rest: Place) -> Place:
+    def _place(self, part: Part, rest: TextPlace) -> TextPlace:
         """The one place before ``part`` and ``rest``."""
-        return self._places.setdefault((part, rest), Place(part, rest)) if part != b"" else rest
+        return self._places.setdefault((part, rest), TextPlace(part, rest)) if part != b"" else rest

@@ -17,7 +17,7 @@ MOST_NEWLINES = 2  # after the closing marker, as models write them; they belong
 OPENING, INSIDE, AFTER = range(3)
 
 
-class Place(NamedTuple):
+class ThoughtPlace(NamedTuple):
     """Where a text stands before its answer."""
 
     phase: int  # OPENING, INSIDE or AFTER
@@ -37,7 +37,7 @@ class ThoughtTokens:
     def __init__(self, thought: Thought, texts: Sequence[bytes], eos_ids: Sequence[int], vocab_size: int) -> None:
         self._opening, self._closing = thought.opening.encode(), thought.closing.encode()
         self._texts = texts
-        self.start = Place(OPENING if self._opening else INSIDE, 0)
+        self.start = ThoughtPlace(OPENING if self._opening else INSIDE, 0)
         by_first: dict[int, list[int]] = {byte: [] for byte in self._opening + NEWLINE}
         enders: list[int] = []
         last = self._closing[-1:]
@@ -49,21 +49,23 @@ class ThoughtTokens:
         self.newlines = words_of(by_first[NEWLINE[0]], vocab_size)  # tokens that begin with one
         free = ~words_of(eos_ids, vocab_size)
         self._words = {
-            Place(OPENING, n): self._passing(Place(OPENING, n), by_first[byte], vocab_size)
+            ThoughtPlace(OPENING, n): self._passing(ThoughtPlace(OPENING, n), by_first[byte], vocab_size)
             for n, byte in enumerate(self._opening)
         }
         for n in range(len(self._closing)):
-            place = Place(INSIDE, n)
+            place = ThoughtPlace(INSIDE, n)
             stuck = [token for token in enders if self.move(place, token) is None]
             self._words[place] = free & ~words_of(stuck, vocab_size)
         for n in range(MOST_NEWLINES):
-            self._words[Place(AFTER, n)] = self._passing(Place(AFTER, n), by_first[NEWLINE[0]], vocab_size)
+            self._words[ThoughtPlace(AFTER, n)] = self._passing(
+                ThoughtPlace(AFTER, n), by_first[NEWLINE[0]], vocab_size
+            )
 
-    def words(self, place: Place) -> Words:
+    def words(self, place: ThoughtPlace) -> Words:
         """The tokens after which the answer has still not begun."""
         return self._words[place]
 
-    def move(self, place: Place, token: int) -> Place | None:
+    def move(self, place: ThoughtPlace, token: int) -> ThoughtPlace | None:
         """The place after a token; None: the token is no part of the thought and what surrounds it."""
         phase, count = place
         text = self._texts[token] if token < len(self._texts) else b""
@@ -84,13 +86,13 @@ class ThoughtTokens:
                 count += 1
             else:
                 return None
-        return Place(phase, count)
+        return ThoughtPlace(phase, count)
 
     def begins_line(self, token: int) -> bool:
         """Whether a token's text begins with a line break."""
         return has(self.newlines, token)
 
-    def _passing(self, place: Place, tokens: Iterable[int], vocab_size: int) -> Words:
+    def _passing(self, place: ThoughtPlace, tokens: Iterable[int], vocab_size: int) -> Words:
         return words_of((token for token in tokens if self.move(place, token) is not None), vocab_size)
 
 

@@ -98,7 +98,7 @@ def check_weights(path: Path) -> None:
     config = load_config(path)
     model, is_tied = empty_model(config), _is_tied(config)
     with closing(CheckpointTensors(path, torch.device("cpu"))) as tensors:
-        for name in _wanted(model, LayerRange(0, config.num_hidden_layers, config.num_hidden_layers), False, True):
+        for name in _needed(model, LayerRange(0, config.num_hidden_layers, config.num_hidden_layers), False, True):
             tensors.check(_source(name, is_tied, tensors), model.get_parameter(name).shape)
 
 
@@ -132,19 +132,19 @@ def load_shard(
     """
     spec = load_spec(path)
     config = load_config(path)
-    wanted_as = check_quantization(quantization, config, device)
-    is_made = wanted_as is not None and (wanted_as.name == INT8 or stored_quantization(config) is None)
+    requested = check_quantization(quantization, config, device)
+    is_made = requested is not None and (requested.name == INT8 or stored_quantization(config) is None)
     model = empty_model(config, dtype)
     tied = _is_tied(config)
     embeds = embeds or layers.is_first
     with closing(CheckpointTensors(path, device)) as tensors:
         shares = tied and not (EMBED in tensors and HEAD in tensors)
-        wanted = list(_wanted(model, layers, shares, embeds))
-        matrices = {name for name in wanted if wanted_as is not None and is_quantized(model, name)}
-        for name in wanted:
+        needed = list(_needed(model, layers, shares, embeds))
+        matrices = {name for name in needed if requested is not None and is_quantized(model, name)}
+        for name in needed:
             source = _source(name, tied, tensors)
             shape = model.get_parameter(name).shape
-            as_what = wanted_as if name in matrices else None
+            as_what = requested if name in matrices else None
             if as_what is not None and as_what.threshold is not None:
                 put_int8(model, name, *tensors.ask_int8(source, shape), as_what.threshold)
             elif as_what is not None and (is_made or scale_of(source) in tensors):  # some may be left as they are
@@ -154,13 +154,8 @@ def load_shard(
                 weight = nn.Parameter(tensors.ask(source, dtype, shape), requires_grad=False)
                 setattr(model.get_submodule(owner), own, weight)
         tensors.read(meter or Meter(f"layers {layers.first} to {layers.last - 1}"))
-    if (
-        tied
-        and embeds
-        and layers.is_last
-        and (shares or torch.equal(model.lm_head.weight, model.model.embed_tokens.weight))
-    ):
-        model.lm_head.weight = model.model.embed_tokens.weight  # a stored head that differs is used as it is
+    if tied and embeds and layers.is_last:
+        _tie_head(model, shares)
     for buffer_owner in (model.model.rotary_emb, model.model.embed_tokens):
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             buffer_owner._buffers[name] = buffer.to(device)
@@ -179,13 +174,20 @@ def layer_files(path: Path, layers: LayerRange, embeds: bool) -> set[str]:
     config = load_config(path)
     tied = _is_tied(config)
     shares = tied and not (EMBED in files and HEAD in files)
-    wanted = _wanted(empty_model(config), layers, shares, embeds or layers.is_first)
-    names = {_source(name, tied, files) for name in wanted}
+    needed = _needed(empty_model(config), layers, shares, embeds or layers.is_first)
+    names = {_source(name, tied, files) for name in needed}
     missing = sorted(names - files.keys())
     if missing:
         raise UnsupportedModelError(f"{path} cannot be loaded: its index lacks the tensor {missing[0]!r}")
     scales = {name.removesuffix("weight") + SCALES for name in names} | {scale_of(name) for name in names}
     return {files[name] for name in names | (scales & files.keys())}
+
+
+def _tie_head(model: Any, shares: bool) -> None:
+    """Let head and embedding use one tensor, unless the checkpoint stores a head that differs."""
+    embedding = model.model.embed_tokens.weight
+    if shares or torch.equal(model.lm_head.weight, embedding):
+        model.lm_head.weight = embedding
 
 
 def _is_tied(config: Any) -> bool:
@@ -199,7 +201,7 @@ def _source(name: str, tied: bool, stored: CheckpointTensors | Mapping[str, str]
     return other if tied and name not in stored and other in stored else name
 
 
-def _wanted(model: Any, layers: LayerRange, shares: bool, embeds: bool) -> Iterator[str]:
+def _needed(model: Any, layers: LayerRange, shares: bool, embeds: bool) -> Iterator[str]:
     """Parameters of the range. If head and embedding share one tensor, a stage that has both reads it once."""
     for name, _ in model.named_parameters(remove_duplicate=False):
         parts = name.split(".")

@@ -119,8 +119,8 @@ def n_tokens(plain: Answer) -> int:
 @pytest.fixture(scope="package")
 def person(server: Server) -> Answer:
     """The object that the programs ask for, by plain HTTP."""
-    wanted = {"name": "person", "schema": Person.model_json_schema() | {"additionalProperties": False}}
-    answer = _answer(server, ASKED, response_format={"type": "json_schema", "json_schema": wanted}, max_tokens=200)
+    form = {"name": "person", "schema": Person.model_json_schema() | {"additionalProperties": False}}
+    answer = _answer(server, ASKED, response_format={"type": "json_schema", "json_schema": form}, max_tokens=200)
     return Person.model_validate_json(answer["choices"][0]["message"]["content"]).model_dump()
 
 

@@ -100,6 +100,6 @@ def test_pydantic_ai_gets_texts_and_objects_and_falls_back(
     assert results["NativeOutput"] == person
     for output in ("NativeOutput", "ToolOutput"):  # checked against the class by the library
         assert results[f"{output} streamed"] == results[output]
-        assert results[f"{output} beside tools"].keys() == person.keys()
+        assert results[f"{output} with tools"].keys() == person.keys()
         assert all(answer.startswith("rain in ") for answer in results[f"{output} tools' answers"])
     assert results["refused"] == 400  # by the error that means a full context

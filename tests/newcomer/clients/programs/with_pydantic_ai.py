@@ -43,7 +43,7 @@ for output in (ToolOutput(Person), NativeOutput(Person, strict=True)):
     caller = Agent(model(200), output_type=output)
     caller.tool_plain(weather, prepare=until_called, strict=True)
     run = caller.run_sync(ASKED)  # in the first step the model calls or answers
-    results[f"{name} beside tools"] = run.output.model_dump()
+    results[f"{name} with tools"] = run.output.model_dump()
     results[f"{name} tools' answers"] = answers_of_tools(run)
 
 short, long = model(TOO_MANY), model(24)
