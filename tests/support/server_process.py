@@ -25,6 +25,8 @@ from tests.support.waiting import LIMIT_S, wait_until
 
 READY_S = 2 * LIMIT_S  # for Ray and the application to start
 PATIENT = {"RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "300", "RAY_health_check_timeout_ms": "300000"}
+# No estimate refuses a request: on a slow machine, queued requests expect more than the default.
+LONG_WAIT = ("--max-wait", "1e6")
 FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "30")
 
 
@@ -50,7 +52,8 @@ class Server:
     ) -> None:
         self.checkpoint, self.folder, self.log = checkpoint, folder, folder / "stderr.txt"
         self.port = free_port()
-        command = [str(program or spectra()), "serve", "--model", str(checkpoint), "--port", str(self.port), *flags]
+        command = [str(program or spectra()), "serve", "--model", str(checkpoint), "--port", str(self.port)]
+        command += [*LONG_WAIT, *flags]
         self.trust = ssl.create_default_context()
         if authority is not None:
             authority.configure_trust(self.trust)

@@ -178,6 +178,7 @@ async def test_a_full_server_refuses_with_429_and_finishes_what_it_took(server: 
         taken = [asyncio.create_task(request) for request in endless]
 
         def load() -> tuple[int, int]:
+            assert not [request.result().text for request in taken if request.done()]
             health = server.health()
             return health["running"], health["waiting"]
 
