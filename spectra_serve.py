@@ -2,7 +2,8 @@
 
 The packages of spectra-serve have common names such as ``app``. Ray's workers and ``serve run`` search the current
 folder first, where a project may have an ``app`` of its own. Importing this module loads our packages from next to it,
-and prepares the environment of this process and of those that it starts. Only ``spectra doctor`` reads a value here.
+and prepares the environment of this process and of those that it starts. Of our other modules, only ``spectra doctor``
+reads values here.
 
 It is the ``spectra`` command, a module that Ray's workers load before any task, and the import path for Serve:
 ``serve run spectra_serve:build_app model=...``, ``serve run spectra_serve:app``.
@@ -53,9 +54,11 @@ def load_packages() -> None:
 
 
 def prepare_environment(environment: MutableMapping[str, str]) -> None:
-    """Change variables for this process and those that it starts: Ray loads this module in every worker, calls to
-    loopback and all gRPC calls, which only go to the cluster, use no proxy, and sockets fit into the temporary folder.
-    transformers logs errors only, because we report in one sentence what is wrong with a checkpoint.
+    """Change variables for this process and those that it starts.
+
+    Ray loads this module in every worker. Calls to loopback use no proxy, nor do gRPC calls, which only go to the
+    cluster. Sockets fit into the temporary folder. transformers logs errors only: we report a broken checkpoint in one
+    sentence.
     """
     modules = environment.get(PRELOADED, "").split(",")
     environment[PRELOADED] = ",".join(filter(None, dict.fromkeys([*modules, __name__])))
@@ -121,6 +124,6 @@ def __getattr__(name: str) -> Application:
 
 
 load_packages()
-_given = os.environ.get("TMPDIR", "")
+_given_tmpdir = os.environ.get("TMPDIR", "")
 prepare_environment(os.environ)
-UNUSED_TMPDIR = "" if os.environ.get("TMPDIR", "") == _given else _given  # for `spectra doctor`
+UNUSED_TMPDIR = "" if os.environ.get("TMPDIR", "") == _given_tmpdir else _given_tmpdir  # replaced as too long; "": none

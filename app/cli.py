@@ -65,8 +65,9 @@ class Command(argparse.ArgumentParser):
                 break
             self._check_flag(word.partition("=")[0])
         found, unknown = super().parse_known_args(args, namespace)
-        if unknown and not unknown[0].startswith("-") and "--model" in self._flags():  # as for `vllm serve MODEL`
-            self.exit(2, f"{self.prog}: {unknown[0]} has no flag; did you mean --model {unknown[0]}?\n")
+        if unknown and unknown[0] == args[0] and not args[0].startswith("-") and "--model" in self._flags():
+            hint = f"did you mean --model {args[0]}?"  # as for `vllm serve MODEL`
+            self.exit(2, f"{self.prog}: {args[0]!r} is not the value of a flag; {hint}\n")
         return found, unknown
 
     def _check_flag(self, word: str) -> None:

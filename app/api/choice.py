@@ -50,7 +50,7 @@ class Choice:
         self.request = request
         self.max_nodes = card.draft_limit(request)  # drafted nodes that a step may have
         self.n_tokens = 0  # generated tokens in the answer, a terminating stop id included
-        self.n_reasoning = 0  # of them, those of the reasoning, its end mark included
+        self.n_reasoning = 0  # of them, from the one that completes <think> to the one that completes </think>
         self.stats: RequestStats | None = None  # of the last event; None if a stop string ended the text
         self.first_at: float | None = None  # ``time.perf_counter`` at its first tokens
         self.finish_reason: str | None = None  # None: it is not complete
@@ -126,8 +126,8 @@ class Choice:
         """The common case: all tokens of the step become text together."""
         ids, finish = event.token_ids, event.finish_reason
         if finish is None:
-            return Piece(self._text_of(ids), ids)
-        text = self._text_of(self._shown(event)) + self._detokenizer.flush()
+            return Piece(self._push_tokens(ids), ids)
+        text = self._push_tokens(self._shown(event)) + self._detokenizer.flush()
         return Piece(text, ids, finish, self._visible_reason(event))
 
     def _by_tokens(self, event: StepEvent) -> Piece:
@@ -139,7 +139,7 @@ class Choice:
             if self._matcher is not None and self._matcher.matched is not None:
                 break  # the tokens that follow are no part of the answer
             offsets.append(self._n_chars)
-            text += self._match(self._text_of((token,)), 1)
+            text += self._match(self._push_tokens((token,)), 1)
         if finish is not None:
             offsets += [self._n_chars] * (len(ids) - len(offsets))
             text += self._match(self._detokenizer.flush(), 0)
@@ -172,8 +172,8 @@ class Choice:
         self._untold.append(TracedStep(self._n_steps, used, draft))
         self._n_steps += 1
 
-    def _text_of(self, ids: Sequence[int]) -> str:
-        """The text of more tokens; those of the reasoning are counted one by one, however steps cut them."""
+    def _push_tokens(self, ids: Sequence[int]) -> str:
+        """Return the text that tokens add; count those of the reasoning, one by one so that steps do not matter."""
         text = ""
         for i, token in enumerate(ids):
             if self._reasoning is None:

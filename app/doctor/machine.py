@@ -64,7 +64,7 @@ def folders() -> Iterator[Finding]:
     yield _writable("cache", cache_folder(), "step times and indexes are kept there; set XDG_CACHE_HOME", WARNING)
     found = _writable("temporary files", Path(tempfile.gettempdir()), "set TMPDIR", PROBLEM)
     if unused := spectra_serve.UNUSED_TMPDIR:
-        why = f"paths of sockets allow it {spectra_serve.LONGEST_TEMPORARY} bytes"
+        why = f"it is longer than {spectra_serve.LONGEST_TEMPORARY} bytes, too long for sockets"
         found = replace(found, says=f"{found.says}; TMPDIR {unused} is not used: {why}")
     yield found
 

@@ -13,7 +13,7 @@ SmolLM2-135M-Instruct is a real but very small model: its English is fluent, its
 """
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON_SCHEMA}}
 SUGGESTIONS: tuple[tuple[str, dict[str, Any]], ...] = ((TIPS, {}), (PERSON, {"response_format": SCHEMA}))
-PROXIES = ("http_proxy", "all_proxy", "ALL_PROXY")  # that curl reads for http://
+CURL_PROXIES = ("http_proxy", "all_proxy", "ALL_PROXY")  # those that curl reads for http://
 SHOW = 'import json, sys; print(json.load(sys.stdin)["choices"][0]["message"]["content"])'
 
 
@@ -27,5 +27,7 @@ def command(url: str, model: str, prompt: str, fields: dict[str, Any]) -> str:
     body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": prompt}], **fields}
     quoted = json.dumps(body).replace("'", "'\\''")
     header = "-H 'Content-Type: application/json'"
-    direct = "--noproxy '*' " if any(map(os.environ.get, PROXIES)) else ""  # the user's shell may lack our no_proxy
+    direct = (
+        "--noproxy '*' " if any(map(os.environ.get, CURL_PROXIES)) else ""
+    )  # the user's shell may lack our no_proxy
     return f"  curl {direct}-s {url}/chat/completions {header} \\\n    -d '{quoted}' |\n    python3 -c '{SHOW}'"

@@ -35,7 +35,7 @@ MASK_ITEMS = 5_000  # Earley items of a mask, of which a millisecond does 20,000
 ROW_ITEMS = 500  # Earley items of a byte
 LEXER_STATES = 25_000  # of up to 2 kB
 LONGEST = 512  # characters of a vocabulary's token; with some thousand llguidance panics or never returns
-STEP_REASON = "a number of at most 10 decimal places, as one with both bounds must be"  # replaces DECIMAL_STEP
+STEP_REASON = "a number of at most 10 decimal places, the limit for a number with both bounds"  # for DECIMAL_STEP
 
 
 class Grammars:

@@ -17,7 +17,6 @@ from engine.grammar.whitespace import as_list, bounded_whitespace
 
 EXACT = 2**53  # llguidance reads numbers as doubles, which hold every integer up to here
 LOWEST, HIGHEST = -(2**63) + 1024, 2**63 - 1  # as a double, and saturated to 64 bits; -2**63 overflows when negated
-OVERFLOWING = -(2**63)  # negating it kills the process, wherever llguidance reads a constant
 DECIMAL_STEP = 1e-10  # bounds the decimal places of a number; with more, llguidance's 32 bits overflow
 FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"}
@@ -27,8 +26,9 @@ COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "ma
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # name to schema
 WHITESPACE_OPTIONS = frozenset({"whitespace_flexible", "whitespace_pattern"})
 
-# Strings, patterns, special tokens and comments of a Lark grammar, exactly as llguidance reads them.
-LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<[^<>\s]+>|(?:#|//)[^\n]*')
+# Strings, patterns, special tokens and comments of a Lark grammar, as llguidance reads them. One that has no end
+# reaches to the grammar's: llguidance refuses it, and another search from each of its characters would take seconds.
+LITERAL = re.compile(r'"(?:\\.|[^"\\])*+"?|/(?:\\.|[^/\\])++/?|<[^<>\s]+>|(?:#|//)[^\n]*')
 EMBEDDED = re.compile(rf"{LITERAL.pattern}|(?P<schema>%json\s*)")
 # Pydantic's patterns of a Decimal: a digit is required, and possibly at most so many characters before the last zeros.
 NEEDS_DIGIT = "^(?!^[-+.]*$)"
@@ -51,8 +51,9 @@ def rewrite_schemas(source: str) -> str:
         return json.dumps({"grammars": [{"json_schema": schema}]})
     parts, end = [], 0
     for start, stop, schema in embedded_schemas(source):
-        if _rewritten(schema, has_multiples) != json.loads(source[start:stop]):
-            parts += [source[end:start], json.dumps(schema)]
+        before = json.dumps(schema)
+        if (after := json.dumps(_rewritten(schema, has_multiples))) != before:  # as texts: 2.0 equals 2
+            parts += [source[end:start], after]
             end = stop
     return "".join([*parts, source[end:]])
 
@@ -94,8 +95,9 @@ def _rewritten(schema: Any, has_multiples: bool) -> Any:
             todo += [
                 (below, not is_map and name in MAPS) for name, below in value.items() if is_map or name not in INSTANCES
             ]
-    if OVERFLOWING in _integers(schema):  # also outside of const and enum: $ref may point into any value
-        raise GrammarError(f"a schema holds {OVERFLOWING}; integers must be greater")
+    if any(number < LOWEST for number in _numbers(schema)):
+        # llguidance ends the process at some of them, and $ref may point into any value.
+        raise GrammarError(f"a schema holds a number below {LOWEST}")
     return schema
 
 
@@ -133,20 +135,22 @@ def _patterns_of_decimal(pattern: str) -> list[str]:
 
 
 def _check_integers(name: str, value: Any) -> None:
-    for one in _integers(value):
+    for one in _numbers(value):
+        if isinstance(one, float):
+            continue
         if not LOWEST <= one <= HIGHEST:
-            raise GrammarError(f"{name} holds {str(one)[:50]}; integers must be {LOWEST} to {HIGHEST}")
-        if abs(one) > EXACT and one != HIGHEST and abs(one) // (one & -one) > EXACT:  # more than 53 significant bits
+            raise GrammarError(f"{name} holds {str(one)[:50]}; integers must lie in {LOWEST} to {HIGHEST}")
+        if abs(one) > EXACT and one != HIGHEST and int(float(one)) != one:
             raise GrammarError(f"{name} holds {one}; an integer beyond 2^53 must be one that a double can hold")
 
 
-def _integers(value: Any) -> Iterator[int]:
-    """All integers in a JSON value."""
+def _numbers(value: Any) -> Iterator[int | float]:
+    """All numbers in a JSON value."""
     todo = [value]
     while todo:
         one = todo.pop()
         todo += one.values() if isinstance(one, dict) else as_list(one)
-        if isinstance(one, int):
+        if _is_number(one):
             yield one
 
 

@@ -110,6 +110,7 @@ class ShortestTexts:
                 if run := KINDS[hole.kind].match(tokens[at], len(prefix)):
                     tail, length = tokens[at][run.end() :], sum(byte & 0xC0 != 0x80 for byte in run[0])
                     runs[tail] = max(runs.get(tail, 0), length)
+        # No token is longer, so that all larger values share one list.
         hole = hole._replace(least=min(hole.least, self._longest + 1))
         tails = self._tails.get((*key[:2], hole))
         if tails is None:

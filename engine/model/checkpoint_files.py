@@ -43,6 +43,10 @@ def read_json_object(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         reason = f"is no JSON: {error}" if raw.strip() else "is empty; it must hold a JSON object"
         raise UnsupportedModelError(f"{file} {reason}") from error
+    return _checked_object(file, value)
+
+
+def _checked_object(file: Path, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UnsupportedModelError(f"{file} holds a value of type {type(value).__name__}; it must be a JSON object")
     return value
@@ -51,19 +55,17 @@ def read_json_object(file: Path) -> dict[str, Any]:
 def read_generation_config(path: Path) -> dict[str, Any] | None:
     """The object in a checkpoint's generation_config.json; None if there is no such file or no JSON in it.
 
-    transformers ignores both.
-
     Raises:
-        UnsupportedModelError: the file holds another value.
+        UnsupportedModelError: the file holds another value, or one that is nested too deeply.
     """
     file = path / GENERATION_CONFIG
     try:
-        json.loads(file.read_text("utf-8"))
+        value = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
-        return None
-    except RecursionError:
-        pass  # refused below
-    return read_json_object(file)
+        return None  # transformers ignores the file too
+    except RecursionError as error:
+        raise UnsupportedModelError(f"{file} is nested too deeply") from error
+    return _checked_object(file, value)
 
 
 def check_not_pointer(file: Path, begin: bytes) -> None:

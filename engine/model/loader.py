@@ -53,7 +53,7 @@ def load_spec(path: Path) -> ModelSpec:
 
 
 def _generation_eos(path: Path) -> tuple[int, ...] | None:
-    """EOS ids of generation_config.json; None if it names none or is not read."""
+    """EOS ids of generation_config.json; None if the file is ignored or names none."""
     if read_generation_config(path) is None:
         return None
     file = path / GENERATION_CONFIG

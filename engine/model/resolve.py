@@ -15,7 +15,7 @@ PINNED = re.compile(rf"({HUB_ID.pattern})@(\w[\w./-]{{0,127}})", re.ASCII)
 TEXTS = ("*.json", "*.jinja", "tokenizer*")  # all that text and a plan need
 WEIGHTS = ("*.safetensors",)
 GGUF = ".gguf"
-PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")  # that the hub's client reads, for https://
+HUB_PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")  # those that the hub's client reads for https://
 
 
 def check_model_name(model: str, revision: str | None = None) -> None:
@@ -90,10 +90,10 @@ def resolve(model: str, revision: str | None = None, weights: Collection[str] = 
 
         is_unreachable = isinstance(error, LocalEntryNotFoundError)
         reason = reason_of((error.__cause__ if is_unreachable else None) or error)
-        proxy = next((name for name in PROXIES if os.environ.get(name)), None) if is_unreachable else None
-        through = f" (through the proxy of {proxy})" if proxy else ""
+        proxy = next((name for name in HUB_PROXIES if os.environ.get(name)), None) if is_unreachable else None
+        setting = f" ({proxy} is set)" if proxy else ""
         raise ConfigError(
-            f"{what} is neither a directory nor a repository that could be fetched{through}: {reason}"
+            f"{what} is neither a directory nor a repository that could be fetched{setting}: {reason}"
         ) from error
 
 

@@ -19,7 +19,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 _DYNAMIC_ROPE = ("dynamic", "longrope")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
-_DTYPE_ALIASES = {"float": "float32", "half": "float16", "double": "float64"}  # torch's
+_DTYPE_ALIASES = {"float": "float32", "half": "float16", "double": "float64"}  # as torch also calls them
 _SLIDING = "sliding_attention"
 _AT_LEAST_1 = (
     "num_hidden_layers",
@@ -130,10 +130,12 @@ def declared_dtype(stored: Mapping[str, Any]) -> str:
         UnsupportedModelError: it names no dtype that weights can have.
     """
     name = stored.get("dtype", stored.get("torch_dtype"))
-    short = name.removeprefix("torch.") if isinstance(name, str) else name
+    short = name
+    if isinstance(name, str):
+        short = name.removeprefix("torch.")
+        short = _DTYPE_ALIASES.get(short, short)
     if short in (None, "auto"):
         return _DTYPES[0]
-    short = _DTYPE_ALIASES.get(short, short) if isinstance(short, str) else short
     if short not in _DTYPES:
         raise UnsupportedModelError(f"dtype is {name!r}; it must be auto or one of {', '.join(_DTYPES)}")
     return str(short)

@@ -52,7 +52,7 @@ class _Piece:
         self._draw = DeviceDraw([row.key for row in rows], upload)
 
     def draw(self, logits: Tensor, tokens: Tensor, checks: Tensor, masks: TreeMasks) -> None:
-        """Put the tokens of the rows and the sums of their logits in their places."""
+        """Write the rows' tokens into ``tokens``, and the sums of their logits into ``checks``."""
         rows = self._rows.tensor
         own = logits.index_select(0, rows).float()
         checks.index_copy_(0, rows, own.sum(dim=-1))
@@ -81,6 +81,7 @@ class DrawnAtOnce:
 
     def begin(self, logits: Tensor) -> list[Tensor]:
         """Draw from ``logits`` ``[rows, vocab]``, any float dtype; returns what is to be fetched."""
+        # ``checks``: finite where all logits of a row are, the largest logit or their sum.
         if self._any_plain:
             best, ids = logits.max(dim=-1)  # of equal logits the first; NaN counts as the largest
             tokens, checks = ids.int(), best.float()

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 import spectra_serve
-from app.serving.guide import PROXIES, command
+from app.serving.guide import CURL_PROXIES, command
 from engine.errors import ConfigError
 from spectra_serve import HOME, LOOPBACK, PRELOADED, build_app, prepare_environment
 from tests.support.broken_checkpoints import write_json
@@ -118,7 +118,7 @@ def test_transformers_adds_no_line_to_our_sentence_and_doctor_names_an_unused_tm
     )
     assert done.stderr == ""
     assert "rope_type 'spiral' is not known" in done.stdout
-    assert f"TMPDIR {temporary} is not used: paths of sockets allow it 32 bytes" in done.stdout
+    assert f"TMPDIR {temporary} is not used: it is longer than 32 bytes" in done.stdout
 
 
 class Proxy(HTTPServer):
@@ -172,7 +172,7 @@ def test_the_suggested_command_bypasses_the_proxy_of_the_shell_that_runs_it(
     name: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"http://127.0.0.1:{proxy.server_port}/v1"
-    for variable in PROXIES:
+    for variable in CURL_PROXIES:
         monkeypatch.delenv(variable, raising=False)
     assert command(url, "demo", "Hi", {}).startswith("  curl -s ")
     monkeypatch.setenv(name, PROXY)

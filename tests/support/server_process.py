@@ -25,7 +25,7 @@ from tests.support.waiting import LIMIT_S, wait_until
 
 READY_S = 2 * LIMIT_S  # for Ray and the application to start
 PATIENT = {"RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "300", "RAY_health_check_timeout_ms": "300000"}
-# No estimate refuses a request: on a slow machine, queued requests expect more than the default.
+# On a slow machine, the expected wait of a queued request exceeds the default, and the server would refuse it.
 LONG_WAIT = ("--max-wait", "1e6")
 FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "30")
 

@@ -174,5 +174,6 @@ def as_here(error: RequestError) -> RequestError:
     said = str(error)
     if said.startswith(chat_param):
         said = CHAT_NAMES[name] + said[len(chat_param) :]
-    said = said.replace("response_format", CHAT_NAMES["response_format"])
+    if name == "max_completion_tokens":  # its error also names the form
+        said = said.replace("response_format", CHAT_NAMES["response_format"])
     return type(error)(said, CHAT_NAMES[name])

@@ -72,7 +72,9 @@ class ChatTemplate:
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
         source = self._with_tools if extras.tools else self._source
         variables = dict(extras.variables)
-        if variables.get(EFFORT) == "none" and not _mentions(source, EFFORT):
+        if variables.get(EFFORT) == NONE and not _mentions(source, EFFORT):
+            if variables.get(THINKING, False) is not False:
+                raise RequestError(f"{EFFORT} is none, but {THINKING} is not false; give only one of them", EFFORT)
             del variables[EFFORT]
             variables[THINKING] = False
         self._check(messages, msgspec.structs.replace(extras, variables=variables), source)

@@ -105,8 +105,10 @@ class CallGrammars:
 
 def call_schema(family: Family, name: str, parameters: dict[str, Any] | None) -> dict[str, Any]:
     """JSON schema of one call as a family writes it: the tool's name, then its arguments."""
-    arguments = {"$id": ROOT} | (parameters or ANY_OBJECT)
+    arguments = dict(parameters or ANY_OBJECT)
     arguments.pop("$schema", None)  # before 2019-09, ``$id`` has no effect next to ``$ref``
+    if arguments.get("$id") in (None, "", "#"):
+        arguments["$id"] = ROOT
     properties = {"name": {"const": name}, family.arguments: arguments}
     return {
         "type": "object",

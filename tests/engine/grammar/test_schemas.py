@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.grammar.grammar import Grammar, GrammarError
-from engine.grammar.schemas import rewrite_schemas
+from engine.grammar.schemas import LITERAL, rewrite_schemas
 from tests.support.grammars import PERSON, of_lark, tiny_grammars
 from tests.support.tiny_models import tiny_tokenizer
 
@@ -73,7 +73,7 @@ def test_an_integer_that_would_change_is_refused_with_its_value(name: str) -> No
         ({"const": 10**400}, "const holds 1000"),
         (
             {"const": -(2**63)},
-            "const holds -9223372036854775808; integers must be -9223372036854774784 to 9223372036854775807",
+            "const holds -9223372036854775808; integers must lie in -9223372036854774784 to 9223372036854775807",
         ),
         ({"enum": ["a", [{"b": -(2**63)}]]}, "enum holds -9223372036854775808;"),
         ({"const": 2**63}, "const holds 9223372036854775808;"),
@@ -82,10 +82,19 @@ def test_an_integer_that_would_change_is_refused_with_its_value(name: str) -> No
         ({"type": "integer", "maximum": -(2**63)}, "maximum is -9223372036854775808;"),
         ({"type": "number", "minimum": 1e20}, "minimum is 1e+20;"),
         ({"type": "number", "minimum": 1e20, "maximum": 1e21}, "minimum is 1e+20;"),
-        ({"$ref": "#/default", "default": {"const": -(2**63)}}, "a schema holds -9223372036854775808;"),
+        *(
+            ({"$ref": "#/default", "default": hidden}, "a schema holds a number below -9223372036854774784")
+            for hidden in (
+                {"const": -(2**63)},
+                {"const": -(2**63) + 1},
+                {"enum": [-(2**63) + 500]},
+                {"type": "integer", "minimum": -(2.0**63), "maximum": -(2.0**63)},
+                {"type": "integer", "minimum": -1e300, "maximum": -1e299},
+            )
+        ),
         (
             {"type": "number", "minimum": 1e-12, "maximum": 5e-12},
-            "does not contain a number of at most 10 decimal places, as one with both bounds must be",
+            "does not contain a number of at most 10 decimal places, the limit for a number with both bounds",
         ),
         ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e-10}, "at most 10 decimal places"),
     ],
@@ -102,8 +111,16 @@ def test_other_large_constants_and_narrow_bounds_are_accepted() -> None:
 
 
 def test_an_integral_float_counts_as_an_integer() -> None:
-    grammar = grammar_of({"type": "string", "minLength": 2.0, "maxLength": 3.0})
-    assert [admits(grammar, f'"{"a" * n}"') for n in (1, 2, 3, 4)] == [False, True, True, False]
+    schema = {"type": "string", "minLength": 2.0, "maxLength": 3.0}
+    for grammar in (grammar_of(schema), of_lark(f"start: %json {json.dumps(schema)}")):
+        assert [admits(grammar, f'"{"a" * n}"') for n in (1, 2, 3, 4)] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("begin", ['"\\"', r"/\/"])
+def test_a_literal_without_an_end_is_passed_over_once(begin: str) -> None:
+    lark = "start: " + begin[0] + begin[1:] * 30_000  # a second search would take seconds
+    assert LITERAL.sub("", lark) == "start: "
+    assert rewrite_schemas(lark) == lark
 
 
 def test_a_schema_that_cannot_be_rewritten_is_refused() -> None:
@@ -116,7 +133,7 @@ def test_a_schema_that_cannot_be_rewritten_is_refused() -> None:
     "lark",
     [
         'start: "%json" | /%json {"format":"x"}/ | "a" // %json {"format":"x"}\n',
-        'start: %json {"type":  "string",  "maxLength": 1.0} # not written anew\n',
+        'start: %json {"type":  "string",  "maxLength": 1} # not written anew\n',
     ],
 )
 def test_literals_and_readable_schemas_stay_as_they_were_written(lark: str) -> None:

@@ -73,7 +73,10 @@ NESTED: list[tuple[dict[str, Any], str, str]] = [
     ({"$schema": DRAFT_7, "$ref": "#/$defs/P", "$defs": {"P": PLACE}}, '{"town": "Oslo"}', '{"town": "Rome"}'),
     ({"$ref": "#/$defs/L", "$defs": {"L": LIST}}, '{"next": {"next": {}}}', '{"next": {"name": "rain"}}'),
     (TREE | {"$schema": DRAFT_2020}, '{"below": {"town": {"$ref": "#"}}}', '{"below": {"name": "rain"}}'),
-    (TREE | {"$id": "https://example.org/tree"}, '{"below": {}}', '{"below": {"name": "rain"}}'),
+    *(
+        (TREE | {"$id": own}, '{"below": {}}', '{"below": {"name": "rain"}}')
+        for own in ("https://example.org/tree", "tree.json", "", "#")
+    ),
 ]
 
 

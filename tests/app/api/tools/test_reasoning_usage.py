@@ -53,6 +53,8 @@ TEXTS: list[tuple[list[int], int]] = [
     (ids_of("<think>", "a", "é", "</think>", "\n"), 3 + len(ids_of("é"))),
     (ids_of("a", "<think>", "</think>"), 0),
     (ids_of("<think>", "a", "b"), 3),
+    (ids_of("<thi", "nk>", "</think>", "c"), 2),
+    (ids_of("<think>", "</thi", "nk>", "c"), 1 + len(ids_of("</thi", "nk>"))),
 ]
 
 

@@ -96,6 +96,12 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (QWEN_3, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "tool_call_id"),
     (QWEN_3, {"messages": [USER | {"tool_calls": [CALL]}]}, "messages[0]", "assistant"),
     (WITH_EFFORT, {"reasoning_effort": "all"}, "reasoning_effort", "'minimal'"),
+    (
+        QWEN_3,
+        {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+        "reasoning_effort",
+        "enable_thinking is not false",
+    ),
     (QWEN_3, {"chat_template_kwargs": {"verbose": 1}}, "chat_template_kwargs", "takes no verbose"),
     (QWEN_3, {"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "chat_template"),
     (MISTRAL, {"chat_template_kwargs": {"raise_exception": "x"}}, "chat_template_kwargs", "raise_exception"),
