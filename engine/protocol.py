@@ -6,6 +6,7 @@ the decode loop receives speculators as instances and imports nothing upward.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -193,22 +194,26 @@ class Outcome(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Speculator(Protocol):
-    """A drafting method. One instance serves many requests; per-request state is keyed by ``request_id``."""
+    """A drafting method. One instance serves many requests; per-request state is keyed by ``request_id``.
+
+    A class that inherits from this one writes ``propose``, and of the others what it needs.
+    """
 
     name: str
     needs: Needs
 
     def begin(self, view: RequestView) -> None:
-        """A request was admitted; its context is the prompt."""
+        """Admit a request; its context is the prompt."""
 
+    @abstractmethod
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
-        """Branches for the next step, best first, at most ``budget`` nodes together (probes count)."""
+        """Return branches for the next step, best first, of at most ``budget`` nodes together (probes count)."""
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """The target's answer; ``view.context`` already holds the committed tokens."""
+        """Learn from the target's answer; ``view.context`` already holds the committed tokens."""
 
     def end(self, view: RequestView) -> None:
-        """Always called once, also on cancel and error: drop all state of the request."""
+        """Drop all state of the request. Called once, also on cancel and error."""
 
 
 @runtime_checkable

@@ -1,0 +1,93 @@
+"""A drafting method as one object: what it is called, what it needs, and how its speculator is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from engine.errors import UnknownMethodError
+from engine.protocol import Speculator
+from engine.step_cost import StepCosts
+from retrieval_store.index.index import Library
+from speculators.settings import Settings
+
+if TYPE_CHECKING:
+    from speculators.grammar import GrammarConfig
+    from speculators.successors.vocabulary import VocabularyRows
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+NEEDED = {
+    "retrieval": "texts to look up: give --retrieval",
+    "layer": "a layer of the model, which is not known here",
+    "heads": "the model's induction heads: give --heads FILE, as written by 'spectra heads find'",
+    "draft_model": "a small model with the target's tokenizer: give --draft-model DIR",
+    "grammar": "the target's tokenizer, which is not known here",
+    "trained": "a drafter that was trained for the target: give --drafter DIR",
+}
+"""What a method may need beside the text (a field of ``SpeculatorOptions``), and what provides it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculatorOptions:
+    """What the speculators of a process are made from."""
+
+    settings: tuple[Settings, ...] = ()  # at most one of a class; the others are at their defaults
+    retrieval: Callable[[], Library] | None = None  # makes or finds the corpus; called once per process or more
+    layer: int | None = None  # of the model, whose hidden states are compared
+    heads: tuple[tuple[int, int], ...] = ()  # induction heads of the model, (layer, head)
+    draft_model: str | None = None  # directory or hub id of the small model
+    grammar: GrammarConfig | None = None  # the target's tokenizer
+    trained: str | None = None  # the method of the target's trained drafter
+    vocabulary: VocabularyRows | None = None  # the target's
+    step_costs: StepCosts | None = None  # of the target
+
+    def of(self, kind: type[SettingsT]) -> SettingsT:
+        """Return the settings of a class."""
+        return next((one for one in self.settings if type(one) is kind), None) or kind()
+
+    def having(self, *settings: Settings) -> SpeculatorOptions:
+        """Return the options with other ``settings`` of their classes."""
+        kinds = [type(one) for one in settings]
+        return replace(self, settings=(*(one for one in self.settings if type(one) not in kinds), *settings))
+
+
+@dataclass(frozen=True, slots=True)
+class MethodContext:
+    """What a factory may use besides the method's settings."""
+
+    options: SpeculatorOptions
+    parts: Callable[[Sequence[str]], list[Speculator]]  # speculators of other methods; each exists once in a pool
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[SettingsT]):
+    """A drafting method."""
+
+    name: str  # lower-case letters, digits and hyphens
+    factory: Callable[[Any, MethodContext], Speculator]  # called with ``settings`` of the request's options
+    description: str  # one line, for tables and help
+    source: str = ""  # arXiv number and section, or where else it was published
+    settings: type[SettingsT] = Settings  # type: ignore[assignment]
+    needs: tuple[str, ...] = ()  # keys of ``NEEDED``
+    is_trained: bool = False  # whether its drafts come from a drafter that was trained for the target
+    section: str = ""  # field of the configuration for its settings; empty: the name
+
+    def missing(self, options: SpeculatorOptions) -> str:
+        """Return which of the needs the options lack; empty if none."""
+        lacking = (need for need in self.needs if getattr(options, need) in (None, ()))
+        return next(lacking, "" if not self.is_trained or options.trained == self.name else "trained")
+
+    def make(self, context: MethodContext) -> Speculator:
+        """Return a speculator.
+
+        Raises:
+            UnknownMethodError: the options lack something that the method needs; the message says what to give.
+        """
+        missing = self.missing(context.options)
+        if missing:
+            other = context.options.trained if missing == "trained" else None
+            found = "" if other is None else f"; the drafter given is of method {other!r}"
+            raise UnknownMethodError(f"method {self.name!r} needs {NEEDED[missing]}{found}", "method")
+        return self.factory(context.options.of(self.settings), context)
