@@ -204,6 +204,7 @@ class Speculator(Protocol):
 
     def begin(self, view: RequestView) -> None:
         """Admit a request; its context is the prompt."""
+        return
 
     @abstractmethod
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
@@ -211,9 +212,11 @@ class Speculator(Protocol):
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Learn from the target's answer; ``view.context`` already holds the committed tokens."""
+        return
 
     def end(self, view: RequestView) -> None:
         """Drop all state of the request. Called once, also on cancel and error."""
+        return
 
 
 @runtime_checkable

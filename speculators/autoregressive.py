@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.protocol import Branch, Needs, Outcome, RequestView
+from speculators.method import Method
 
 
 class Autoregressive:
@@ -23,3 +24,10 @@ class Autoregressive:
 
     def end(self, view: RequestView) -> None:
         """Nothing to drop."""
+
+
+AUTOREGRESSIVE = Method(
+    name="autoregressive",
+    factory=lambda settings, context: Autoregressive(),
+    description="drafts nothing: one token per forward pass",
+)

@@ -15,6 +15,7 @@ from engine.grammar.grammar import Grammar
 from engine.grammar.state import GrammarState
 from engine.model.resolve import resolve
 from engine.protocol import Branch, Needs, Outcome, RequestView
+from speculators.method import Method
 
 CLAIM = 0.9  # that the target writes a forced token as the tokenizer would; those who use claims calibrate them
 
@@ -88,3 +89,11 @@ class GrammarDrafts:
     def end(self, view: RequestView) -> None:
         """Drop the state."""
         self._known.pop(view.request_id, None)
+
+
+GRAMMAR = Method(
+    name="grammar",
+    factory=lambda settings, context: GrammarDrafts(context.options.grammar.grammars()),
+    description="tokens that a request's grammar leaves no choice about",
+    needs=("grammar",),
+)

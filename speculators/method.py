@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.errors import UnknownMethodError
 from engine.protocol import Speculator
@@ -26,7 +26,7 @@ NEEDED = {
     "grammar": "the target's tokenizer, which is not known here",
     "trained": "a drafter that was trained for the target: give --drafter DIR",
 }
-"""What a method may need beside the text (a field of ``SpeculatorOptions``), and what provides it."""
+"""What a method may need in addition to the text (a field of ``SpeculatorOptions``), and what provides it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,21 @@ class MethodContext:
     options: SpeculatorOptions
     parts: Callable[[Sequence[str]], list[Speculator]]  # speculators of other methods; each exists once in a pool
 
+    def library(self) -> Library:
+        """Return the texts to look up, for methods that need ``retrieval``."""
+        assert self.options.retrieval is not None
+        return self.options.retrieval()
+
 
 @dataclass(frozen=True, slots=True)
-class Method(Generic[SettingsT]):
+class Method:
     """A drafting method."""
 
     name: str  # lower-case letters, digits and hyphens
     factory: Callable[[Any, MethodContext], Speculator]  # called with ``settings`` of the request's options
     description: str  # one line, for tables and help
     source: str = ""  # arXiv number and section, or where else it was published
-    settings: type[SettingsT] = Settings  # type: ignore[assignment]
+    settings: type[Settings] = Settings  # the base class: the method has none
     needs: tuple[str, ...] = ()  # keys of ``NEEDED``
     is_trained: bool = False  # whether its drafts come from a drafter that was trained for the target
     section: str = ""  # field of the configuration for its settings; empty: the name
@@ -79,15 +84,15 @@ class Method(Generic[SettingsT]):
         lacking = (need for need in self.needs if getattr(options, need) in (None, ()))
         return next(lacking, "" if not self.is_trained or options.trained == self.name else "trained")
 
-    def make(self, context: MethodContext) -> Speculator:
-        """Return a speculator.
-
-        Raises:
-            UnknownMethodError: the options lack something that the method needs; the message says what to give.
-        """
-        missing = self.missing(context.options)
+    def check_needs(self, options: SpeculatorOptions) -> None:
+        """Raise UnknownMethodError, which says what to give, if the options lack something that the method needs."""
+        missing = self.missing(options)
         if missing:
-            other = context.options.trained if missing == "trained" else None
-            found = "" if other is None else f"; the drafter given is of method {other!r}"
+            is_other = missing == "trained" and options.trained is not None
+            found = f"; the drafter given is of method {options.trained!r}" if is_other else ""
             raise UnknownMethodError(f"method {self.name!r} needs {NEEDED[missing]}{found}", "method")
+
+    def make(self, context: MethodContext) -> Speculator:
+        """Return a speculator; raise UnknownMethodError as ``check_needs``."""
+        self.check_needs(context.options)
         return self.factory(context.options.of(self.settings), context)

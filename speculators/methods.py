@@ -1,66 +1,157 @@
-"""Names of the speculation methods, and which requests may give; loads no method, so that a command line can ask."""
+"""All drafting methods by name, and the strings that join several with ``+``.
+
+A method is one ``Method`` in its own file and one entry of ``BUILT_IN``. Other packages add theirs as entry points of
+the group ``spectra.methods`` (docs/how-to/add-a-method.md). Configuration, flags, completion, request checks and the
+table in docs/methods.md all come from here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import NamedTuple
 
 from engine.errors import UnknownMethodError
+from speculators.auto.speculator import AUTO
+from speculators.autoregressive import AUTOREGRESSIVE
+from speculators.corpus.rest import REST
+from speculators.draft_model.speculator import DRAFT_MODEL
+from speculators.grammar import GRAMMAR
+from speculators.method import Method
+from speculators.mixing.combined import CombinationConfig
+from speculators.ngrams.anpd import ANPD
+from speculators.ngrams.lookahead import LOOKAHEAD
+from speculators.ngrams.pld import PLD
+from speculators.ngrams.suffix import SUFFIX
+from speculators.peers.adapld import ADAPLD
+from speculators.peers.goose import GOOSE
+from speculators.peers.stand import STAND
+from speculators.pld_plus.speculator import PLD_PLUS_A, PLD_PLUS_H
+from speculators.prediction.speculator import PREDICTION
+from speculators.settings import Settings
+from speculators.spectra.core import SPECTRA_CORE
+from speculators.spectra.retrieval import SPECTRA_RETRIEVAL
+from speculators.spectra.speculator import SPECTRA
+from speculators.successors.config import SuccessorConfig
+from speculators.successors.token_recycling import TOKEN_RECYCLING
+from speculators.trained import TRAINED
 
-AVAILABLE = (
-    "autoregressive",
-    "pld",
-    "anpd",
-    "lookahead",
-    "spectra-core",
-    "spectra-retrieval",
-    "spectra",
-    "rest",
-    "pld-plus-h",
-    "pld-plus-a",
-    "token-recycling",
-    "suffix",
-    "goose",
-    "adapld",
-    "stand",
-    "draft-model",
-    "grammar",
-    "prediction",
-    "auto",
-    "medusa",
-    "eagle",
-    "parallelspec-medusa",
-    "parallelspec-eagle",
-    "p-eagle",
-    "dflash",
+logger = logging.getLogger(__name__)
+
+BUILT_IN: tuple[Method, ...] = (
+    AUTOREGRESSIVE,
+    PLD,
+    ANPD,
+    LOOKAHEAD,
+    SPECTRA_CORE,
+    SPECTRA_RETRIEVAL,
+    SPECTRA,
+    REST,
+    PLD_PLUS_H,
+    PLD_PLUS_A,
+    TOKEN_RECYCLING,
+    SUFFIX,
+    GOOSE,
+    ADAPLD,
+    STAND,
+    DRAFT_MODEL,
+    GRAMMAR,
+    PREDICTION,
+    AUTO,
+    *TRAINED,
 )
-"""Every name that ``speculators.registry`` can make a speculator of."""
-
-TRAINED = AVAILABLE[AVAILABLE.index("auto") + 1 :]
-"""Names whose drafts come from a drafter that was trained for the target."""
-
-REFUSED = {"mtp": "none of the model families that are served has the layers that it drafts with"}
-"""Names that are known and not available, and why."""
-
-NEEDS_INPUT = ("rest", "spectra-retrieval", "pld-plus-h", "pld-plus-a", "adapld", "draft-model", "grammar", *TRAINED)
-"""Names that cannot be made at the default settings: a corpus, or the model's layers, heads, tokenizer or drafter."""
-
-STANDALONE = tuple(name for name in AVAILABLE if name not in NEEDS_INPUT)
-"""Available names that need nothing but the text."""
 
 
+class Section(NamedTuple):
+    """A part of the configuration: the settings of one method or of several."""
+
+    settings: type[Settings]
+    description: str
+
+
+SHARED_SECTIONS = {
+    "successors": Section(SuccessorConfig, "settings that suffix and token-recycling share"),
+    "combination": Section(CombinationConfig, "settings of a+b"),
+}
+ENTRY_POINTS = "spectra.methods"
 MOST_PARTS = 6  # names that one method may join
 MOST_CHARS = 256  # of a method
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
-def check_name(name: str, available: Collection[str] = AVAILABLE) -> None:
-    """Raises UnknownMethodError, which lists ``available``, if ``name`` is unknown or not available."""
+@dataclass(slots=True)
+class Catalogue:
+    """The methods of this environment, and the names that are known but unavailable, with the reason."""
+
+    methods: dict[str, Method] = field(default_factory=lambda: {method.name: method for method in BUILT_IN})
+    refused: dict[str, str] = field(
+        default_factory=lambda: {"mtp": "none of the model families that are served has the layers that it drafts with"}
+    )
+
+    def add(self, point: EntryPoint) -> None:
+        """Add the method of an installed package; one that cannot be loaded is refused by name and harms no other."""
+        try:
+            found = point.load()
+        except Exception as error:
+            self._refuse(point, f"importing {point.value} failed: {error!r}")
+            return
+        if not isinstance(found, Method):
+            self._refuse(point, f"{point.value} is {type(found).__name__}, not a Method")
+        elif not _NAME.fullmatch(found.name) or found.name != point.name:
+            self._refuse(
+                point, f"{point.value} has the name {found.name!r}; it must be the entry point's name, {point.name!r}"
+            )
+        elif found.name in self.methods:
+            self._refuse(point, f"{point.value} has the name of another method")
+        else:
+            self.methods[found.name] = found
+
+    def _refuse(self, point: EntryPoint, reason: str) -> None:
+        logger.warning("method %r of an installed package is not available: %s", point.name, reason)
+        self.refused.setdefault(point.name, reason)
+
+
+@cache
+def catalogue() -> Catalogue:
+    """Return all methods; those of packages that were installed before the process started."""
+    found = Catalogue()
+    for point in sorted(entry_points(group=ENTRY_POINTS)):
+        found.add(point)
+    return found
+
+
+def all_methods() -> Mapping[str, Method]:
+    return catalogue().methods
+
+
+def settings_sections() -> dict[str, Section]:
+    """Return the parts of the configuration that hold settings of methods, by name."""
+    names: dict[str, list[str]] = {}
+    kinds: dict[str, type[Settings]] = {}
+    for method in all_methods().values():
+        if method.settings is not Settings:
+            section = method.section or method.name.replace("-", "_")
+            names.setdefault(section, []).append(method.name)
+            kinds[section] = method.settings
+    own = {section: Section(kind, f"settings of {' and '.join(names[section])}") for section, kind in kinds.items()}
+    return own | SHARED_SECTIONS
+
+
+def check_name(name: str, available: Collection[str] | None = None) -> None:
+    """Raise UnknownMethodError, which lists ``available`` (by default all methods), if ``name`` is not among them."""
+    available = all_methods() if available is None else available
     if name not in available:
-        what = f"method {name!r} is not available: {REFUSED[name]}" if name in REFUSED else f"unknown method {name!r}"
+        refused = catalogue().refused
+        what = f"method {name!r} is not available: {refused[name]}" if name in refused else f"unknown method {name!r}"
         raise UnknownMethodError(f"{what}; available: {', '.join(available)}", "method")
 
 
 def normalised(method: str) -> str:
-    """The one spelling of a method; the order of its parts stays, because they draft in that order of priority.
+    """Return a method without spaces. The order of its names stays: it is their order of priority.
 
     Raises:
         UnknownMethodError: the method is too long, or it joins too many names or one twice.
@@ -75,41 +166,40 @@ def normalised(method: str) -> str:
     return "+".join(names)
 
 
-def chooses_nodes(method: str) -> bool:
-    """Whether a method drafts only as many nodes as save time, however many it may draft."""
-    return "auto" in map(str.strip, method.split("+"))
+def method_names(method: str, available: Collection[str] | None = None) -> list[str]:
+    """Return the names that ``method`` joins with ``+``, in priority order.
 
-
-def reads_prediction(method: str) -> bool:
-    """Whether drafts of ``method`` come from the prediction of a request that brings one."""
-    return any(name.strip() in ("auto", "prediction") for name in method.split("+"))
-
-
-def with_prediction(method: str) -> str:
-    """What drafts for a request that brings a prediction where ``method`` is the default: it, and the prediction.
-
-    Plain decoding stays so, and a method that joins as many names as may be joined.
+    Raises:
+        UnknownMethodError: a name is not among ``available`` (by default all methods); or as ``normalised``.
     """
-    is_full = method.count("+") + 1 >= MOST_PARTS
-    return method if method == "autoregressive" or is_full or reads_prediction(method) else f"prediction+{method}"
+    names = normalised(method).split("+")
+    for name in names:
+        check_name(name, available)
+    return names
 
 
 def check_allowed(method: str, allowed: Collection[str]) -> None:
-    """Raises UnknownMethodError, which lists ``allowed``, if neither ``method``, normalised, nor all its parts are."""
+    """Raise UnknownMethodError, which lists ``allowed``, if neither the normalised ``method`` nor all its names are."""
     if method not in allowed and not all(name in allowed for name in method.split("+")):
         raise UnknownMethodError(
             f"method {method!r} is not among those that this server allows: {', '.join(allowed)}", "method"
         )
 
 
-def method_names(method: str, available: Collection[str] = AVAILABLE) -> list[str]:
-    """The names that ``method`` joins with ``+``, in priority order.
+def chooses_nodes(method: str) -> bool:
+    """Return whether a method drafts only as many nodes as save time, however many it may draft."""
+    return "auto" in map(str.strip, method.split("+"))
 
-    Raises:
-        UnknownMethodError: a name is unknown (the message lists ``available``) or not available; or as
-            ``normalised``.
+
+def reads_prediction(method: str) -> bool:
+    """Return whether a method drafts from the prediction of a request that has one."""
+    return any(name.strip() in ("auto", "prediction") for name in method.split("+"))
+
+
+def with_prediction(method: str) -> str:
+    """Return the default ``method`` joined with ``prediction``, for requests that have a prediction.
+
+    Plain decoding stays as it is, and so does a method that joins as many names as it may.
     """
-    names = normalised(method).split("+")
-    for name in names:
-        check_name(name, available)
-    return names
+    is_full = method.count("+") + 1 >= MOST_PARTS
+    return method if method == "autoregressive" or is_full or reads_prediction(method) else f"prediction+{method}"

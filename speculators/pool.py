@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
 from engine.request import Request
+from speculators.method import SpeculatorOptions
 from speculators.mixing.fault_isolation import FaultIsolated
-from speculators.registry import Factory, SpeculatorOptions, create
+from speculators.registry import Factory, create
 
 MOST_METHODS = 32  # kept while no request uses them: clients may join the names in thousands of ways
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from engine.errors import UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome, RequestView
+from speculators.method import Method
 
 
 class TrainedDrafts:
@@ -49,3 +50,26 @@ class TrainedDrafts:
     def end(self, view: RequestView) -> None:
         """Forget the draft."""
         self._drafts.pop(view.request_id, None)
+
+
+def _trained(name: str, description: str) -> Method:
+    return Method(
+        name,
+        lambda settings, context: TrainedDrafts(name, context.options.trained),
+        description,
+        needs=("trained",),
+        is_trained=True,
+    )
+
+
+TRAINED = tuple(
+    _trained(*one)
+    for one in (
+        ("medusa", "heads on the target's last state, one per depth"),
+        ("eagle", "a layer that predicts the target's next states"),
+        ("parallelspec-medusa", "Medusa's drafter with mask tokens: all depths in one pass"),
+        ("parallelspec-eagle", "EAGLE's drafter with mask tokens: all depths in one pass"),
+        ("p-eagle", "EAGLE's drafter with learned mask states: all depths in one pass"),
+        ("dflash", "a block that is denoised in one pass"),
+    )
+)

@@ -28,6 +28,7 @@ from engine.model.identity import model_hash
 from engine.target.local import LocalTarget
 from engine.target.numerics import resolve_dtype
 from speculators.pool import SpeculatorPool
+from speculators.registry import warmed
 
 UNRECORDED = frozenset(
     (
@@ -60,7 +61,7 @@ def measure(arguments: argparse.Namespace, questions: list[Question]) -> tuple[l
     options = speculator_options(arguments, path, target.info.spec, target)
     plan = _plan(arguments, questions, target)
     states = {setting.warm for setting in plan.settings}
-    pools = {is_warm: SpeculatorPool(options.warm() if is_warm else options) for is_warm in states}
+    pools = {is_warm: SpeculatorPool(warmed(options) if is_warm else options) for is_warm in states}
     bench = Bench(target, load_tokenizer(path), pools, plan)
     bench.check()
     dtype = resolve_dtype(arguments.dtype, target.info.spec, arguments.device)

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from app.config.errors import config_of
 from app.config.fields import GROUPS
+from app.config.method_fields import SECTIONS
 from app.config.serve import ServeConfig
 from app.inputs.devices import check_cache
 from app.inputs.models import check_model
@@ -23,7 +24,9 @@ Every flag from --model on is also a key of build_app's arguments in a Ray Serve
 is switched off by --no-NAME as well.
 """
 REPEATED = ("name",)  # flags that may be given several times
-OBJECTS = {name for name, info in ServeConfig.model_fields.items() if get_origin(info.annotation) is dict}
+OBJECTS = {
+    name for name, info in ServeConfig.model_fields.items() if get_origin(info.annotation) is dict or name in SECTIONS
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

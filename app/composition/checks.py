@@ -26,7 +26,10 @@ def checked(config: ServeConfig) -> ServeConfig:
     method_names(config.method)
     check_model(config.model, config.revision)
     if config.simulate is not None:
-        follows = {"stages": profile_at(config.simulate).stages, "auto": {"sources": TEXT_SOURCES} | config.auto}
+        follows = {
+            "stages": profile_at(config.simulate).stages,
+            "auto": {"sources": TEXT_SOURCES} | config.section("auto").given,
+        }
         config = config_of(follows | config.model_dump(exclude={"auto"}, exclude_unset=True))
     access_options(config)
     speculator_options(config)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from app.composition.operation import log_options
 from app.composition.pipeline import target_options, trained_drafter
 from app.composition.retrieval import lookup
-from app.config.method_settings import SECTIONS, method_settings
+from app.config.method_fields import SECTIONS
 from app.config.serve import ServeConfig
 from app.inputs.models import drafter_path, model_path, target_name, texts_path
 from deployments.options import SpeculatorPlacement
 from engine.model.spec import ModelSpec
+from speculators.auto.config import AutoConfig
+from speculators.draft_model.config import DraftModelConfig
 from speculators.grammar import GrammarConfig
-from speculators.registry import SpeculatorOptions
+from speculators.method import SpeculatorOptions
+from speculators.pld_plus.speculator import PldPlusConfig
 
 
 def placement(config: ServeConfig) -> SpeculatorPlacement:
@@ -32,17 +34,14 @@ def speculator_options(config: ServeConfig) -> SpeculatorOptions:
     Raises:
         ConfigError: there is nothing where ``retrieval`` points.
     """
-    given: dict[str, dict[str, Any]] = {name: getattr(config, name) for name in SECTIONS}
-    path = None if config.draft_model is None else drafter_path(config.draft_model)
-    draft_model = config.draft_model_settings | {"path": path}
-    # The built-in texts are there to be tried, and know little of what is asked: auto loses time over them.
-    auto = {"retrieval": config.retrieval is not None} | given["auto"]
-    del given["draft_model_options"]
+    given = [config.section(name) for name in SECTIONS]
+    # The built-in texts are examples that hold little of what is asked: auto would lose time with them.
+    looks_up = {"retrieval": config.retrieval is not None} | config.section("auto").given
     return SpeculatorOptions(
+        settings=tuple(section.settings() for section in given if section.given),
         retrieval=lookup(config),
-        draft_model=method_settings("draft_model_options", draft_model),
-        **{name: method_settings(name, settings) for name, settings in (given | {"auto": auto}).items()},
-    )
+        draft_model=None if config.draft_model is None else drafter_path(config.draft_model),
+    ).having(DraftModelConfig(**config.draft_model_settings), AutoConfig(**looks_up))
 
 
 def served_speculators(config: ServeConfig) -> SpeculatorOptions:
@@ -65,8 +64,8 @@ def served_speculators(config: ServeConfig) -> SpeculatorOptions:
     tokens = GrammarConfig(target_name(config.model), config.revision, tuple(spec.eos_ids), spec.vocab_size)
     options = replace(speculator_options(config), vocabulary=known_rows(path, spec), grammar=tokens)
     file = None if config.heads is None else Path(config.heads)
-    if options.pld_plus.heads:
-        return with_model(options, spec, ())
+    if configured := options.of(PldPlusConfig).heads:
+        return with_model(options, spec, configured)
     if names_method(config.method):
         # One process and no pipeline: before the deployment there is nothing else.
         target = replace(target_options(config), stages=1)
@@ -97,4 +96,4 @@ def check_served_drafter(config: ServeConfig) -> None:
         from engine.model.loader import load_spec
 
         path = texts_path(config.model, config.revision)
-        check_drafter(speculator_options(config).draft_model, path, load_spec(path))
+        check_drafter(drafter_path(config.draft_model), path, load_spec(path))

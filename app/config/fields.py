@@ -10,6 +10,7 @@ from app.config.access_fields import AccessFields
 from app.config.answer_fields import AnswerFields
 from app.config.field_group import NAMESPACE_PATTERN, AtLeastOne, FieldGroup
 from app.config.http_fields import HttpFields
+from app.config.method_fields import MethodFields
 from app.config.operation_fields import FailureFields, LogFields
 from app.config.scaling_fields import ScalingFields
 from app.inputs.default_model import DEFAULT_MODEL
@@ -166,33 +167,6 @@ class SpeculationFields(FieldGroup):
     )
     speculator_gpus: Annotated[float, Field(ge=0)] = Field(0.0, description="Ray GPUs a speculator actor reserves")
     draft_timeout: Annotated[float, Field(gt=0)] = Field(2.0, description="seconds a draft may take, in actors")
-
-
-class MethodFields(FieldGroup):
-    """JSON objects; docs/methods lists the keys of every method."""
-
-    TITLE: ClassVar[str] = "settings of methods"
-
-    draft_model_options: dict[str, Any] = Field(default_factory=dict, description="further settings of draft-model")
-    adapld: dict[str, Any] = Field(default_factory=dict, description="settings of adapld")
-    anpd: dict[str, Any] = Field(default_factory=dict, description="settings of anpd")
-    goose: dict[str, Any] = Field(default_factory=dict, description="settings of goose")
-    lookahead: dict[str, Any] = Field(default_factory=dict, description="settings of lookahead")
-    pld: dict[str, Any] = Field(default_factory=dict, description="settings of pld")
-    pld_plus: dict[str, Any] = Field(default_factory=dict, description="settings of pld-plus-h and pld-plus-a")
-    prediction: dict[str, Any] = Field(default_factory=dict, description="settings of prediction")
-    rest: dict[str, Any] = Field(default_factory=dict, description="settings of rest")
-    spectra: dict[str, Any] = Field(default_factory=dict, description="settings of spectra: how its parts share a tree")
-    spectra_core: dict[str, Any] = Field(default_factory=dict, description="settings of spectra-core")
-    spectra_retrieval: dict[str, Any] = Field(default_factory=dict, description="settings of spectra-retrieval")
-    stand: dict[str, Any] = Field(default_factory=dict, description="settings of stand")
-    suffix: dict[str, Any] = Field(default_factory=dict, description="settings of suffix")
-    token_recycling: dict[str, Any] = Field(default_factory=dict, description="settings of token-recycling")
-    successors: dict[str, Any] = Field(
-        default_factory=dict, description="settings that suffix and token-recycling share"
-    )
-    combination: dict[str, Any] = Field(default_factory=dict, description="settings of a+b")
-    auto: dict[str, Any] = Field(default_factory=dict, description="settings of auto")
 
 
 class RetrievalFields(FieldGroup):

@@ -20,7 +20,8 @@ from app.config.checks import (
     drafter_settings,
     stage_device,
 )
-from app.config.fields import AllFields, MethodFields
+from app.config.fields import AllFields
+from app.config.method_fields import SettingsFields
 from app.inputs.cores import default_threads
 from app.inputs.default_model import DEFAULT_MODEL, is_default
 from app.inputs.devices import AUTO
@@ -70,21 +71,10 @@ class ServeConfig(AllFields):
                 raise ValueError(f"methods: {error}") from None
         if self.methods is not None and not self.allowed_methods:
             raise ValueError("methods names no method; leave it out to allow all, or name autoregressive")
-        if "path" in self.draft_model_options:
-            raise ValueError("draft_model_options has no setting 'path'; draft_model says which model it is")
         try:
             drafter_settings(self.drafter, self.drafter_layers, self.drafter_options)
         except ConfigError as error:
             raise ValueError(str(error)) from None
-        given = {name: getattr(self, name) for name in MethodFields.model_fields if getattr(self, name)}
-        if given:
-            from app.config.method_settings import method_settings  # loads the methods, which few flags need
-
-            try:
-                for name, settings in given.items():
-                    method_settings(name, settings)
-            except ConfigError as error:
-                raise ValueError(str(error)) from None
 
     def _check_devices(self) -> None:
         drafter = self.draft_model_settings["device"]
@@ -139,10 +129,15 @@ class ServeConfig(AllFields):
         """Drafted nodes per step of a request that names no number."""
         return default_nodes(self.stage_device) if self.max_nodes is None else self.max_nodes
 
+    def section(self, name: str) -> SettingsFields:
+        """Return the settings of a method, by the section's name."""
+        section: SettingsFields = getattr(self, name)
+        return section
+
     @property
     def draft_model_settings(self) -> dict[str, Any]:
-        """Settings of draft-model without its path: dtype, device and numerics are the target's unless given."""
-        given = {"dtype": self.dtype, "device": self.device, **self.draft_model_options}
+        """Settings of draft-model: dtype, device and numerics are the target's unless given."""
+        given = {"dtype": self.dtype, "device": self.device} | self.section("draft_model_options").given
         if given["device"] == AUTO:
             given["device"] = "cuda" if self.speculator_actors and self.speculator_gpus else "cpu"
         return {"numerics": AUTO if given["device"] == "cpu" else self.numerics} | given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,8 +29,8 @@ from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
 from engine.target.options import GIB, TargetOptions
 from speculators.grammar import GrammarConfig
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 
 
 def load_target(arguments: argparse.Namespace) -> LocalTarget:
@@ -111,8 +112,8 @@ def speculator_options(
         ConfigError: a flag is wrong; the message names it.
     """
     return with_model(
-        SpeculatorOptions(
-            draft_model=offline_drafter(arguments, path, spec),
+        replace(
+            offline_drafter(arguments, path, spec),
             retrieval=library_at(arguments.retrieval, str(path), arguments.retrieval_namespace),
             step_costs=offline_costs(arguments, path, target),
             vocabulary=known_rows(path, spec),

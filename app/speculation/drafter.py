@@ -15,12 +15,13 @@ from engine.model.spec import ModelSpec
 from engine.model.weights.tensors import loaded_bytes
 from engine.target.options import GIB
 from speculators.draft_model.config import DraftModelConfig
+from speculators.method import SpeculatorOptions
 
 FORWARD = GIB // 2  # bytes of a GPU for a drafter's forwards: an estimate
 
 
-def offline_drafter(arguments: argparse.Namespace, path: Path, spec: ModelSpec) -> DraftModelConfig:
-    """Settings of ``draft-model`` for the target in directory ``path``, from flags.
+def offline_drafter(arguments: argparse.Namespace, path: Path, spec: ModelSpec) -> SpeculatorOptions:
+    """Return options with the draft model of the flags, for the target in directory ``path``.
 
     Its dtype, device and numerics are the target's.
 
@@ -33,15 +34,17 @@ def offline_drafter(arguments: argparse.Namespace, path: Path, spec: ModelSpec) 
     if arguments.draft_nodes < 0:
         raise ConfigError(f"--draft-nodes is {arguments.draft_nodes}; it must be 0 (a chain) or more")
     config = DraftModelConfig(
-        path=None if arguments.draft_model is None else drafter_path(arguments.draft_model),
         draft_tokens=arguments.draft_tokens,
         tree_nodes=arguments.draft_nodes,
         dtype=arguments.dtype,
         device=arguments.device,
         numerics=arguments.numerics,
     )
-    check_drafter(config, path, spec)
-    return config
+    if arguments.draft_model is None:
+        return SpeculatorOptions().having(config)
+    model = drafter_path(arguments.draft_model)
+    check_drafter(model, path, spec)
+    return SpeculatorOptions(draft_model=model).having(config)
 
 
 def draft_model_bytes(arguments: argparse.Namespace) -> int:
@@ -54,31 +57,29 @@ def draft_model_bytes(arguments: argparse.Namespace) -> int:
     if named is None or arguments.device == "cpu":
         return 0
     path = drafter_path(named)
-    return loaded_bytes(resolve(path)) + int(DraftModelConfig(path).kv_gib * GIB) + FORWARD
+    return loaded_bytes(resolve(path)) + int(DraftModelConfig().kv_gib * GIB) + FORWARD
 
 
-def check_drafter(config: DraftModelConfig, path: Path, spec: ModelSpec) -> None:
-    """Refuse a drafter whose token ids mean something else than those of the target in directory ``path``.
+def check_drafter(model: str, path: Path, spec: ModelSpec) -> None:
+    """Refuse a draft model whose token ids mean something else than those of the target in directory ``path``.
 
     Raises:
         ConfigError: the vocabularies differ; the message says how.
         UnsupportedModelError: the drafter cannot be run.
     """
-    if config.path is None:
-        return
     try:
-        found = resolve(config.path, weights=())
+        found = resolve(model, weights=())
         own, theirs = read_checkpoint(found, has_weights=not revision_of(found))
     except (ConfigError, UnsupportedModelError) as error:
         raise type(error)(f"--draft-model: {error}") from error
     if own.vocab_size != spec.vocab_size:
         raise ConfigError(
-            f"--draft-model {config.path} has a vocabulary of {own.vocab_size} token ids, the target one of "
+            f"--draft-model {model} has a vocabulary of {own.vocab_size} token ids, the target one of "
             f"{spec.vocab_size}: a drafter must have the target's tokenizer"
         )
     if vocabulary_hash(theirs.get_vocab()) != vocabulary_hash(load_tokenizer(path).get_vocab()):
         raise ConfigError(
-            f"--draft-model {config.path} has another tokenizer than the target: the same ids stand for other tokens"
+            f"--draft-model {model} has another tokenizer than the target: the same ids stand for other tokens"
         )
 
 

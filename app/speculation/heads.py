@@ -1,4 +1,4 @@
-"""Induction heads of a target: from a file, from the cache, or found now; and what PLD+ is told of the model."""
+"""Induction heads of a target: from a file, from the cache, or found now; and what PLD+ has to know of the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from speculators.pld_plus.speculator import paper_layer
 from speculators.pool import SpeculatorPool
 
 if TYPE_CHECKING:
-    from speculators.registry import SpeculatorOptions
+    from speculators.method import SpeculatorOptions
 
 METHOD = "pld-plus-a"  # the one that needs heads
 KEEP = 50  # heads at most: the published number, of a model with 1024
@@ -152,11 +152,8 @@ def _cached(model: str) -> Path:
 
 
 def with_model(options: SpeculatorOptions, spec: ModelSpec, heads: Heads) -> SpeculatorOptions:
-    """Options whose PLD+ and AdaPLD know the model: the published relative depth unless a layer is set, and heads."""
-    plus = options.pld_plus
-    layer = paper_layer(spec.n_layers) if plus.layer is None else plus.layer
-    adapld = options.adapld if options.adapld.layer is not None else replace(options.adapld, layer=layer)
-    return replace(options, adapld=adapld, pld_plus=replace(plus, layer=layer, heads=plus.heads or heads))
+    """Return the options with the model's layer at the published relative depth, and its induction heads."""
+    return replace(options, layer=paper_layer(spec.n_layers), heads=heads)
 
 
 def names_method(methods: str | Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ from deployments.options import RetrievalOptions
 from deployments.retrieval.client import ReaderFactory, process_client
 from deployments.retrieval.metrics import RetrievalMetrics
 from retrieval_store.service.sender import Sender
-from speculators.registry import SpeculatorOptions
+from speculators.method import SpeculatorOptions
 
 
 class RouterRetrieval:

@@ -12,7 +12,7 @@ from engine.protocol import Branch, Outcome
 from engine.request import Request
 from speculators.kernels import compile_kernels
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
+from speculators.method import SpeculatorOptions
 
 
 class SpeculatorActor:

@@ -42,6 +42,7 @@ from speculators.auto.requests import FIRST_WAIT, RequestState, ScopeState
 from speculators.auto.sharing import share_out
 from speculators.auto.sources import Sources
 from speculators.auto.tiers import Tiers
+from speculators.method import Method, SpeculatorOptions
 from speculators.tenant_state import TenantState
 
 BATCH_REST = 7  # steps until a request is asked again after one in a batch in which drafts could not pay
@@ -248,3 +249,26 @@ class Auto:
             return self._off(state, UNLIKELY if proposal.ranked else NOTHING, price)
         state.told = proposal.all_draft or self._sources.text_learns
         return Draft((), LISTENS if proposal.all_draft else UNLIKELY, wants_next=self._tiers.drafts_ahead(state, price))
+
+
+def _source_names(settings: AutoConfig, options: SpeculatorOptions) -> list[str]:
+    """Return the configured sources, or the mixed model and whatever else has its input."""
+    names = list(settings.sources)
+    if not names:
+        names += ["suffix", "token-recycling"]
+        names += ["draft-model"] if options.draft_model is not None else []
+        names += [options.trained] if options.trained is not None else []
+        names += ["spectra-retrieval"] if options.retrieval is not None and settings.retrieval else []
+        names += ["pld"]
+        names += ["grammar"] if options.grammar is not None else []
+    return names if "prediction" in names else [*names, "prediction"]
+
+
+AUTO = Method(
+    name="auto",
+    factory=lambda settings, context: Auto(
+        context.parts(_source_names(settings, context.options)), context.options.step_costs, settings
+    ),
+    description="chooses among the sources that have their input, and drafts only what saves time",
+    settings=AutoConfig,
+)

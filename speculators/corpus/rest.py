@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from retrieval_store.index.index import Library
 from speculators.corpus.lookup import LibraryDrafter, LookupConfig
+from speculators.method import Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +44,12 @@ class Rest(LibraryDrafter):
 
     def __init__(self, library: Library, config: RestConfig | None = None) -> None:
         super().__init__("rest", library, config or RestConfig())
+
+
+REST = Method(
+    name="rest",
+    factory=lambda settings, context: Rest(context.options.retrieval(), settings),
+    description="continuations of the longest match in a corpus",
+    settings=RestConfig,
+    needs=("retrieval",),
+)

@@ -17,11 +17,13 @@ per step over all requests, which do not wait for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from speculators.draft_model.config import DraftModelConfig
+from speculators.method import Method
 
 if TYPE_CHECKING:  # torch comes with the first request, so that methods without a model need none
     from engine.sampling.history import History
@@ -203,3 +205,15 @@ class DraftModel:
             return None
         tokens = view.context.view.tolist()
         return History(tokens[: view.n_prompt], tokens[view.n_prompt :])
+
+
+DRAFT_MODEL = Method(
+    name="draft-model",
+    factory=lambda settings, context: DraftModel(
+        replace(settings, path=settings.path or context.options.draft_model)
+    ),
+    description="a small model of the same vocabulary drafts a tree",
+    settings=DraftModelConfig,
+    needs=("draft_model",),
+    section="draft_model_options",
+)

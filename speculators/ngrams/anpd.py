@@ -19,6 +19,7 @@ from heapq import heappop, heappush
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.tree import ROOT
+from speculators.method import Method
 from speculators.ngrams.matches import NgramPlaces, Place, longest_matches
 
 _Entry = tuple[float, int, int, int, float, int, list[Place]]  # -path probability, serial, token, parent, score, depth
@@ -225,3 +226,11 @@ def _most_frequent(successors: list[int]) -> tuple[int, float]:
     best = max(counts.values())
     token = [token for token, count in counts.items() if count == best][-1]
     return token, best / len(successors)
+
+
+ANPD = Method(
+    name="anpd",
+    factory=lambda settings, context: Anpd(settings),
+    description="a tree of the text's own n-grams, by frequency",
+    settings=AnpdConfig,
+)

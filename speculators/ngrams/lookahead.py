@@ -20,6 +20,7 @@ from random import Random
 
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
+from speculators.method import Method
 from speculators.ngrams.dictionaries import ForwardDictionary, Tokens
 from speculators.ngrams.lookahead_window import LookaheadWindow
 from speculators.node_counter import NodeCounter
@@ -184,3 +185,11 @@ def _scores(guesses: Sequence[Tokens]) -> dict[Tokens, float]:
             doubt = _DOUBT_FIRST if not above else _DOUBT_DEEPER
             scores[prefix] = weight / weights[above] * counts[above] / (counts[above] + doubt)
     return scores
+
+
+LOOKAHEAD = Method(
+    name="lookahead",
+    factory=lambda settings, context: Lookahead(settings),
+    description="n-grams from Jacobi iteration",
+    settings=LookaheadConfig,
+)

@@ -24,9 +24,10 @@ from typing import Literal
 import numpy as np
 
 from engine.errors import ConfigError
-from engine.protocol import Branch, Needs, Outcome, RequestView
+from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
 from engine.token_buffer import TokenBuffer
 from engine.tree import ROOT, IntArray
+from speculators.method import Method, MethodContext
 from speculators.ngrams.occurrences import Occurrences
 from speculators.tenant_state import TenantState
 
@@ -179,3 +180,20 @@ class _Draft:
             self._n_open += 1
             p = len(following) / n
             heappush(self._open, (-path * p, self._n_open, p, parent, token, following))
+
+
+def _suffix(settings: SuffixConfig, context: MethodContext) -> Speculator:
+    from speculators.successors.config import TEXT, SuccessorConfig
+    from speculators.successors.speculator import Successors
+
+    if settings.mode == "paper":
+        return SuffixDecoding(settings)
+    return Successors(context.options.of(SuccessorConfig), (TEXT,))
+
+
+SUFFIX = Method(
+    name="suffix",
+    factory=lambda settings, context: _suffix(settings, context),
+    description="what followed the longest contexts in the text itself",
+    settings=SuffixConfig,
+)

@@ -12,13 +12,14 @@ from gives no numbers for the lengths; those below are PLD+'s where there is one
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.tree import ROOT, IntArray
+from speculators.method import Method
 from speculators.ngrams.occurrences import Occurrences
 from speculators.peers.scored_contexts import RecentRows, scored_contexts
 from speculators.pld_plus.hidden_states import HiddenStates
@@ -152,3 +153,14 @@ class AdaPld:
         if len(known) == 0:
             return int(starts[0])
         return int(known[state.hidden.cosines(known).argmax()]) + 2
+
+
+ADAPLD = Method(
+    name="adapld",
+    factory=lambda settings, context: AdaPld(
+        replace(settings, layer=context.options.layer if settings.layer is None else settings.layer)
+    ),
+    description="prompt lookup that compares hidden states where no n-gram matches",
+    settings=AdaPldConfig,
+    needs=("layer",),
+)

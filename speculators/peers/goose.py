@@ -23,6 +23,7 @@ import numpy as np
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.tree import ROOT, IntArray
+from speculators.method import Method
 from speculators.ngrams.occurrences import Occurrences
 from speculators.peers.scored_contexts import RecentRows, scored_contexts
 from speculators.tenant_state import TenantState
@@ -207,3 +208,11 @@ class _Tree:
         self.parents.append(parent)
         self._contexts.append((self._contexts[parent + 1][-1], token))
         self._depths.append(self._depths[parent + 1] + 1)
+
+
+GOOSE = Method(
+    name="goose",
+    factory=lambda settings, context: Goose(settings),
+    description="a copied spine with branches of the target's earlier successors",
+    settings=GooseConfig,
+)

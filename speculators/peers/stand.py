@@ -26,6 +26,7 @@ from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.sampling.keys import request_key
 from engine.tree import ROOT
+from speculators.method import Method
 from speculators.peers.scored_contexts import Context, RecentRows, scored_contexts
 from speculators.successors.draws import exponential
 from speculators.successors.token_recycling import rank_tree
@@ -165,3 +166,11 @@ class Stand:
             range(len(candidates)), key=lambda i: log(max(waits[i], 1e-300)) - log(candidates[i][1]) / state.heat
         )
         return [candidates[i] for i in order]
+
+
+STAND = Method(
+    name="stand",
+    factory=lambda settings, context: Stand(settings),
+    description="n-grams with the target's probabilities, drafted by drawing",
+    settings=StandConfig,
+)

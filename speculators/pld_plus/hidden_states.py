@@ -1,32 +1,42 @@
-"""Hidden states of one request's positions, ready to be compared: PLD+ (h) reads them."""
+"""Hidden states of one request's positions, normalised so that they can be compared."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.protocol import Outcome, RequestView
 from engine.tree import FloatArray
 
-_Positions = npt.NDArray[np.intp]
+Positions = npt.NDArray[np.intp]
 
 
 class HiddenStates:
-    """Normalised states of consecutive positions: an array that grows as positions are committed.
-
-    Args:
-        capacity: positions to make room for at first.
-    """
+    """States of consecutive positions in an array that grows; ``capacity`` is its number of rows at first."""
 
     def __init__(self, capacity: int) -> None:
         self.first = 0  # position of the first row
-        self.end = 0  # position behind the last row
+        self.end = 0  # position after the last row
         self._capacity = max(capacity, 1)
         self._rows: FloatArray = np.empty((0, 0), np.float32)
+
+    @classmethod
+    def of(cls, view: RequestView) -> HiddenStates:
+        """Return an empty array with room for the request's context and its next 1024 tokens."""
+        return cls(len(view.context) + min(view.request.params.max_tokens, 1024))
+
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
+        """Add the states of the positions that a step or a prompt chunk forwarded, if the outcome has any."""
+        states = None if outcome.artefacts is None else outcome.artefacts.hidden
+        if states is not None and len(states):
+            # The bonus token has not been forwarded. A chunk without one reports the position where it began.
+            first = len(view.context) - 1 - len(states) if outcome.tokens else outcome.prompt_start
+            self.put(first, states)
 
     def put(self, first: int, states: FloatArray) -> None:
         """Append ``states`` ``[n, d]`` of positions ``first`` to ``first + n - 1``.
 
-        Rows that do not begin where the last ones ended replace them: what was missed will not come again.
+        If ``first`` is not the next position, they replace all rows: the target does not send missing states again.
         """
         if first != self.end:
             self.first = self.end = first
@@ -40,8 +50,7 @@ class HiddenStates:
         np.divide(states, np.maximum(norms, 1e-12), out=self._rows[used : used + n])
         self.end += n
 
-    def cosines(self, positions: _Positions) -> FloatArray:
-        """Similarity of the last row to the rows at ``positions`` ``[n]``, in [-1, 1]."""
-        last = self._rows[self.end - 1 - self.first]
-        similar: FloatArray = self._rows[positions - self.first] @ last
+    def cosines(self, positions: Positions) -> FloatArray:
+        """Return the similarity of the last row to the rows at ``positions`` ``[n]``, in [-1, 1]."""
+        similar: FloatArray = self._rows[positions - self.first] @ self._rows[self.end - 1 - self.first]
         return similar

@@ -1,10 +1,9 @@
-"""Which attention heads copy: the heads that PLD+ (a) reads, found by counting (arXiv 2412.01447, section 4.2.1).
+"""Finds the attention heads that copy, which PLD+ (a) reads (arXiv 2412.01447, section 4.2.1).
 
-An *induction head* finds an earlier occurrence of what is being written and looks at the token that came next. For
-every generated token that occurs in the context before it, take the occurrence with the longest matching suffix: there
-it was copied from, if it was. A head *hits* when, in the position that predicted the token, it looks at that occurrence
-more than anywhere else. The heads with the most hits are kept, and written to a small JSON file with the model's hash,
-for another model's heads are elsewhere.
+An induction head attends to an earlier occurrence of the token that is being written. For each generated token that is
+in the context already, the occurrence with the longest matching suffix counts as its source. A head hits when the
+position that predicted the token attends to the source more than to any other position. The heads with the most hits
+are written to a small JSON file. It has the model's hash because heads of one model mean nothing in another.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import ConfigError
-from engine.protocol import Branch, Needs, Outcome, RequestView
+from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
 from engine.tree import IntArray
 
 FORMAT = "spectra-heads"
@@ -26,7 +25,7 @@ Heads = tuple[tuple[int, int], ...]
 
 
 class HeadScore(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One kept head."""
+    """A head that was kept, and how often it hit."""
 
     layer: int  # from 0
     head: int  # query head, from 0
@@ -34,16 +33,16 @@ class HeadScore(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HeadsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a heads file holds."""
+    """Contents of a heads file."""
 
     format: str = FORMAT
     version: int = VERSION
-    model: str  # hash of the model the heads were found in
+    model: str  # hash of the model in which the heads were found
     n_layers: int
     n_heads: int  # query heads per layer
     n_tokens: int  # generated tokens that were counted
     heads: list[HeadScore]  # kept, best first
-    hits: list[list[int]]  # [n_layers][n_heads], all of them
+    hits: list[list[int]]  # [n_layers][n_heads], of all heads
 
     @property
     def pairs(self) -> Heads:
@@ -51,31 +50,22 @@ class HeadsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return tuple((one.layer, one.head) for one in self.heads)
 
 
-class HeadCounter:
-    """A speculator that drafts nothing and counts hits while the target writes.
-
-    Args:
-        n_layers: of the target.
-        n_heads: query heads per layer.
-    """
+class HeadCounter(Speculator):
+    """Drafts nothing and counts the hits of every head; ``n_heads`` are query heads per layer."""
 
     name = "head-counter"
 
     def __init__(self, n_layers: int, n_heads: int) -> None:
         self.needs = Needs(heads=tuple((layer, head) for layer in range(n_layers) for head in range(n_heads)))
-        self.n_tokens = 0  # generated tokens that occur in the context before them
+        self.n_tokens = 0  # generated tokens that have a source
         self.hits: npt.NDArray[np.int64] = np.zeros((n_layers, n_heads), np.int64)
-        self.looked = np.zeros((n_layers, n_heads))  # sum of the attention paid to the source
-
-    def begin(self, view: RequestView) -> None:
-        """Nothing to remember."""
+        self.source_attention = np.zeros((n_layers, n_heads))  # sums of the attention to sources
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
-        """Never a draft: every token gets a step of its own, and so its attention."""
+        """Return no draft: the attention of every token is read in a step of its own."""
         return []
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Count the heads that looked where the token came from."""
         attention = None if outcome.artefacts is None else outcome.artefacts.attention
         if attention is None or len(outcome.tokens) != 1:
             return
@@ -83,21 +73,18 @@ class HeadCounter:
         if source is not None:
             self.n_tokens += 1
             self.hits += (attention.argmax(axis=1) == source).reshape(self.hits.shape)
-            self.looked += attention[:, source].reshape(self.hits.shape)
-
-    def end(self, view: RequestView) -> None:
-        """Nothing to drop."""
+            self.source_attention += attention[:, source].reshape(self.hits.shape)
 
 
 def copied_from(context: IntArray) -> int | None:
-    """The earlier position of the last token behind the longest matching suffix, the latest of several; or None.
+    """Return the earlier position of the last token of ``context`` ``[t]`` with the longest matching suffix.
 
-    ``context`` ``[t]`` int32.
+    Of several it is the latest; None if the token does not occur earlier.
     """
     ends = np.flatnonzero(context[:-1] == context[-1])
     if len(ends) == 0:
         return None
-    n = 1  # tokens that match so far
+    n = 1  # matching tokens so far
     while len(ends) > 1:
         longer = ends[ends >= n]
         longer = longer[context[longer - n] == context[-1 - n]]
@@ -108,22 +95,21 @@ def copied_from(context: IntArray) -> int | None:
 
 
 def best_heads(counter: HeadCounter, keep: int) -> list[HeadScore]:
-    """At most ``keep`` heads with the most hits, best first; among equals the head that looked there more.
+    """Return at most ``keep`` heads with the most hits, best first; ties go to the head with more attention to sources.
 
-    Heads that never hit are left out, unless none did: a model without induction heads still gets some.
+    Heads without a hit are left out, unless no head has one.
     """
-    hits, looked = counter.hits.ravel(), counter.looked.ravel()
-    order = [int(flat) for flat in np.lexsort((-looked, -hits)) if hits[flat] or not hits.any()][:keep]
-    n_tokens = max(1, counter.n_tokens)
-    places = [divmod(flat, counter.hits.shape[1]) for flat in order]
-    return [HeadScore(layer, head, round(int(counter.hits[layer, head]) / n_tokens, 6)) for layer, head in places]
+    hits, attention = counter.hits.ravel(), counter.source_attention.ravel()
+    order = [int(flat) for flat in np.lexsort((-attention, -hits)) if hits[flat] or not hits.any()][:keep]
+    n_tokens, n_heads = max(1, counter.n_tokens), counter.hits.shape[1]
+    return [HeadScore(*divmod(flat, n_heads), round(int(hits[flat]) / n_tokens, 6)) for flat in order]
 
 
 def write_heads(path: Path, found: HeadsFile) -> None:
-    """Write a heads file; a reader never sees half of one.
+    """Write a heads file and replace an existing one atomically.
 
     Raises:
-        ConfigError: it cannot be written there.
+        ConfigError: the path cannot be written.
     """
     partial = path.with_name(path.name + ".partial")
     try:
@@ -135,11 +121,10 @@ def write_heads(path: Path, found: HeadsFile) -> None:
 
 
 def read_heads(path: Path, model: str, n_layers: int, n_heads: int) -> HeadsFile:
-    """The heads file at ``path``, checked against the model that is to use it.
+    """Return the heads file at ``path`` for a model with this hash and size.
 
     Raises:
-        ConfigError: it cannot be read, is no heads file, is of another version or model, or names heads that the
-            model lacks; the message names the file.
+        ConfigError: the file cannot be read, is not a heads file of this version, or belongs to another model.
     """
     try:
         found = msgspec.json.decode(path.read_bytes(), type=HeadsFile)
@@ -147,14 +132,14 @@ def read_heads(path: Path, model: str, n_layers: int, n_heads: int) -> HeadsFile
         raise ConfigError(f"heads file {path} cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is not a heads file: {error}") from error
-    wrong = _wrong(found, model, n_layers, n_heads)
-    if wrong:
-        raise ConfigError(f"heads file {path} {wrong}; 'spectra heads find' makes one")
+    problem = _problem(found, model, n_layers, n_heads)
+    if problem:
+        raise ConfigError(f"heads file {path} {problem}; 'spectra heads find' makes one")
     return found
 
 
-def _wrong(found: HeadsFile, model: str, n_layers: int, n_heads: int) -> str:
-    """What is wrong with a decoded heads file; empty if nothing is."""
+def _problem(found: HeadsFile, model: str, n_layers: int, n_heads: int) -> str:
+    """Return why a heads file does not fit the model; empty if it does."""
     if found.format != FORMAT:
         return f"is of format {found.format!r}, not {FORMAT!r}"
     if found.version != VERSION:
@@ -164,8 +149,8 @@ def _wrong(found: HeadsFile, model: str, n_layers: int, n_heads: int) -> str:
     if (found.n_layers, found.n_heads) != (n_layers, n_heads):
         return f"is for {found.n_layers} layers of {found.n_heads} heads, the model has {n_layers} of {n_heads}"
     if not found.heads:
-        return "names no head"
+        return "has no heads"
     if len(set(found.pairs)) < len(found.heads):
-        return "names a head twice"
-    outside = [one for one in found.pairs if not (0 <= one[0] < n_layers and 0 <= one[1] < n_heads)]
-    return f"names head {outside[0]}, which the model does not have" if outside else ""
+        return "has a head twice"
+    unknown = [pair for pair in found.pairs if not (0 <= pair[0] < n_layers and 0 <= pair[1] < n_heads)]
+    return f"has head {unknown[0]}, which the model does not have" if unknown else ""

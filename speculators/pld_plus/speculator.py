@@ -1,116 +1,102 @@
-"""PLD+ (arXiv 2412.01447): prompt lookup that asks the target which earlier occurrence it means.
+"""PLD+ (arXiv 2412.01447): prompt lookup in which the target's own states choose between earlier occurrences.
 
-Prompt lookup knows words only: of several earlier occurrences of the last token it takes the one with the longest
-matching n-gram. PLD+ ranks all of them, ``P = {j : x[j] = x[t-1], 1 <= j < t-1}`` (equation 1), by what the target has
-computed anyway, and drafts what followed the best:
+Prompt lookup drafts from the occurrence with the longest matching n-gram. PLD+ ranks all earlier occurrences of the
+last token, ``P = {j : x[j] = x[t-1], 1 <= j < t-1}`` (equation 1), and drafts what followed the best of them:
 
-* ``pld-plus-a`` (equation 2): ``argmax_j max_{(layer, head) in H} A[t-2 -> j]``, the attention of the last forwarded
-  position (the one that predicted ``x[t-1]``) in a few *induction heads* ``H``
-  (``speculators.pld_plus.induction_heads``).
-* ``pld-plus-h`` (equation 3): ``argmax_j cos(h[j-1], h[t-2])``, hidden states of one layer, a position back because the
-  last token itself has not been forwarded yet.
+* ``pld-plus-a`` (equation 2): ``argmax_j max_{(layer, head) in H} A[t-2 -> j]``. ``A`` is the attention of the last
+  forwarded position, which predicted ``x[t-1]``; ``H`` are a few induction heads (``induction_heads``).
+* ``pld-plus-h`` (equation 3): ``argmax_j cos(h[j-1], h[t-2])``. ``h`` are hidden states of one layer, one position
+  earlier because the last token has not been forwarded yet.
 
-It helps where the output is written along the input: summaries, edits, code that is changed. States of positions that
-were forwarded before the request began here (a speculator that was restarted) are unknown; such occurrences are left
-out. Tokens are compared exactly, so what is drafted is always a span of the context.
+It helps where the output follows the input: summaries, edits, changes of code. A restarted speculator does not have the
+states of earlier positions and leaves those occurrences out.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from engine.errors import ConfigError, UnknownMethodError
+from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.tree import FloatArray, IntArray
+from speculators.method import Method
 from speculators.node_counter import NodeCounter
-from speculators.pld_plus.hidden_states import HiddenStates
+from speculators.per_request import PerRequest
+from speculators.pld_plus.hidden_states import HiddenStates, Positions
+from speculators.settings import Settings, setting
 
-_Positions = npt.NDArray[np.intp]
+StateT = TypeVar("StateT")
 
-_EVERY = 1 << 30
-_TRIED = 4  # occurrences looked at per branch
-_LONG_RUN = 0.8  # P(the next token is copied, too) once many were
-_FADE = 0.7  # of the first token's doubts per token that was copied
+ALL_OCCURRENCES = 1 << 30
+RANKED_PER_BRANCH = 4  # several occurrences may have the same continuation
+LONG_RUN = 0.8  # P(the next token is copied, too) after many copied tokens
+FADE = 0.7  # how much of the distance to LONG_RUN remains after each copied token
 
 
 @dataclass(frozen=True, slots=True)
-class PldPlusConfig:
-    """Settings of both variants.
+class PldPlusConfig(Settings):
+    """Settings of both variants."""
 
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    draft_tokens: int = setting(70, "tokens drafted from the best occurrence (K)", at_least=1)
+    max_branches: int = setting(4, "occurrences to draft from; the published method has 1", at_least=1)
+    branch_tokens: int = setting(8, "tokens of each further branch", at_least=1)
+    max_candidates: int = setting(256, "latest occurrences to rank; bounds the time of a step", at_least=1)
+    layer: int | None = setting(None, "layer whose output pld-plus-h compares, from 0; default: 9/32 deep", at_least=0)
+    dims: int = setting(128, "dimensions that pld-plus-h projects states to; 0: no projection", at_least=0)
+    heads: tuple[tuple[int, int], ...] = setting((), "induction heads that pld-plus-a reads, [layer, head] each")
 
-    draft_tokens: int = 70  # K, tokens of the best occurrence's branch
-    max_branches: int = 4  # occurrences drafted from; 1 is the published method
-    branch_tokens: int = 8  # tokens of each further branch
-    max_candidates: int = 256  # the latest so many occurrences are ranked: bounds the time of a step
-    layer: int | None = None  # (h) the layer whose output is compared, from 0; about 0.3 of the model's layers
-    dims: int = 128  # (h) dimensions the states are projected to before they travel; 0: none
-    heads: tuple[tuple[int, int], ...] = ()  # (a) induction heads of the model, (layer, head)
-
-    def __post_init__(self) -> None:
-        for name in ("draft_tokens", "max_branches", "branch_tokens", "max_candidates"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"pld_plus: {name} must be at least 1, got {getattr(self, name)}")
-        if self.dims < 0 or (self.layer is not None and self.layer < 0):
-            raise ConfigError(f"pld_plus: dims {self.dims} and layer {self.layer} must not be negative")
+    def check(self) -> None:
         if any(layer < 0 or head < 0 for layer, head in self.heads) or len(set(self.heads)) < len(self.heads):
-            raise ConfigError(f"pld_plus: heads must be different (layer, head) pairs from 0 on, got {self.heads}")
+            raise ConfigError(f"heads is {self.heads}; it must have different (layer, head) pairs from 0 on")
 
     @classmethod
     def paper(cls, layer: int | None = None, heads: tuple[tuple[int, int], ...] = ()) -> PldPlusConfig:
-        """As published: every occurrence ranked, by the states as they are, and one drafted from."""
-        return replace(cls(layer=layer, heads=heads), max_branches=1, max_candidates=_EVERY, dims=0)
+        """Return the published method: it ranks every occurrence by unprojected states and drafts from one."""
+        return cls(layer=layer, heads=heads, max_branches=1, max_candidates=ALL_OCCURRENCES, dims=0)
 
 
 def paper_layer(n_layers: int) -> int:
-    """The published relative depth: layer 9 of 32."""
+    """Return the layer at the published relative depth, layer 9 of 32."""
     return n_layers * 9 // 32
 
 
-class _PldPlus(ABC):
-    """What both variants share: occurrences in, spans out."""
+class _PldPlus(PerRequest[StateT]):
+    """Drafts from the occurrences that ``_rank`` prefers."""
 
-    name: str
-    needs: Needs
-    curve: tuple[
-        tuple[float, ...], tuple[float, ...]
-    ]  # similarity -> P(first token), measured: docs/methods/pld-plus.md
+    curve: tuple[tuple[float, ...], tuple[float, ...]]  # similarities and P(first token), see docs/methods/pld-plus.md
 
     def __init__(self, config: PldPlusConfig) -> None:
+        super().__init__()
         self._config = config
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
-        """At most ``max_branches`` chains, best occurrence first; further ones may count on half of the budget."""
-        context = view.context.view
+        """Return chains, the best occurrence's first; the further ones may use half of the budget."""
+        config, context = self._config, view.context.view
         counter = NodeCounter()
         branches: list[Branch] = []
-        if budget <= 0:
-            return branches
-        starts, chances = self._starts(view.request_id, context)
-        further = self._config.branch_tokens * (min(self._config.max_branches, len(starts)) - 1)
-        length = min(self._config.draft_tokens, budget - min(further, budget // 2))
-        left = 1.0  # what the branches before leave to chance
+        starts, chances = self._starts(view.request_id, context) if budget > 0 else ([], [])
+        further = config.branch_tokens * (min(config.max_branches, len(starts)) - 1)
+        length = min(config.draft_tokens, budget - min(further, budget // 2))
+        remaining = 1.0  # probability that no earlier branch is right
         for start, chance in zip(starts, chances, strict=True):
             draft = context[start : start + length].tolist()
             before = counter.n_nodes
-            fits = counter.add(draft, budget)
+            n_fit = counter.add(draft, budget)
             if counter.n_nodes > before:
-                branches.append(Branch(draft[:fits], self.name, scores=_scores(chance * left, fits)))
-                left *= 1 - chance
-            if len(branches) == self._config.max_branches or counter.n_nodes >= budget:
+                branches.append(Branch(draft[:n_fit], self.name, scores=_scores(chance * remaining, n_fit)))
+                remaining *= 1 - chance
+            if len(branches) == config.max_branches or counter.n_nodes >= budget:
                 break
-            length = self._config.branch_tokens
+            length = config.branch_tokens
         return branches
 
     def _starts(self, request_id: int, context: IntArray) -> tuple[list[int], list[float]]:
-        """Where continuations begin, best first, and how likely each is; more than branches: several may be alike."""
-        # Tokens behind the last position cannot be drafted from it, and position 0 has no state before it.
+        """Return where continuations begin, best first, and the probability of each one's first token."""
+        # Nothing follows the last position, and position 0 has no state before it.
         found = np.flatnonzero(context[1:-1] == context[-1])[-self._config.max_candidates :] + 1
         if len(found) == 0:
             return [], []
@@ -120,108 +106,98 @@ class _PldPlus(ABC):
         if self._config.max_branches == 1:
             best = np.argmax(similarities, keepdims=True)
         else:
-            best = np.argsort(-similarities, kind="stable")[: _TRIED * self._config.max_branches]
+            best = np.argsort(-similarities, kind="stable")[: RANKED_PER_BRANCH * self._config.max_branches]
         return (known[best] + 1).tolist(), np.interp(similarities[best], *self.curve).tolist()
 
     @abstractmethod
-    def _rank(self, request_id: int, found: _Positions, length: int) -> tuple[_Positions, FloatArray]:
-        """The occurrences of ``found`` whose states are known, and how much the target means each.
+    def _rank(self, request_id: int, found: Positions, length: int) -> tuple[Positions, FloatArray]:
+        """Return those of the ascending positions ``found`` ``[n]`` whose states are known, and their similarities.
 
-        Args:
-            request_id: of the request.
-            found: ascending positions of the last token's earlier occurrences, ``[n]``.
-            length: tokens of the context.
+        ``length`` is the number of tokens in the context.
         """
 
 
 def _scores(first: float, n: int) -> list[float]:
-    """Chances of ``n`` tokens of a span: the first one's, rising with the number of tokens copied before."""
+    """Return the probabilities of ``n`` copied tokens: each copied token makes the next one more likely."""
     scores = []
     for _ in range(n):
         scores.append(first)
-        first += (1 - _FADE) * (_LONG_RUN - first)
+        first += (1 - FADE) * (LONG_RUN - first)
     return scores
 
 
-class PldPlusHidden(_PldPlus):
-    """PLD+ (h): the occurrence in the most similar context, as one layer sees it.
-
-    Raises:
-        UnknownMethodError: the configuration names no layer.
-    """
+class PldPlusHidden(_PldPlus[HiddenStates]):
+    """PLD+ (h): drafts from the occurrence with the most similar context in the states of one layer."""
 
     name = "pld-plus-h"
     curve = ((0.2, 0.5, 0.8, 0.95, 1.0), (0.08, 0.16, 0.32, 0.52, 0.70))
 
     def __init__(self, config: PldPlusConfig) -> None:
-        if config.layer is None:
-            raise UnknownMethodError("pld-plus-h needs a layer of the model: set pld_plus.layer", "method")
         super().__init__(config)
         self.needs = Needs(hidden_layer=config.layer, hidden_dims=config.dims)
-        self._states: dict[int, HiddenStates] = {}  # request id -> states of its positions
 
-    def begin(self, view: RequestView) -> None:
-        """Room for the states that will come."""
-        self._states[view.request_id] = HiddenStates(len(view.context) + min(view.request.params.max_tokens, 1024))
+    def new_state(self, view: RequestView) -> HiddenStates:
+        return HiddenStates.of(view)
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Keep the states of the positions the step committed."""
-        hidden = None if outcome.artefacts is None else outcome.artefacts.hidden
-        if hidden is None or len(hidden) == 0:
-            return
-        # Whatever was forwarded ends one before the bonus token; a chunk without one says where it began.
-        first = len(view.context) - 1 - len(hidden) if outcome.tokens else outcome.prompt_start
-        self._states[view.request_id].put(first, hidden)
+        self.states[view.request_id].observe(view, outcome)
 
-    def end(self, view: RequestView) -> None:
-        """Drop the states."""
-        self._states.pop(view.request_id, None)
-
-    def _rank(self, request_id: int, found: _Positions, length: int) -> tuple[_Positions, FloatArray]:
-        states = self._states[request_id]
+    def _rank(self, request_id: int, found: Positions, length: int) -> tuple[Positions, FloatArray]:
+        states = self.states[request_id]
         if states.end != length - 1:
             return found[:0], np.empty(0, np.float32)
-        before = found - 1
         if states.first:
-            before = before[before >= states.first]
-        return before + 1, states.cosines(before)
+            found = found[found > states.first]
+        return found, states.cosines(found - 1)
 
 
-class PldPlusAttention(_PldPlus):
-    """PLD+ (a): the occurrence that an induction head looked at most when it predicted the last token.
+class PldPlusAttention(_PldPlus[FloatArray]):
+    """PLD+ (a): drafts from the occurrence that got most of an induction head's attention.
 
-    Raises:
-        UnknownMethodError: the configuration names no heads.
+    Its state is the highest attention of any head ``[n_positions]`` in the last forwarded position.
     """
 
     name = "pld-plus-a"
     curve = ((0.0, 0.02, 0.1, 0.3, 0.7, 1.0), (0.07, 0.11, 0.22, 0.50, 0.62, 0.66))
 
     def __init__(self, config: PldPlusConfig) -> None:
-        if not config.heads:
-            raise UnknownMethodError(
-                "pld-plus-a needs the model's induction heads: give --heads FILE, as written by 'spectra heads find'",
-                "method",
-            )
         super().__init__(config)
         self.needs = Needs(heads=config.heads)
-        self._rows: dict[int, FloatArray] = {}  # request id -> [n_positions], most attention any head paid
 
-    def begin(self, view: RequestView) -> None:
-        """Nothing is known before the first step."""
+    def new_state(self, view: RequestView) -> FloatArray:
+        return np.empty(0, np.float32)
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Keep the attention of the last forwarded position; it is outdated by the next step."""
         attention = None if outcome.artefacts is None else outcome.artefacts.attention
         if attention is not None and len(attention):
-            self._rows[view.request_id] = attention.max(axis=0)
+            self.states[view.request_id] = attention.max(axis=0)
 
-    def end(self, view: RequestView) -> None:
-        """Drop the row."""
-        self._rows.pop(view.request_id, None)
-
-    def _rank(self, request_id: int, found: _Positions, length: int) -> tuple[_Positions, FloatArray]:
-        row = self._rows.get(request_id)
-        if row is None or len(row) != length - 1:
+    def _rank(self, request_id: int, found: Positions, length: int) -> tuple[Positions, FloatArray]:
+        row = self.states[request_id]
+        if len(row) != length - 1:
             return found[:0], np.empty(0, np.float32)
         return found, row[found]
+
+
+PLD_PLUS_H = Method(
+    name="pld-plus-h",
+    factory=lambda settings, context: PldPlusHidden(
+        replace(settings, layer=context.options.layer if settings.layer is None else settings.layer)
+    ),
+    description="copies what followed the earlier occurrence with the most similar hidden state",
+    source="PLD+, arXiv 2412.01447, equation 3",
+    settings=PldPlusConfig,
+    needs=("layer",),
+    section="pld_plus",
+)
+PLD_PLUS_A = Method(
+    name="pld-plus-a",
+    factory=lambda settings, context: PldPlusAttention(
+        replace(settings, heads=settings.heads or context.options.heads)
+    ),
+    description="copies what followed the earlier occurrence that induction heads attend to",
+    source="PLD+, arXiv 2412.01447, equation 2",
+    settings=PldPlusConfig,
+    needs=("heads",),
+    section="pld_plus",
+)

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
+from speculators.method import Method
 from speculators.ngrams.dictionaries import BackwardDictionary, ForwardDictionary, Tokens
 from speculators.node_counter import NodeCounter
 from speculators.pieces import PIECE, piece_beside
@@ -218,3 +219,11 @@ def fitting(guesses: Sequence[Branch], counter: NodeCounter, limit: int) -> list
         if counter.n_nodes >= limit:
             break
     return fits
+
+
+SPECTRA_CORE = Method(
+    name="spectra-core",
+    factory=lambda settings, context: SpectraCore(settings),
+    description="SPECTRA's dictionaries of n-grams, filled by probes",
+    settings=SpectraCoreConfig,
+)

@@ -23,11 +23,13 @@ from msgspec.structs import replace
 from engine.errors import ConfigError
 from engine.protocol import Branch, Outcome, RequestView, Speculator
 from engine.tree import ROOT
+from speculators.method import Method, MethodContext
 from speculators.mixing.candidates import Candidates, Probability
 from speculators.mixing.estimates import DEPTHS, Estimates
 from speculators.mixing.fault_isolation import FaultIsolated
 from speculators.node_counter import NodeCounter
 from speculators.spectra.core import BACKWARD, FORWARD, SpectraCore, SpectraCoreConfig, fitting
+from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +183,20 @@ def _chains(tree: Branch) -> list[Branch]:
         paths.append((*(paths[parent] if parent != ROOT else ()), token))
     inner = set(tree.parents)
     return [Branch(path, tree.source) for node, path in enumerate(paths) if node not in inner]
+
+
+def _spectra(settings: SpectraConfig, context: MethodContext) -> Spectra:
+    """Return both parts, or the core alone where there is nothing to look up."""
+    options = context.options
+    retrieval = None
+    if options.retrieval is not None:
+        retrieval = SpectraRetrieval(options.retrieval(), options.of(SpectraRetrievalConfig))
+    return Spectra(options.of(SpectraCoreConfig), retrieval, settings)
+
+
+SPECTRA = Method(
+    name="spectra",
+    factory=_spectra,
+    description="SPECTRA: the core's dictionaries and a corpus in one tree",
+    settings=SpectraConfig,
+)

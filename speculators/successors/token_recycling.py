@@ -20,9 +20,10 @@ from typing import Literal
 import numpy as np
 
 from engine.errors import ConfigError
-from engine.protocol import Branch, Needs, Outcome, RequestView
+from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
 from engine.top_ids import TopIds
 from engine.tree import ROOT, IntArray
+from speculators.method import Method, MethodContext
 from speculators.tenant_state import TenantState
 
 Matrix = dict[int, list[int]]  # token -> its successors, best first; the rows that exist of vocabulary x k
@@ -144,3 +145,20 @@ class TokenRecycling:
             matrix[token] = row
         while len(matrix) > self._config.max_tokens:
             del matrix[next(iter(matrix))]
+
+
+def _token_recycling(settings: TokenRecyclingConfig, context: MethodContext) -> Speculator:
+    from speculators.successors.config import TARGET, SuccessorConfig
+    from speculators.successors.speculator import Successors
+
+    if settings.mode == "paper":
+        return TokenRecycling(settings)
+    return Successors(context.options.of(SuccessorConfig), (TARGET,), context.options.vocabulary)
+
+
+TOKEN_RECYCLING = Method(
+    name="token-recycling",
+    factory=lambda settings, context: _token_recycling(settings, context),
+    description="the target's own best successors after contexts it has scored",
+    settings=TokenRecyclingConfig,
+)

@@ -25,8 +25,8 @@ from app.version import VERSION
 from engine.errors import ConfigError
 from retrieval_store.index.index import FixedLibrary
 from retrieval_store.snapshots.corpus import Document
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

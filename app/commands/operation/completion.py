@@ -51,10 +51,10 @@ def _prepare(parser: Any) -> None:
 
 def _values(action: argparse.Action) -> list[str]:
     """The values of a flag that has few of them, as its metavar shows them."""
-    from speculators.methods import AVAILABLE
+    from speculators.methods import all_methods
 
     if set(action.option_strings) & set(VALUES_OF):
-        return sorted(AVAILABLE)
+        return sorted(all_methods())
     shown = action.metavar if isinstance(action.metavar, str) else ""
     return shown[1:-1].split(",") if shown.startswith("{") else []
 

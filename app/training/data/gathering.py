@@ -20,8 +20,9 @@ from engine.loop import Engine
 from engine.model.identity import model_hash
 from engine.model.spec import ModelSpec
 from engine.scheduling.scheduler import SchedulerOptions
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
+from speculators.registry import warmed
 
 ANSWERS = "answers.jsonl"
 
@@ -78,7 +79,7 @@ def _answered(
 
 def _asker(arguments: argparse.Namespace, path: Path, tokenizer: PreTrainedTokenizerFast) -> Asker:
     target = load_target(arguments)
-    pool = SpeculatorPool(SpeculatorOptions(vocabulary=known_rows(path, target.info.spec)).warm())
+    pool = SpeculatorPool(warmed(SpeculatorOptions(vocabulary=known_rows(path, target.info.spec))))
     size = max(64, arguments.batch_size)
     asking = Asking(
         params=sampling(arguments, target),
