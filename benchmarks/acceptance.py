@@ -53,8 +53,8 @@ from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from retrieval_store.index.index import FixedLibrary, Library
 from retrieval_store.snapshots.corpus import read_documents
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 
 ROWS = ("all", "short", "paper", "ngrams", "mixed", "draft", "trained", "retrieval", "peers", "pld-plus")
 
@@ -113,7 +113,7 @@ def run_row(
     """All prompts, each with cold state unless the row is warm."""
     options = row.options or SpeculatorOptions()
     if row.core is not None:
-        options = SpeculatorOptions(spectra_core=row.core)
+        options = SpeculatorOptions().having(row.core)
     done: dict[str, list[Completion]] = {}
     kept = SpeculatorPool(options) if row.warm else None
     for kind, ids in prompts.items():

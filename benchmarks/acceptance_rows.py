@@ -8,6 +8,7 @@ from typing import Any
 
 from retrieval_store.index.index import Library
 from speculators.draft_model.config import DraftModelConfig
+from speculators.method import SpeculatorOptions
 from speculators.ngrams.anpd import AnpdConfig
 from speculators.ngrams.lookahead import LookaheadConfig
 from speculators.ngrams.suffix import SuffixConfig
@@ -15,7 +16,7 @@ from speculators.peers.adapld import AdaPldConfig
 from speculators.peers.stand import StandConfig
 from speculators.pld_plus.induction_heads import Heads
 from speculators.pld_plus.speculator import PldPlusConfig, paper_layer
-from speculators.registry import SpeculatorOptions
+from speculators.registry import warmed
 from speculators.spectra.core import SpectraCoreConfig
 from speculators.spectra.retrieval import SpectraRetrievalConfig
 from speculators.spectra.speculator import SpectraConfig
@@ -83,10 +84,8 @@ def mixed_rows(vocabulary: VocabularyRows | None) -> dict[str, Row]:
     """The mixed model, its halves, what they come from, and what other methods add to it."""
     ours = SpeculatorOptions(vocabulary=vocabulary)
     both = "suffix+token-recycling"
-    paper = SpeculatorOptions(
-        suffix=SuffixConfig(mode="paper"), token_recycling=TokenRecyclingConfig(mode="paper", use_prompt=False)
-    )
-    prompt = replace(paper, token_recycling=TokenRecyclingConfig(mode="paper"))
+    prompt = SpeculatorOptions().having(SuffixConfig(mode="paper"), TokenRecyclingConfig(mode="paper"))
+    paper = prompt.having(TokenRecyclingConfig(mode="paper", use_prompt=False))
     return {
         "autoregressive": Row("autoregressive"),
         "suffix, published": Row("suffix", options=paper),
@@ -103,9 +102,9 @@ def mixed_rows(vocabulary: VocabularyRows | None) -> dict[str, Row]:
         f"{both}+spectra-core": Row(f"{both}+spectra-core", options=ours),
         f"{both}+lookahead": Row(f"{both}+lookahead", options=ours),
         f"{both}+pld+anpd": Row(f"{both}+pld+anpd", options=ours),
-        f"{both}, warm": Row(both, options=ours.warm(), warm=True),
-        f"{both}, 16 nodes, warm": Row(both, max_nodes=16, options=ours.warm(), warm=True),
-        "token-recycling, published, 80 nodes, warm": Row("token-recycling", None, 80, paper.warm(), warm=True),
+        f"{both}, warm": Row(both, options=warmed(ours), warm=True),
+        f"{both}, 16 nodes, warm": Row(both, max_nodes=16, options=warmed(ours), warm=True),
+        "token-recycling, published, 80 nodes, warm": Row("token-recycling", None, 80, warmed(paper), warm=True),
     }
 
 
@@ -113,10 +112,10 @@ def ngram_rows() -> dict[str, Row]:
     """pld, anpd, lookahead and spectra-core, and what the options of the middle two do."""
 
     def anpd(config: AnpdConfig) -> Row:
-        return Row("anpd", options=SpeculatorOptions(anpd=config))
+        return Row("anpd", options=SpeculatorOptions().having(config))
 
     def lookahead(**changes: Any) -> Row:
-        return Row("lookahead", options=SpeculatorOptions(lookahead=replace(LookaheadConfig.paper(), **changes)))
+        return Row("lookahead", options=SpeculatorOptions().having(replace(LookaheadConfig.paper(), **changes)))
 
     return {
         "autoregressive": Row("autoregressive"),
@@ -140,16 +139,15 @@ def ngram_rows() -> dict[str, Row]:
 def retrieval_rows(library: Library) -> dict[str, Row]:
     """The two parts of SPECTRA, the ways they can share a tree, and rest, with guesses counted by dictionary."""
     labelled = SpectraCoreConfig(label_dictionaries=True)
-    ours = SpeculatorOptions(retrieval=lambda: library, spectra_core=labelled)
+    ours = SpeculatorOptions(retrieval=lambda: library).having(labelled)
 
     def spectra(config: SpectraConfig, max_nodes: int = 64, **core: Any) -> Row:
-        options = replace(ours, spectra=config, spectra_core=replace(labelled, **core))
-        return Row("spectra", None, max_nodes, options)
+        return Row("spectra", None, max_nodes, ours.having(config, replace(labelled, **core)))
 
-    score, priority, flat = SpectraConfig("score"), SpectraConfig("priority"), SpectraConfig("paper")
+    score, priority, flat = (SpectraConfig(mode) for mode in ("score", "priority", "paper"))
     unreserved = SpectraConfig("priority", reserve=0)
     both, three = "suffix+token-recycling", "suffix+token-recycling+spectra-retrieval"
-    apart = replace(ours, spectra_retrieval=SpectraRetrievalConfig(mode="apart"))
+    apart = ours.having(SpectraRetrievalConfig(mode="apart"))
     return {
         "autoregressive": Row("autoregressive"),
         "spectra-core": Row("spectra-core", options=ours),
@@ -181,7 +179,7 @@ def pld_plus_rows(n_layers: int, heads: Heads) -> dict[str, Row]:
     paper, ours = PldPlusConfig.paper(layer, heads), PldPlusConfig(layer=layer, heads=heads)
 
     def plus(method: str, config: PldPlusConfig, max_nodes: int = 64) -> Row:
-        return Row(method, None, max_nodes, SpeculatorOptions(pld_plus=config))
+        return Row(method, None, max_nodes, SpeculatorOptions(layer=layer, heads=heads).having(config))
 
     return {
         "autoregressive": Row("autoregressive"),
@@ -197,9 +195,9 @@ def pld_plus_rows(n_layers: int, heads: Heads) -> dict[str, Row]:
 
 def peers_rows(n_layers: int) -> dict[str, Row]:
     """Training-free methods of others beside ours, at equal nodes."""
-    ours = SpeculatorOptions(adapld=AdaPldConfig(layer=paper_layer(n_layers)))
-    known = replace(ours, stand=StandConfig(noise="target"))
-    lookup = replace(ours, adapld=replace(ours.adapld, branches=0, ngram_min=2))
+    ours = SpeculatorOptions(layer=paper_layer(n_layers))
+    known = ours.having(StandConfig(noise="target"))
+    lookup = ours.having(AdaPldConfig(branches=0, ngram_min=2))
     both = "suffix+token-recycling"
     methods = {"pld": ours, "suffix": ours, "goose": ours, "adapld": ours, "stand": ours, both: ours}
     table = {"autoregressive": Row("autoregressive")}
@@ -208,7 +206,7 @@ def peers_rows(n_layers: int) -> dict[str, Row]:
             table[f"{method}, {nodes} nodes"] = Row(method, None, nodes, options)
         table[f"stand, the target's noise, {nodes} nodes"] = Row("stand", None, nodes, known)
         for method in ("goose", "stand", both):
-            table[f"{method}, {nodes} nodes, warm"] = Row(method, None, nodes, ours.warm(), warm=True)
+            table[f"{method}, {nodes} nodes, warm"] = Row(method, None, nodes, warmed(ours), warm=True)
         for part in ("goose", "adapld", "stand"):
             table[f"{both}+{part}, {nodes} nodes"] = Row(f"{both}+{part}", None, nodes, ours)
         table[f"{both}+adapld without branches, {nodes} nodes"] = Row(f"{both}+adapld", None, nodes, lookup)
@@ -232,8 +230,8 @@ def draft_rows(path: Path) -> dict[str, Row]:
     """draft-model with the small model in ``path``: chains, trees, and what lookup adds to them."""
 
     def drafting(n_nodes: int, k: int = 5, method: str = "draft-model", **changes: Any) -> Row:
-        config = DraftModelConfig(str(path), draft_tokens=k, tree_nodes=n_nodes, **changes)
-        return Row(method, options=SpeculatorOptions(draft_model=config))
+        config = DraftModelConfig(draft_tokens=k, tree_nodes=n_nodes, **changes)
+        return Row(method, options=SpeculatorOptions(draft_model=str(path)).having(config))
 
     return {
         "draft-model, chain of 5": drafting(0),

@@ -44,9 +44,9 @@ from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from speculators.draft_model.config import DraftModelConfig
+from speculators.method import SpeculatorOptions
 from speculators.ngrams.pld import PldConfig
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 
 COLUMNS = (
     *("", "tokens per forward: decode", "all", "ms per step", "ms per token", "drafting", "scoring"),
@@ -91,10 +91,10 @@ def ours(drafter: str, is_sampled: bool) -> dict[str, Ours]:
     """Rows of ours by label."""
 
     def drafting(n_nodes: int, verification: str = "coupled") -> Ours:
-        config = DraftModelConfig(drafter, draft_tokens=K, tree_nodes=n_nodes)
-        return Ours("draft-model", SpeculatorOptions(draft_model=config), verification)
+        config = DraftModelConfig(draft_tokens=K, tree_nodes=n_nodes)
+        return Ours("draft-model", SpeculatorOptions(draft_model=drafter).having(config), verification)
 
-    first = SpeculatorOptions(pld=PldConfig(tie_break="first"))
+    first = SpeculatorOptions().having(PldConfig(tie_break="first"))
     rows = {
         "autoregressive": Ours("autoregressive"),
         f"draft-model, chain of {K}": drafting(0),

@@ -34,8 +34,8 @@ from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
 from engine.top_ids import NO_TOP_IDS, TopIds
 from speculators.autoregressive import Autoregressive
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 from speculators.testing import HashTarget
 
 ROWS = "autoregressive,nothing,pld,auto-rests,auto-drafts"

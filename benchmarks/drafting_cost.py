@@ -30,14 +30,20 @@ from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from speculators.auto.config import AutoConfig
-from speculators.methods import STANDALONE
-from speculators.peers.adapld import AdaPldConfig
-from speculators.pld_plus.speculator import PldPlusConfig
-from speculators.registry import SpeculatorOptions, create
+from speculators.method import SpeculatorOptions
+from speculators.registry import available, create
 from speculators.testing import HashTarget
 
-METHODS = (*STANDALONE, "rest", "spectra-retrieval", "pld+spectra-core", "pld-plus-h", "pld-plus-a", "adapld")
-PLD_PLUS = PldPlusConfig(layer=0, heads=tuple((0, head) for head in range(50)))
+METHODS = (
+    *available(SpeculatorOptions()),
+    "rest",
+    "spectra-retrieval",
+    "pld+spectra-core",
+    "pld-plus-h",
+    "pld-plus-a",
+    "adapld",
+)
+HEADS = tuple((0, head) for head in range(50))
 _SUCCESSORS = 40  # different tokens after one token: about as unpredictable as prose
 
 
@@ -47,12 +53,8 @@ def main() -> None:
     target = HashTarget(args.vocabulary, _SUCCESSORS)
     with tempfile.TemporaryDirectory() as folder:
         library = _library(target, Path(folder) / "snapshot", args.corpus_tokens)
-    options = SpeculatorOptions(
-        auto=AutoConfig(retrieval=False),  # as a server that is given no texts has it
-        retrieval=lambda: library,
-        pld_plus=PLD_PLUS,
-        adapld=AdaPldConfig(layer=0),
-    )
+    options = SpeculatorOptions(retrieval=lambda: library, layer=0, heads=HEADS)
+    options = options.having(AutoConfig(retrieval=False))  # as on a server without texts
     print(f"{'method':<24}{'context':>8}{'p50 us':>9}{'p99 us':>9}{'begin us':>10}{'nodes':>7}")
     results = []
     for method in args.methods.split(","):

@@ -12,9 +12,9 @@ from dataclasses import replace
 from benchmarks.acceptance_rows import Row
 from retrieval_store.index.index import Library
 from speculators.corpus.rest import RestConfig
+from speculators.method import SpeculatorOptions
 from speculators.ngrams.anpd import AnpdConfig
 from speculators.ngrams.lookahead import LookaheadConfig
-from speculators.registry import SpeculatorOptions
 from speculators.spectra.core import SpectraCoreConfig
 from speculators.spectra.retrieval import SpectraRetrievalConfig
 from speculators.spectra.speculator import SpectraConfig
@@ -25,19 +25,18 @@ NODES = 128
 
 def paper_rows(library: Library) -> dict[str, Row]:
     """Baselines, SPECTRA and its ablations; guesses are counted by dictionary (figure 3)."""
-    published = SpeculatorOptions(
-        anpd=AnpdConfig.paper(),
-        lookahead=LookaheadConfig.paper(),
-        rest=RestConfig.paper(),
-        retrieval=lambda: library,
-        spectra_core=replace(SpectraCoreConfig.paper(), label_dictionaries=True),
-        spectra_retrieval=SpectraRetrievalConfig.paper(),
-        spectra=SpectraConfig("paper"),
+    core_settings = replace(SpectraCoreConfig.paper(), label_dictionaries=True)
+    published = SpeculatorOptions(retrieval=lambda: library).having(
+        AnpdConfig.paper(),
+        LookaheadConfig.paper(),
+        RestConfig.paper(),
+        SpectraRetrievalConfig.paper(),
+        SpectraConfig("paper"),
     )
 
     def row(method: str, max_nodes: int = NODES, **core: float | bool) -> Row:
-        settings = replace(published.spectra_core, **core)  # type: ignore[arg-type]  # fields of either type
-        return Row(method, None, max_nodes, replace(published, spectra_core=settings))
+        settings = replace(core_settings, **core)  # type: ignore[arg-type]  # fields of either type
+        return Row(method, None, max_nodes, published.having(settings))
 
     rows = {
         "autoregressive": row("autoregressive"),

@@ -29,8 +29,8 @@ from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.loading import describe_target, load_layers, stage_ranges
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 from speculators.successors.config import SuccessorConfig
 
 STATES = {
@@ -106,7 +106,7 @@ def main() -> None:
     print(heading(("method, state", *(f"rollout {i + 1}" for i in range(arguments.rollouts)), "identical")))
     for method in arguments.methods:
         for state, config in STATES.items():
-            pool = SpeculatorPool(SpeculatorOptions(successors=config))
+            pool = SpeculatorPool(SpeculatorOptions().having(config))
             texts, figures = run(arguments, pool, method, arguments.max_nodes)
             results[f"{method}, {state}"] = figures
             print(row((f"{method}, {state}", *(f"{value:.2f}" for value in figures), texts == reference)), flush=True)

@@ -21,8 +21,8 @@ from engine.step_cost import StepCosts
 from engine.target.loading import describe_target, load_layers, whole_range
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 
 SLICE_S = 0.05  # seconds of this process that a method runs in a row
 TOGETHER = 16  # streams up to which methods alternate inside a turn; above, their caches would fill the memory

@@ -19,8 +19,9 @@ from deployments.router.router import Router
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import Factory, SpeculatorOptions
+from speculators.registry import Factory
 
 BURST_S = 0.002  # events so close together came from one step
 Asked = tuple[list[int], int]  # prompt, tokens wanted

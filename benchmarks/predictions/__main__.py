@@ -36,7 +36,7 @@ from engine.sampling.params import SamplingParams
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from engine.target.step_timing import measure
-from speculators.registry import SpeculatorOptions
+from speculators.method import SpeculatorOptions
 
 REPLAYED = ("prediction", "suffix", "prediction+suffix", f"pld{PASTED}", f"suffix{PASTED}")
 JOINED = "prediction+suffix+token-recycling"

@@ -36,8 +36,8 @@ from engine.target.loading import grammars_of
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from speculators.grammar import GrammarConfig
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 
 PLAIN = "autoregressive"
 WORDS = ("name", "größe", "city", "日本", "kind", "price", "émoji 🦊", "id", "notes", "state")

@@ -13,8 +13,8 @@ from engine.loop import Completion
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from speculators.methods import AVAILABLE, TRAINED
 from tests.support.engines import complete_all, make_engine, make_target
+from tests.support.methods import AVAILABLE, TRAINED
 from tests.support.tiny_models import FAMILIES, random_prompts, reference_tokens
 
 METHODS = (

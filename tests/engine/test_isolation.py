@@ -14,12 +14,13 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from retrieval_store.index.index import Index
 from retrieval_store.index.memory import MemoryIndex
-from speculators.methods import STANDALONE
+from speculators.method import SpeculatorOptions
 from speculators.ngrams.suffix import SuffixConfig
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
+from speculators.registry import warmed
 from speculators.successors.token_recycling import TokenRecyclingConfig
 from tests.support.engines import complete_all, make_target
+from tests.support.methods import STANDALONE
 from tests.support.tiny_models import random_prompts
 
 BOTH = "suffix+token-recycling"
@@ -28,9 +29,9 @@ JOINED = ("pld+spectra-core", BOTH, f"{BOTH}+spectra-retrieval", f"{BOTH}+rest+a
 LEARNING = ("auto", "goose", "stand", "suffix", "token-recycling", "rest", "spectra-retrieval", "spectra", *JOINED)
 OTHERS = [pytest.param(method, "mixed", marks=pytest.mark.matrix) for method in STANDALONE if method not in LEARNING]
 OPTIONS = {
-    "mixed": SpeculatorOptions().warm(),
-    "paper": SpeculatorOptions(
-        suffix=SuffixConfig(mode="paper", shared=True), token_recycling=TokenRecyclingConfig(mode="paper", shared=True)
+    "mixed": warmed(SpeculatorOptions()),
+    "paper": SpeculatorOptions().having(
+        SuffixConfig(mode="paper", shared=True), TokenRecyclingConfig(mode="paper", shared=True)
     ),
 }
 PROMPTS = [text * 2 for text in random_prompts(2)]

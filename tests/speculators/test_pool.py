@@ -20,7 +20,7 @@ from engine.tree import EMPTY_TREE
 from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.auto.speculator import Auto
-from speculators.methods import STANDALONE
+from speculators.method import SpeculatorOptions
 from speculators.mixing.combined import Combined
 from speculators.ngrams.anpd import Anpd
 from speculators.ngrams.pld import PromptLookup
@@ -29,7 +29,7 @@ from speculators.peers.goose import Goose, GooseConfig
 from speculators.peers.stand import Stand, StandConfig
 from speculators.pieces import PIECE
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions, create
+from speculators.registry import create, warmed
 from speculators.spectra.retrieval import SpectraRetrieval
 from speculators.spectra.speculator import Spectra
 from speculators.successors.config import SuccessorConfig
@@ -39,6 +39,7 @@ from speculators.successors.token_recycling import TokenRecycling, TokenRecyclin
 from speculators.tenant_state import MOST, TenantState
 from speculators.testing import HashTarget
 from tests.speculators.drafts import Scripted, first_draft, observe_prompt, tokens_of, view
+from tests.support.methods import STANDALONE
 
 COMBINED = [*STANDALONE, "pld+spectra-core", "suffix+token-recycling", "token-recycling+suffix+spectra-core+lookahead"]
 FIRST = Outcome([5], EMPTY_TREE)
@@ -98,7 +99,7 @@ def keys_of(speculator: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("method", COMBINED)
 @pytest.mark.parametrize("warm", [False, True])
 def test_no_state_survives_its_request_except_by_scope(method: str, warm: bool) -> None:
-    pool = SpeculatorPool(SpeculatorOptions().warm() if warm else None)
+    pool = SpeculatorPool(warmed(SpeculatorOptions()) if warm else None)
     scopes = ["a", "b", "a"] if warm else [""] * 3
     for i, scope in enumerate(scopes):
         begin(pool, i, method, (1, 2, 3, 1, 2), scope=scope)

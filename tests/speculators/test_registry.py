@@ -16,7 +16,7 @@ from retrieval_store.index.memory import MemoryIndex
 from speculators.auto.config import AutoConfig
 from speculators.corpus.rest import RestConfig
 from speculators.draft_model.config import DraftModelConfig
-from speculators.methods import AVAILABLE, NEEDS_INPUT, STANDALONE, TRAINED
+from speculators.method import SpeculatorOptions
 from speculators.mixing.combined import CombinationConfig, Combined
 from speculators.ngrams.anpd import AnpdConfig
 from speculators.ngrams.lookahead import LookaheadConfig
@@ -27,7 +27,8 @@ from speculators.peers.goose import GooseConfig
 from speculators.peers.stand import StandConfig
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.prediction.config import PredictionConfig
-from speculators.registry import SpeculatorOptions, available, create
+from speculators.registry import available, create
+from speculators.settings import Settings
 from speculators.spectra.core import SpectraCoreConfig
 from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConfig
 from speculators.spectra.speculator import SpectraConfig
@@ -36,9 +37,10 @@ from speculators.successors.speculator import Successors
 from speculators.successors.token_recycling import TokenRecyclingConfig
 from speculators.testing import HashTarget
 from tests.speculators.drafts import count_steps, first_draft, tokens_of, view
+from tests.support.methods import AVAILABLE, NEEDS_INPUT, STANDALONE, TRAINED
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDS_CORPUS = r"'{}' needs a corpus: give --retrieval DIR"
+NEEDS_CORPUS = r"'{}' needs texts to look up: give --retrieval"
 
 
 @pytest.mark.cluster
@@ -66,7 +68,7 @@ def test_available_methods_follow_the_protocol_and_have_their_name() -> None:
         ("rest", NEEDS_CORPUS.format("rest")),
         ("pld+rest", "--retrieval"),
         ("spectra-retrieval", NEEDS_CORPUS.format("spectra-retrieval")),
-        ("pld-plus-h", r"pld_plus\.layer"),
+        ("pld-plus-h", "needs a layer of the model"),
         ("pld+pld-plus-a", "--heads FILE"),
         ("draft-model", "--draft-model DIR"),
     ],
@@ -81,7 +83,7 @@ def test_methods_that_do_not_fit_their_options_are_refused() -> None:
     with pytest.raises(UnknownMethodError, match="the drafter given is of method 'eagle'"):
         create("medusa", SpeculatorOptions(trained="eagle"))
     with pytest.raises(UnknownMethodError, match="magic"):
-        create("auto", SpeculatorOptions(auto=AutoConfig(sources=("magic",))))
+        create("auto", SpeculatorOptions().having(AutoConfig(sources=("magic",))))
 
 
 def is_made(name: str, options: SpeculatorOptions) -> bool:
@@ -97,7 +99,7 @@ def is_made(name: str, options: SpeculatorOptions) -> bool:
     [
         SpeculatorOptions(),
         SpeculatorOptions(retrieval=lambda: FixedLibrary(MemoryIndex([[1, 2, 3]])), trained="eagle"),
-        SpeculatorOptions(adapld=AdaPldConfig(layer=1), pld_plus=PldPlusConfig(layer=1, heads=((0, 0),))),
+        SpeculatorOptions(layer=1, heads=((0, 0),)),
     ],
 )
 def test_names_are_available_exactly_when_they_can_be_made(options: SpeculatorOptions) -> None:
@@ -111,12 +113,11 @@ def drafted(method: str, options: SpeculatorOptions, prompt: list[int]) -> list[
 def test_options_reach_their_method() -> None:
     library = FixedLibrary(MemoryIndex([[1, 2, 3]]))
     options = SpeculatorOptions(
-        pld=PldConfig(draft_tokens=1),
-        spectra_core=SpectraCoreConfig(probe_top_k=5),
+        settings=(PldConfig(draft_tokens=1), SpectraCoreConfig(probe_top_k=5), RestConfig(fill=False)),
         retrieval=lambda: library,
-        rest=RestConfig(fill=False),
-        pld_plus=PldPlusConfig(layer=3, dims=16, heads=((0, 1),)),
-    )
+        layer=3,
+        heads=((0, 1),),
+    ).having(PldPlusConfig(dims=16))
     assert create("spectra-core", options).needs.probe_top_k == create("spectra", options).needs.probe_top_k == 5
     joined = create("pld + spectra-core", options)
     assert isinstance(joined, BatchSpeculator)
@@ -127,8 +128,8 @@ def test_options_reach_their_method() -> None:
     assert create("pld-plus-a+pld-plus-h", options).needs == Needs(hidden_layer=3, hidden_dims=16, heads=((0, 1),))
 
 
-def parts_of(method: str, **options: Any) -> list[str]:
-    speculator = create(method, SpeculatorOptions(retrieval=FixedLibrary, **options))
+def parts_of(method: str, *settings: Settings) -> list[str]:
+    speculator = create(method, SpeculatorOptions(settings, retrieval=FixedLibrary))
     return [part.name for part in speculator._parts] if isinstance(speculator, Combined) else [speculator.name]
 
 
@@ -137,37 +138,35 @@ def test_names_that_can_be_mixed_become_one_model_and_published_algorithms_do_no
     options = SpeculatorOptions(retrieval=FixedLibrary)
     assert create(three, options).sources == (TEXT, TARGET, CORPUS)
     assert isinstance(create("spectra-retrieval", options), SpectraRetrieval)
-    for name, one in (("suffix", SuffixConfig(mode="paper")), ("token_recycling", TokenRecyclingConfig(mode="paper"))):
-        method = name.replace("_", "-")
+    published = (("suffix", SuffixConfig(mode="paper")), ("token-recycling", TokenRecyclingConfig(mode="paper")))
+    for method, settings in published:
         assert isinstance(create(method), Successors)
-        assert not isinstance(create(method, SpeculatorOptions(**{name: one})), Successors)
-        assert parts_of(both, **{name: one}) == both.split("+")
+        assert not isinstance(create(method, SpeculatorOptions((settings,))), Successors)
+        assert parts_of(both, settings) == both.split("+")
     assert parts_of("pld+" + both) == ["pld", both]
-    apart = SpectraRetrievalConfig(mode="apart")
-    assert parts_of(three, spectra_retrieval=apart) == ["suffix+token-recycling", "spectra-retrieval"]
+    assert parts_of(three, SpectraRetrievalConfig(mode="apart")) == ["suffix+token-recycling", "spectra-retrieval"]
 
 
 @pytest.mark.parametrize(
     ("options", "sources"),
     [
-        ({}, ["suffix+token-recycling", "pld", "prediction"]),
-        ({"auto": AutoConfig(sources=("pld", "spectra-core"))}, ["pld", "spectra-core", "prediction"]),
-        ({"retrieval": FixedLibrary}, ["suffix+token-recycling+spectra-retrieval", "pld", "prediction"]),
+        (SpeculatorOptions(), ["suffix+token-recycling", "pld", "prediction"]),
+        (SpeculatorOptions((AutoConfig(sources=("pld", "lookahead")),)), ["pld", "lookahead", "prediction"]),
         (
-            {
-                "retrieval": FixedLibrary,
-                "auto": AutoConfig(retrieval=False),
-                "draft_model": DraftModelConfig(path=None),
-            },
+            SpeculatorOptions(retrieval=FixedLibrary),
+            ["suffix+token-recycling+spectra-retrieval", "pld", "prediction"],
+        ),
+        (
+            SpeculatorOptions((AutoConfig(retrieval=False),), retrieval=FixedLibrary),
             ["suffix+token-recycling", "pld", "prediction"],
         ),
     ],
-    ids=str,
+    ids=["none", "named", "corpus", "corpus not for auto"],
 )
 def test_the_sources_of_auto_are_the_named_ones_or_those_that_have_their_input(
-    options: dict[str, Any], sources: list[str]
+    options: SpeculatorOptions, sources: list[str]
 ) -> None:
-    auto = create("auto", SpeculatorOptions(**options))
+    auto = create("auto", options)
     assert isinstance(auto, BatchSpeculator)
     assert [part.name for part in auto._sources.every] == sources
 
@@ -176,26 +175,26 @@ TARGET_MODEL = HashTarget(48, n_successors=2)
 PROMPT = [3, 1, 4, 1, 5]
 LIBRARY = FixedLibrary(MemoryIndex([TARGET_MODEL.generate([i, i + 1], 60) for i in range(20)]))
 ALL = "suffix+token-recycling+spectra-core+lookahead+pld+anpd"
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in STANDALONE),
-    *((name, {}) for name in ("rest", "spectra-retrieval", "pld+spectra-core", "pld+autoregressive", ALL)),
-    (ALL, {"combination": CombinationConfig(mode="priority")}),
-    ("rest", {"rest": RestConfig.paper()}),
-    ("anpd", {"anpd": AnpdConfig.paper()}),
-    ("anpd", {"anpd": AnpdConfig(prompt_window=0)}),
-    ("pld", {"pld": PldConfig(max_branches=4)}),
-    ("lookahead", {"lookahead": LookaheadConfig.paper()}),
-    ("suffix", {"suffix": SuffixConfig(mode="paper")}),
-    *(("spectra", {"spectra": SpectraConfig(mode)}) for mode in ("priority", "paper")),
-    ("auto", {"auto": AutoConfig(sources=("pld", "spectra-core", "lookahead"))}),
+VARIANTS: list[tuple[str, Settings]] = [
+    *((name, Settings()) for name in STANDALONE),
+    *((name, Settings()) for name in ("rest", "spectra-retrieval", "pld+spectra-core", "pld+autoregressive", ALL)),
+    (ALL, CombinationConfig(mode="priority")),
+    ("rest", RestConfig.paper()),
+    ("anpd", AnpdConfig.paper()),
+    ("anpd", AnpdConfig(prompt_window=0)),
+    ("pld", PldConfig(max_branches=4)),
+    ("lookahead", LookaheadConfig.paper()),
+    ("suffix", SuffixConfig(mode="paper")),
+    *(("spectra", SpectraConfig(mode)) for mode in ("priority", "paper")),
+    ("auto", AutoConfig(sources=("pld", "spectra-core", "lookahead"))),
 ]
 UNAIDED = ("autoregressive", "prediction")  # without a prediction there is nothing to draft from
 
 
-@pytest.mark.parametrize(("method", "options"), VARIANTS, ids=str)
-def test_every_method_writes_the_text_of_plain_decoding_in_fewer_steps(method: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("method", "settings"), VARIANTS, ids=str)
+def test_every_method_writes_the_text_of_plain_decoding_in_fewer_steps(method: str, settings: Settings) -> None:
     def n_steps(budget: int) -> int:
-        speculator = create(method, SpeculatorOptions(retrieval=lambda: LIBRARY, **options))
+        speculator = create(method, SpeculatorOptions((settings,), retrieval=lambda: LIBRARY))
         return count_steps(speculator, TARGET_MODEL, PROMPT, 120, budget)
 
     assert n_steps(0) == 119

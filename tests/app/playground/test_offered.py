@@ -21,7 +21,7 @@ from deployments.router.admission import as_served, offered_methods
 from engine.errors import UnknownMethodError
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from speculators.methods import AVAILABLE
+from tests.support.methods import AVAILABLE
 
 HERE = ("auto", "autoregressive", "pld", "suffix", "token-recycling")
 

@@ -22,13 +22,13 @@ from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.draft_model.config import DraftModelConfig
 from speculators.grammar import GrammarConfig
-from speculators.methods import AVAILABLE, TRAINED
+from speculators.method import SpeculatorOptions
 from speculators.peers.adapld import AdaPldConfig
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 from tests.deployments.conftest import Served, Serving, job_of
 from tests.support.grammars import PERSON, of_regex, of_schema
+from tests.support.methods import AVAILABLE, TRAINED
 from tests.support.submission import check_figures
 
 METHODS = (*(name for name in AVAILABLE if name not in TRAINED), "suffix+token-recycling", "pld-plus-a+pld-plus-h")
@@ -75,9 +75,10 @@ def draft_client(tiny_checkpoint: Path, info: TargetInfo, generate: Generate) ->
     """Every method with its input: a corpus of right texts, a draft model that is the target itself, costs."""
     corpus = [[*job.prompt, *generate(job)] for job in (job_of(number) for number in range(2))]
     options = SpeculatorOptions(
-        pld_plus=PLD_PLUS,
-        adapld=AdaPldConfig(layer=1, dims=16),
-        draft_model=DraftModelConfig(str(tiny_checkpoint), draft_tokens=3, block_size=16, kv_gib=0.01),
+        settings=(PLD_PLUS, AdaPldConfig(dims=16), DraftModelConfig(draft_tokens=3, block_size=16, kv_gib=0.01)),
+        layer=1,
+        heads=PLD_PLUS.heads,
+        draft_model=str(tiny_checkpoint),
         retrieval=lambda: FixedLibrary(MemoryIndex(corpus)),
         grammar=GrammarConfig(str(tiny_checkpoint), None, (EOS,), info.spec.vocab_size),
         step_costs=COSTS,

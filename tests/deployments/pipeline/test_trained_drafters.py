@@ -15,8 +15,8 @@ from engine.model.shard import ModelShard
 from engine.stage.stage import Stage
 from engine.target.drafter import describe_drafter, drafter_part
 from engine.target.info import TargetInfo
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 from tests.deployments.conftest import Serving, job_of
 from tests.support.served_drafters import SETTINGS, drafter_spec, random_checkpoint
 

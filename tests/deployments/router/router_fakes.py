@@ -18,8 +18,8 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.sequence import State
 from engine.step import Step, Work
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 from tests.support.waiting import LIMIT_S
 
 

@@ -16,8 +16,8 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.drafting import DraftRound
 from engine.scheduling.sequence import Sequence
 from engine.tree import EMPTY_TREE
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 from tests.deployments.conftest import METHODS, Answer, Serving, job_of
 from tests.deployments.router.router_fakes import FakeActor, client_of
 from tests.deployments.slow_stage import GATE, Gated

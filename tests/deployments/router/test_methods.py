@@ -15,9 +15,10 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.tree import EMPTY_TREE
-from speculators.methods import STANDALONE, method_names
+from speculators.method import SpeculatorOptions
+from speculators.methods import method_names
 from speculators.pool import MOST_METHODS
-from speculators.registry import SpeculatorOptions
+from tests.support.methods import STANDALONE
 
 LISTED = RouterOptions("tiny", "spectra-core", methods=("pld", "suffix", "token-recycling+anpd"))
 

@@ -21,12 +21,12 @@ from engine.step import StepResult, WorkResult, encode
 from engine.target.info import TargetInfo
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
+from speculators.method import SpeculatorOptions
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 from tests.support.waiting import wait_until_async
 
-OPTIONS = SpeculatorOptions(pld_plus=PldPlusConfig(layer=1, dims=16, heads=((0, 1), (3, 2), (1, 3), (2, 0))))
+OPTIONS = SpeculatorOptions(layer=1, heads=((0, 1), (3, 2), (1, 3), (2, 0))).having(PldPlusConfig(dims=16))
 Alone = Callable[[Request], Completion]
 
 

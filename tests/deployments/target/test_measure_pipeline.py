@@ -19,8 +19,8 @@ from engine.step import Step
 from engine.step_cost import StepCosts, read_costs
 from engine.target import step_timing
 from engine.target.info import TargetInfo
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 from tests.deployments.conftest import Served, Serving, job_of
 from tests.deployments.slow_stage import GATE, Gated
 from tests.support.waiting import LIMIT_S, wait_until_async

@@ -22,8 +22,8 @@ from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from speculators.grammar import GrammarConfig
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 from tests.support.engines import complete_all, make_engine
 from tests.support.grammars import PERSON, of_lark, of_regex, of_schema, tiny_grammars
 from tests.support.pretended_device import pretended_device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.commands.operation.completion import SHELLS
-from speculators.methods import AVAILABLE
+from tests.support.methods import AVAILABLE
 from tests.support.spectra_command import run_cli
 
 

@@ -26,8 +26,8 @@ from engine.model.identity import tokenizer_hash
 from retrieval_store.index.index import Limits
 from retrieval_store.snapshots.snapshot import read_manifest
 from retrieval_store.snapshots.snapshot_index import open_snapshot
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 from tests.app.inputs.libraries.conftest import write
 from tests.support.tiny_models import saved_checkpoint
 

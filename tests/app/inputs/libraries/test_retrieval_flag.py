@@ -26,8 +26,8 @@ from retrieval_store.snapshots.corpus import Document, Message
 from retrieval_store.snapshots.snapshot import read_manifest
 from retrieval_store.stores.open import open_store
 from speculators.corpus.rest import RestConfig
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 from tests.app.inputs.libraries.conftest import TALK, Generate, write
 from tests.support.redis_server import RedisServer
 from tests.support.tiny_models import saved_checkpoint
@@ -78,7 +78,7 @@ def test_a_server_builds_the_library_with_its_speculators_before_any_request(
 ) -> None:
     config = ServeConfig(model=str(tiny_checkpoint), method="rest", retrieval=str(corpus), rest={"fill": False})
     options = pickle.loads(pickle.dumps(speculator_options(config)))
-    assert options.rest == RestConfig(fill=False)
+    assert options.of(RestConfig) == RestConfig(fill=False)
     assert SpeculatorPool(options).needs("pld+rest").probe_top_k == 0
     built: list[Library] = [FixedLibrary(MemoryIndex([[1, 2, 3]]))]
     SpeculatorPool(SpeculatorOptions(retrieval=built.pop))

@@ -21,8 +21,8 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 from tests.support.tiny_models import saved_checkpoint, tiny_tokenizer
 
 QUESTIONS = [Question(["a fox?", "and then?"]), Question(["a town"]), Question(["a river"]), Question(["a town"])]
