@@ -1,116 +1,94 @@
-"""Token Recycling as published (Luo et al. 2024, arXiv 2408.08696): the target's own leftovers as drafts.
+"""Token Recycling as published (Luo et al. 2024, arXiv 2408.08696): the target's unused predictions become drafts.
 
-A matrix holds the most recent best successors of every token: every scored node, accepted or not, overwrites the row of
-its token with the ids the target ranked highest behind it. A draft is a fixed tree, shaped by rank, read off the matrix
-from the last token on. The original shares the matrix between requests; here that is an option, and the prompt's own
-logits can fill it before the first draft (the original wastes them).
+A matrix holds the latest best successors of every token. Every scored node, accepted or not, overwrites the row of its
+token with the ids that the target ranked highest after it. A draft is a tree of fixed shape, read from the matrix from
+the last token on. The original shares the matrix between requests; here that is an option, and the prompt's own logits
+can fill it before the first draft.
 
-Our default is another method of the same inputs, the target half of ``speculators.successors.speculator``: contexts of
-several lengths instead of the last token, probabilities instead of ranks, a tree grown by path probability.
-``mode="paper"`` is the published one. It helps on any text, the more so the longer it goes on; its price is reading
-back ids behind every node.
+The default, ``mode="mixed"``, is the target's part of ``speculators.successors.speculator``: it uses the same inputs,
+but contexts of several lengths, probabilities instead of ranks, and a tree grown by path probability. Either helps on
+any text, more so on long ones. The cost is reading back ids after every node.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
-from engine.errors import ConfigError
+from engine.best_first import grow_tree
 from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
 from engine.top_ids import TopIds
 from engine.tree import ROOT, IntArray
 from speculators.method import Method, MethodContext
+from speculators.per_request import PerRequest
+from speculators.settings import Settings, setting
+from speculators.successors.config import TARGET, SuccessorConfig
+from speculators.successors.speculator import Successors
 from speculators.tenant_state import TenantState
 
-Matrix = dict[int, list[int]]  # token -> its successors, best first; the rows that exist of vocabulary x k
+Matrix = dict[int, list[int]]  # token -> its successors, best first; oldest row first
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRecyclingConfig:
-    """Token Recycling settings.
+class TokenRecyclingConfig(Settings):
+    """Settings of token recycling; all but ``mode`` belong to the published algorithm."""
 
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    mode: Literal["mixed", "paper"] = "mixed"  # our mixture, or the published algorithm with what follows
-    top_k: int = 8  # successors per token
-    max_nodes: int = 80
-    depth: int = 6  # tokens
-    use_prompt: bool = True  # fill the matrix from the prompt's logits; the paper does not
-    shared: bool = False  # one matrix per scope, as in the paper; else one per request
-    max_tokens: int = 65536  # rows kept
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("mixed", "paper"):
-            raise ConfigError(f"token-recycling: mode must be mixed or paper, got {self.mode!r}")
-        for name in ("top_k", "max_nodes", "depth", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"token-recycling: {name} must be at least 1, got {getattr(self, name)}")
+    mode: Literal["mixed", "paper"] = setting("mixed", "mixed: settings are those of successors; paper: as published")
+    top_k: int = setting(8, "successors per token", at_least=1)
+    max_nodes: int = setting(80, "nodes of a draft", at_least=1)
+    depth: int = setting(6, "tokens of the longest path", at_least=1)
+    use_prompt: bool = setting(True, "whether the prompt's logits fill the matrix; not in the paper")
+    shared: bool = setting(False, "whether all requests of a scope share one matrix, as in the paper")
+    max_tokens: int = setting(65536, "rows of the matrix; the oldest is dropped", at_least=1)
 
 
 RANK_P = (0.50, 0.16, 0.08, 0.05, 0.035, 0.025, 0.02, 0.015)
-"""How often the successor of each rank is the right one, about; further ranks halve."""
+"""Approximate share of cases in which the successor of each rank is the right one; further ranks halve it."""
 
 
-def rank_tree(n_nodes: int, depth: int, top_k: int) -> list[tuple[int, int]]:
-    """The shape of the draft: (parent, rank) of every node, parents first.
+@lru_cache(maxsize=256)
+def rank_tree(n_nodes: int, depth: int, top_k: int) -> Sequence[tuple[int, int]]:
+    """Return (parent, rank) of every node of a draft, parents first.
 
-    The paper's tree of 80 nodes was found by search on its own data and is not printed. This is what such a search
-    finds when ranks are right independently of one another: the nodes with the highest product of ``RANK_P``.
+    The paper's tree of 80 nodes was found by a search on its own data and is not printed. This is what such a search
+    finds if ranks are right independently of one another: the nodes with the highest product of ``RANK_P``.
     """
-    shape: list[tuple[int, int]] = []
-    depths: list[int] = []
-    waiting = [(-_rank_p(rank), 0, ROOT, rank) for rank in range(top_k)]  # -path probability, depth - 1, parent, rank
-    heapify(waiting)
-    while waiting and len(shape) < n_nodes:
-        path, level, parent, rank = heappop(waiting)
-        shape.append((parent, rank))
-        depths.append(level)
-        if level + 1 < depth:
-            for below in range(top_k):
-                heappush(waiting, (path * _rank_p(below), level + 1, len(shape) - 1, below))
-    return shape
+    halved = [RANK_P[-1] / 2**i for i in range(1, top_k)]
+    ranks = list(enumerate([*RANK_P, *halved][:top_k]))
+
+    def children(node: int, path: float, level: int) -> list[tuple[int, float, int]]:
+        return [(rank, p, level + 1) for rank, p in ranks] if level < depth else []
+
+    tree = grow_tree(children, 0, n_nodes)
+    return list(zip(tree.parents, tree.tokens, strict=True))
 
 
-def _rank_p(rank: int) -> float:
-    return RANK_P[rank] if rank < len(RANK_P) else RANK_P[-1] / 2 ** (rank - len(RANK_P) + 1)
-
-
-class TokenRecycling:
+class TokenRecycling(PerRequest[Matrix]):
     """The published method."""
 
     name = "token-recycling"
 
     def __init__(self, config: TokenRecyclingConfig | None = None) -> None:
+        super().__init__()
         self._config = config or TokenRecyclingConfig(mode="paper")
         k = self._config.top_k
         self.needs = Needs(node_top_k=k, prompt_top_k=k if self._config.use_prompt else 0)
-        self._matrices: dict[int, Matrix] = {}  # request id -> its matrix
         self._shared: TenantState[Matrix] = TenantState()
-        self._shapes: dict[int, list[tuple[int, int]]] = {}  # nodes -> shape
 
-    def begin(self, view: RequestView) -> None:
-        """An empty matrix, or the scope's."""
-        shared = self._config.shared
-        self._matrices[view.request_id] = self._shared.of(view.request.scope, dict) if shared else {}
+    def new_state(self, view: RequestView) -> Matrix:
+        return self._shared.of(view.request.scope, dict) if self._config.shared else {}
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
-        """The tree of ranks, where the matrix knows successors."""
-        matrix = self._matrices[view.request_id]
-        n_nodes = min(budget, self._config.max_nodes)
-        shape = self._shapes.get(n_nodes)
-        if shape is None:
-            shape = self._shapes[n_nodes] = rank_tree(n_nodes, self._config.depth, self._config.top_k)
+        matrix, config = self.states[view.request_id], self._config
         root = int(view.context.view[-1])
         tokens: list[int] = []
         parents: list[int] = []
-        placed: list[int | None] = []  # node of the shape -> node of the branch
-        for parent, rank in shape:
+        placed: list[int | None] = []  # node of the shape -> node of the branch, where the matrix has a successor
+        for parent, rank in rank_tree(min(budget, config.max_nodes), config.depth, config.top_k):
             above = ROOT if parent == ROOT else placed[parent]
             successors = () if above is None else matrix.get(root if above == ROOT else tokens[above], ())
             if above is None or rank >= len(successors):
@@ -122,8 +100,7 @@ class TokenRecycling:
         return [Branch(tokens, self.name, parents)] if tokens else []
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Overwrite the rows of all tokens that the target scored."""
-        matrix, context = self._matrices[view.request_id], view.context.view
+        matrix, context = self.states[view.request_id], view.context.view
         if outcome.prompt_top_ids is not None:
             start = outcome.prompt_start
             chunk = context[start : start + len(outcome.prompt_top_ids)]
@@ -134,12 +111,8 @@ class TokenRecycling:
             tokens = np.array([root, *outcome.tree.tokens], np.int32)
             self._overwrite(matrix, tokens[top.nodes + 1], top.ids)
 
-    def end(self, view: RequestView) -> None:
-        """Drop the request's matrix; a shared one stays."""
-        self._matrices.pop(view.request_id, None)
-
     def _overwrite(self, matrix: Matrix, tokens: IntArray, ids: IntArray) -> None:
-        """Rows of ``tokens`` ``[n]`` become ``ids`` ``[n, k]``, the later ones counting; oldest rows give way."""
+        """Replace the rows of ``tokens`` ``[n]`` by ``ids`` ``[n, k]``, later ones last, and drop the oldest rows."""
         for token, row in zip(tokens.tolist(), ids[:, : self._config.top_k].tolist(), strict=True):
             matrix.pop(token, None)
             matrix[token] = row
@@ -148,17 +121,15 @@ class TokenRecycling:
 
 
 def _token_recycling(settings: TokenRecyclingConfig, context: MethodContext) -> Speculator:
-    from speculators.successors.config import TARGET, SuccessorConfig
-    from speculators.successors.speculator import Successors
-
     if settings.mode == "paper":
         return TokenRecycling(settings)
     return Successors(context.options.of(SuccessorConfig), (TARGET,), context.options.vocabulary)
 
 
 TOKEN_RECYCLING = Method(
-    name="token-recycling",
-    factory=lambda settings, context: _token_recycling(settings, context),
-    description="the target's own best successors after contexts it has scored",
+    name=TARGET,
+    factory=_token_recycling,
+    description="drafts the tokens that the target found probable after similar contexts of this text",
+    source="arXiv 2408.08696",
     settings=TokenRecyclingConfig,
 )

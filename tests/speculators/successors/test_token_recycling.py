@@ -61,6 +61,6 @@ def test_rows_are_bounded_and_the_oldest_is_dropped():
     speculator.begin(request)
     ids = np.arange(10, dtype=np.int32).reshape(5, 2)
     speculator.observe(request, Outcome([], EMPTY_TREE, prompt_top_ids=ids))
-    assert speculator._matrices[0] == {3: [4, 5], 1: [6, 7], 4: [8, 9]}
+    assert speculator.states[0] == {3: [4, 5], 1: [6, 7], 4: [8, 9]}
     assert TokenRecycling().needs == Needs(node_top_k=8, prompt_top_k=8)
     assert TokenRecycling(TokenRecyclingConfig("paper", 5, use_prompt=False)).needs == Needs(node_top_k=5)
