@@ -30,7 +30,7 @@ from engine.protocol import Needs
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence, SequenceState
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from engine.tree import EMPTY_TREE, TokenTree
@@ -53,7 +53,7 @@ def engine_step(
     scheduler = Scheduler(target.info)
     sequence = Sequence.of(0, Request(prompt, SamplingParams(max_tokens=512), max_nodes=4096), needs or Needs())
     scheduler.submit(sequence)
-    while sequence.state is not State.DRAFTING:
+    while sequence.state is not SequenceState.DRAFTING:
         step = scheduler.next_step(0)
         assert step is not None
         scheduler.commit(step, target.step(step), [sequence])
@@ -65,7 +65,7 @@ def engine_step(
         step = scheduler.next_step(1)
         assert step is not None
         scheduler.commit(step, target.step(step), [sequence])
-        sequence.n_cached, sequence.keep, sequence.state = n_cached, [], State.DRAFTING
+        sequence.n_cached, sequence.keep, sequence.state = n_cached, [], SequenceState.DRAFTING
         del sequence.tokens[n_tokens:]
         sequence.stats.step_tokens.clear()
 

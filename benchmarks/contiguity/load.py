@@ -16,7 +16,7 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.options import SchedulerOptions
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult, WorkResult
 from engine.target.info import TargetInfo
 from engine.tree import EMPTY_TREE
@@ -128,7 +128,7 @@ class Load:
             answers.append(WorkResult(work.seq, ([STOP] if ends else self._text(1)) if work.draw else []))
         for commit in self.scheduler.commit(step, StepResult(step.step_id, answers, 0.0), sequences):
             self.scheduler.set_tree(commit.sequence, EMPTY_TREE)
-            if commit.sequence.state is State.FINISHED:
+            if commit.sequence.state is SequenceState.FINISHED:
                 self._over.append(commit.sequence.tokens)
                 self.counts.cached_tokens += commit.sequence.stats.n_cached
                 self.counts.preempted += commit.sequence.stats.n_preempted

@@ -28,7 +28,7 @@ from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import new_network
 from engine.drafter.serving.committed import Committed
-from engine.drafter.serving.runtime import DraftRuntime, Place
+from engine.drafter.serving.runtime import DrafterPlacement, DraftRuntime
 from engine.drafter.settings import DrafterSettings
 from engine.drafter.trees.rounds import BlockAsk
 from engine.kv.arena import BlockTable
@@ -93,7 +93,7 @@ def drafter(name: str, model: Path, target: ModelSpec, batch: int, arguments: ar
     runtime = DraftRuntime(
         DrafterCheckpoint(spec, weights, None, "random"),
         parts,
-        Place(batch * n_blocks, BLOCK, dtype, device),
+        DrafterPlacement(batch * n_blocks, BLOCK, dtype, device),
         DrafterSettings("", depth=arguments.depth, beam=arguments.beam),
     )
     for seq in range(batch):

@@ -19,7 +19,7 @@ from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.truncation import Truncation
 from engine.cuda.layer import StepOnDevice, run_layer
 from engine.cuda.occupancy import programs_for
-from engine.cuda.plan.layout import BUCKETS, Layout
+from engine.cuda.plan.layout import BUCKETS, PlanLayout
 from engine.cuda.products import TreeProducts
 from engine.cuda.weights import LayerWeights, Matrix, Norm
 from engine.kv.arena import KVLayer
@@ -81,7 +81,7 @@ LAYERS = {
 def run(weights: LayerWeights, n_rows: int, n_pieces: int = 1, n_layers: int = 1, overlaps: bool = False) -> None:
     """Launch the kernels of layers; ``n_pieces`` of the key heads attend one after the other."""
     heads, hidden = weights.heads, make_meta(n_rows, len(weights.attention_out.weight))
-    layout, size = Layout(n_rows, (heads.window,)), heads.n_kv_heads // n_pieces
+    layout, size = PlanLayout(n_rows, (heads.window,)), heads.n_kv_heads // n_pieces
     partials = Partials.empty(N_PARTIALS, heads.n_heads // n_pieces, heads.head_dim, META)
     pieces = tuple(range(first, first + size) for first in range(0, heads.n_kv_heads, size))
     programs = (programs_for(META, size, heads.head_dim),)

@@ -21,7 +21,7 @@ from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import new_network
 from engine.drafter.serving.committed import Committed
 from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
-from engine.drafter.serving.runtime import DraftRuntime, Place
+from engine.drafter.serving.runtime import DrafterPlacement, DraftRuntime
 from engine.drafter.settings import DrafterSettings
 from engine.drafter.spec import DrafterSpec, LayerShape
 from engine.drafter.trees.rounds import BlockAsk
@@ -64,7 +64,7 @@ class Drafting:
             shapes = {name: tuple(weight.shape) for name, weight in new_network(spec, parts).named_parameters()}
         weights = {name: normal(*shape) for name, shape in shapes.items()}
         blocks_each = -(-(self._context + N_NEW + SETTINGS.beam * SETTINGS.depth) // BLOCK)
-        place = Place(n_sequences * blocks_each, BLOCK, setting.dtype, setting.device, forwards=forwards)
+        place = DrafterPlacement(n_sequences * blocks_each, BLOCK, setting.dtype, setting.device, forwards=forwards)
         self._runtime = DraftRuntime(DrafterCheckpoint(spec, weights, None, "random"), parts, place, SETTINGS)
         for _ in self._runtime.warm_up():
             pass

@@ -12,7 +12,7 @@ from benchmarks.pipeline_scheduling.requests import made_up
 from benchmarks.pipeline_scheduling.stages import Stages
 from engine.sampling.params import SamplingParams
 from engine.scheduling.drafting import AUTOREGRESSIVE
-from engine.simulated.answers import Answers
+from engine.simulated.answers import RecordedAnswers
 from engine.simulated.profile import PROFILES, PipelineProfile
 from speculators.testing import AlwaysWrong
 
@@ -89,7 +89,7 @@ async def measure(case: Case, seconds: float) -> Sequence[float]:
     with Stages(case.profile, case.stages) as stages:
         spec = stages.info.spec
         prompts = made_up(max(case.streams), PROMPT, spec.vocab_size)
-        texts = Answers(spec.vocab_size, spec.eos_ids)
+        texts = RecordedAnswers(spec.vocab_size, spec.eos_ids)
         known = {tuple(p): texts.to(p, SamplingParams()).part(0, TOKENS) for p in prompts}
         extra = {WRONG: lambda options: AlwaysWrong(known, case.nodes)}
         method = WRONG if case.nodes else AUTOREGRESSIVE

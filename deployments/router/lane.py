@@ -20,7 +20,7 @@ from deployments.router.service_rate import ServiceRate
 from engine.errors import TargetLostError
 from engine.scheduling.commit import Commit
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
@@ -209,7 +209,7 @@ class Lane:
         for work, commit in zip(step.work, commits, strict=True):
             n_written = 0 if commit.event is None else len(commit.event.token_ids)
             self.service_rate.answered(work.seq, len(work.tokens) if work.tree is None else 0, n_written, now)
-            if commit.sequence.state is State.FINISHED:
+            if commit.sequence.state is SequenceState.FINISHED:
                 self.service_rate.forget(work.seq)
                 if commit.event is not None:
                     self.service_rate.finished(commit.sequence)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence, SequenceState
 
 SUSPECTED = 2  # losses in a row after which a sequence runs alone
 MAX_LOSSES = 3  # losses in a row after which a sequence fails
@@ -48,7 +48,7 @@ class PoisonRequests:
         """Count a pipeline loss, before the scheduler is told of it; returns the poison requests found."""
         poison = []
         for sequence in in_flight:
-            if sequence.cancelled or sequence.state is State.FINISHED:
+            if sequence.cancelled or sequence.state is SequenceState.FINISHED:
                 continue
             losses = self._losses.setdefault(sequence.seq, Losses())
             losses.n += 1
@@ -60,7 +60,7 @@ class PoisonRequests:
     def answered(self, sequence: Sequence) -> None:
         """Clear a sequence once it has got beyond the position of its losses."""
         losses = self._losses.get(sequence.seq)
-        if losses is not None and (sequence.state is State.FINISHED or sequence.n_cached > losses.n_cached):
+        if losses is not None and (sequence.state is SequenceState.FINISHED or sequence.n_cached > losses.n_cached):
             del self._losses[sequence.seq]
 
     def is_suspected(self, sequence: Sequence) -> bool:

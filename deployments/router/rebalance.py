@@ -13,7 +13,7 @@ from deployments.router.lane import Lane
 from deployments.router.metrics import RouterMetrics
 from deployments.router.poison_requests import queue_order
 from deployments.router.sessions import Sessions
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence, SequenceState
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Rebalancer:
     def relieve(self, lane: Lane) -> None:
         """Move the sequences of a lane that shall have no pipeline any more: those that wait, or all if it has none."""
         if lane.is_up:
-            self._spread([one for one in lane.sequences if one.state is State.WAITING], lane)
+            self._spread([one for one in lane.sequences if one.state is SequenceState.WAITING], lane)
         else:
             self._evacuate(lane)
 
@@ -99,7 +99,9 @@ class Rebalancer:
         """
         more = busy.load - idle.load
         waiting = [
-            one for one in busy.sequences if one.state is State.WAITING and not busy.poison_requests.is_suspected(one)
+            one
+            for one in busy.sequences
+            if one.state is SequenceState.WAITING and not busy.poison_requests.is_suspected(one)
         ]
         for sequence in sorted(waiting, key=queue_order, reverse=True):
             work = busy.work_of(sequence)

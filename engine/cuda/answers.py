@@ -18,7 +18,7 @@ from engine.cuda.kernels.embed import embed
 from engine.cuda.plan.answer import MOST_BEST, WIDTHS, AnswerKind, AnswerPlan
 from engine.cuda.plan.answer_layout import AnswerLayout
 from engine.cuda.products import Products
-from engine.cuda.recorder import Recorder
+from engine.cuda.recorder import GraphRecorder
 from engine.model.shard import ModelShard
 
 LOGIT_BYTES = 256 << 20  # of logits that graphs have room for: 512 rows of 128,256 ids
@@ -35,7 +35,7 @@ class _Buffers:
     table: Tensor  # int32 [most * most columns]
 
 
-class Answers:
+class LogitsReader:
     """Answers rows of the last stage's hidden states.
 
     Args:
@@ -46,7 +46,7 @@ class Answers:
     """
 
     def __init__(
-        self, shard: ModelShard, buckets: tuple[int, ...], recorder: Recorder | None, products: Products
+        self, shard: ModelShard, buckets: tuple[int, ...], recorder: GraphRecorder | None, products: Products
     ) -> None:
         self.buckets, self._recorder = buckets, recorder
         self._head = Head(shard, products)
@@ -142,7 +142,7 @@ class Answers:
         plan, logits = buffers.plan[: layout.size], buffers.logits[:n_rows]
         return RowsOnDevice(buffers.hidden[:n_rows], plan, layout, mask, logits, table)
 
-    def _graph(self, recorder: Recorder, rows: RowsOnDevice, kind: AnswerKind) -> torch.cuda.CUDAGraph:
+    def _graph(self, recorder: GraphRecorder, rows: RowsOnDevice, kind: AnswerKind) -> torch.cuda.CUDAGraph:
         key = rows.layout.n_rows, kind, rows.mask is not None
         if key not in self._graphs:
             self._graphs[key], _ = recorder.record(lambda: self._head.answer(rows, kind))

@@ -18,8 +18,8 @@ from engine.cuda.kernels.attention import Heads
 from engine.cuda.layer import StepOnDevice, attended
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.layout import BUCKETS, DRAFTER_PARTIAL_BYTES, SPLIT
-from engine.cuda.plan.plan import Plan, PlanShape, make_plan
-from engine.cuda.recorder import Recorder
+from engine.cuda.plan.plan import PlanShape, StepPlan, make_plan
+from engine.cuda.recorder import GraphRecorder
 from engine.drafter.serving.cache import DrafterCache
 from engine.drafter.serving.forwards import ModuleForwards, NetworkCalls
 from engine.drafter.serving.rows import DraftRows
@@ -53,7 +53,7 @@ class KernelForwards:
         self._plan_shape = PlanShape.of({shape.window}, groups, size, scratch, split, buckets)
         keys = self._arena.layer(0).keys
         self._device, self._dtype = keys.device, keys.dtype
-        recorder = Recorder() if (self._device.type == "cuda" if records is None else records) else None
+        recorder = GraphRecorder() if (self._device.type == "cuda" if records is None else records) else None
         # Plans do not tell apart where the windows of a block's rows end.
         self._is_planned = not (calls.block and shape.window is not None)
         planned = recorder if self._is_planned else None
@@ -61,7 +61,7 @@ class KernelForwards:
         self._contexts = self._graphs_of(recorder, self._context, (shape.hidden_size,), 0)
 
     def _graphs_of(
-        self, recorder: Recorder | None, run: RunLayers, widths: tuple[int, ...], partial_bytes: int
+        self, recorder: GraphRecorder | None, run: RunLayers, widths: tuple[int, ...], partial_bytes: int
     ) -> Graphs | None:
         if recorder is None:
             return None
@@ -89,7 +89,9 @@ class KernelForwards:
             done = self._contexts.warm_up(self._plan_shape, self._arena, attends=False)
             yield from map("what the drafter keeps of {}".format, done)
 
-    def _run(self, graphs: Graphs | None, run: RunLayers, plan: Plan, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _run(
+        self, graphs: Graphs | None, run: RunLayers, plan: StepPlan, inputs: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
         upload = Upload(self._device)
         sent = upload.add(plan.ints, np.int32)
         upload.send()

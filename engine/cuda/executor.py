@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from engine.attention.hook import CapturedQuery, PackedStep
-from engine.cuda.answers import Answers
+from engine.cuda.answers import LogitsReader
 from engine.cuda.graphs import Graphs, RowFunction
 from engine.cuda.kernels.embed import embed
 from engine.cuda.kernels.moves import MOST_MOVES, move_rows
 from engine.cuda.layer import StepOnDevice, run_layer
 from engine.cuda.plan.layout import BUCKETS, PARTIAL_BYTES, SPLIT
-from engine.cuda.plan.plan import Plan, PlanShape, compile_planner
+from engine.cuda.plan.plan import PlanShape, StepPlan, compile_planner
 from engine.cuda.planned_step import PlannedStep
 from engine.cuda.products import Products, TreeProducts
-from engine.cuda.recorder import Recorder
+from engine.cuda.recorder import GraphRecorder
 from engine.cuda.weights import Embedding, LayerWeights, pack_layers
 from engine.kv.arena import KVArena
 from engine.model.shard import ModelShard
@@ -69,13 +69,13 @@ class Executor:
             torch.cuda.empty_cache()  # frees the unfused matrices: NCCL and graphs use memory outside it
         self._split, self._buckets, self._partial_bytes = split, buckets, partial_bytes
         records = shard.device.type == "cuda" if records is None else records
-        recorder = Recorder() if records else None
+        recorder = GraphRecorder() if records else None
         self._graphs = None
         if recorder is not None:
             widths = () if shard.range.is_first else (shard.spec.hidden_size,)
             function = RowFunction(self._run_static, widths, self._layers[0].heads, shard.dtype, shard.device, overlaps)
             self._graphs = Graphs(function, buckets, recorder, partial_bytes)
-        self.answers = Answers(shard, buckets, recorder, self._products) if shard.range.is_last else None
+        self.answers = LogitsReader(shard, buckets, recorder, self._products) if shard.range.is_last else None
 
     def plan_shape(self, arena: KVArena) -> PlanShape:
         """How steps are planned; the arena's last row belongs to no sequence."""
@@ -86,7 +86,7 @@ class Executor:
     def warm_up(self, arena: KVArena, answers: bool = True, more_work: Iterable[str] = ()) -> None:
         """Compile kernels and record steps, with their answers unless ``answers`` is False; ``more_work`` runs last.
 
-        A step that was not foreseen (see ``Answers.warm_up``) is recorded when it comes, of kernels that are there.
+        A step that was not foreseen (see ``LogitsReader.warm_up``) is recorded when it comes, of kernels that are there.
         """
         if self._graphs is None:
             return
@@ -158,7 +158,7 @@ class Executor:
                 tapped[local] = rows.clone()
         return tapped
 
-    def _rows(self, hidden: Tensor | None, plan: Plan, ints: Tensor) -> Tensor:
+    def _rows(self, hidden: Tensor | None, plan: StepPlan, ints: Tensor) -> Tensor:
         """The rows that the layers change, ``[n_rows of the bucket, hidden]``."""
         if hidden is None:
             return self._embedded(ints[plan.layout.tokens])

@@ -18,8 +18,8 @@ from engine.cuda.layer import StepOnDevice
 from engine.cuda.occupancy import programs_for
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.layout import PARTIAL_BYTES
-from engine.cuda.plan.plan import Plan, PlanShape, make_plan
-from engine.cuda.recorder import Recorder
+from engine.cuda.plan.plan import PlanShape, StepPlan, make_plan
+from engine.cuda.recorder import GraphRecorder
 from engine.kv.arena import KVArena
 
 PLAN_INTS = 1 << 19  # of a plan that graphs have room for: 2 MiB
@@ -60,7 +60,11 @@ class Graphs:
     """
 
     def __init__(
-        self, function: RowFunction, buckets: tuple[int, ...], recorder: Recorder, partial_bytes: int = PARTIAL_BYTES
+        self,
+        function: RowFunction,
+        buckets: tuple[int, ...],
+        recorder: GraphRecorder,
+        partial_bytes: int = PARTIAL_BYTES,
     ) -> None:
         self._function, self._buckets, self._recorder = function, buckets, recorder
         self._n_partials = partial_bytes // Partials.bytes_of(1, function.heads.n_heads, function.heads.head_dim)
@@ -68,7 +72,7 @@ class Graphs:
         self._plan: Tensor | None = None  # with the first graph
         self._partials: Partials | None = None
 
-    def run(self, inputs: Sequence[Tensor], plan: Plan, ints: Tensor, arena: KVArena) -> tuple[Tensor, ...] | None:
+    def run(self, inputs: Sequence[Tensor], plan: StepPlan, ints: Tensor, arena: KVArena) -> tuple[Tensor, ...] | None:
         """Outcomes of ``inputs`` ``[n, width]``, and of the plan; None: the step has to run launch by launch.
 
         The first step of a bucket that was not warmed up is recorded before it runs.
@@ -96,12 +100,12 @@ class Graphs:
                 self.record(plan, torch.from_numpy(plan.ints).to(self._function.device), arena)
                 yield f"{size} rows"
 
-    def _fits(self, plan: Plan) -> bool:
+    def _fits(self, plan: StepPlan) -> bool:
         return (
             plan.layout.n_rows in self._buckets and plan.n_partials <= self._n_partials and len(plan.ints) <= PLAN_INTS
         )
 
-    def record(self, plan: Plan, ints: Tensor, arena: KVArena) -> _Recorded:
+    def record(self, plan: StepPlan, ints: Tensor, arena: KVArena) -> _Recorded:
         """Record the layers for a plan's bucket, without moves in the cache; its rows are written to the unused slot.
 
         A path that was moved cannot be moved again, and a step's rows may stand where one is still to be moved from.

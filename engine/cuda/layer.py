@@ -14,8 +14,8 @@ from engine.cuda.kernels.combine import combine
 from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.rope import rope_write
 from engine.cuda.occupancy import programs_for
-from engine.cuda.plan.layout import Layout
-from engine.cuda.plan.plan import Plan
+from engine.cuda.plan.layout import PlanLayout
+from engine.cuda.plan.plan import StepPlan
 from engine.cuda.products import Products
 from engine.cuda.weights import LayerWeights, Matrix, Norm
 from engine.kv.arena import KVLayer
@@ -26,14 +26,14 @@ class StepOnDevice:
     """What the layers read of a step."""
 
     plan: Tensor  # int32, as ``layout`` lays it out
-    layout: Layout
+    layout: PlanLayout
     partials: Partials
     pieces: tuple[range, ...]  # key heads that attend at once: for all together the partials may be large
     programs: tuple[int, ...]  # of ``attend``, for every window of the layout
     overlaps: bool = False  # programmatic dependent launch
 
     @classmethod
-    def of(cls, plan: Plan, ints: Tensor, heads: Heads, partial_bytes: int, overlaps: bool = False) -> StepOnDevice:
+    def of(cls, plan: StepPlan, ints: Tensor, heads: Heads, partial_bytes: int, overlaps: bool = False) -> StepOnDevice:
         """A plan whose ``ints`` are on the device, with memory of its own.
 
         Partials take at most ``partial_bytes``, or those of one key head: heads then attend piece by piece.

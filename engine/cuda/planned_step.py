@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.attention.hook import PackedStep
-from engine.cuda.plan.plan import Plan
+from engine.cuda.plan.plan import StepPlan
 from engine.upload import Uploaded
 
 
@@ -13,5 +13,5 @@ from engine.upload import Uploaded
 class PlannedStep(PackedStep):
     """A ``PackedStep`` whose rows attend as its plan says; it has no segments."""
 
-    plan: Plan
+    plan: StepPlan
     ints: Uploaded  # the plan's, int32

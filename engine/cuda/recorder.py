@@ -10,7 +10,7 @@ import torch
 _T = TypeVar("_T")
 
 
-class Recorder:
+class GraphRecorder:
     """Graphs of a stage, which share one memory: no two run at the same time."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 PIECE = 1024  # rows copied at once
 
 
-class Run(NamedTuple):
+class ArenaMove(NamedTuple):
     """Rows that move together; the places do not overlap."""
 
     source: int  # first row
@@ -84,7 +84,7 @@ class KVArena:
         """
         self._data.index_copy_(2, target, self._data.index_select(2, source))
 
-    def move_runs(self, runs: Iterable[Run]) -> None:
+    def move_runs(self, runs: Iterable[ArenaMove]) -> None:
         """Copy runs of rows over all layers, one after the other; needs no further memory."""
         for run in runs:
             self._data.narrow(2, run.target, run.n).copy_(self._data.narrow(2, run.source, run.n))
@@ -129,17 +129,17 @@ class BlockTable:
         self.blocks, self.base, self._array = [], None, None
         self.extend(blocks)
 
-    def runs_to(self, blocks: Sequence[int]) -> list[Run]:
+    def runs_to(self, blocks: Sequence[int]) -> list[ArenaMove]:
         """The runs of rows that have to move so that ``blocks``, at least as many, hold what these blocks hold."""
-        size, runs = self.block_size, list[Run]()
+        size, runs = self.block_size, list[ArenaMove]()
         for old, new in zip(self.blocks, blocks, strict=False):
-            last = runs[-1] if runs else Run(0, 0, 0)
+            last = runs[-1] if runs else ArenaMove(0, 0, 0)
             if old == new:
                 continue
             if last.n and (last.source + last.n, last.target + last.n) == (old * size, new * size):
                 runs[-1] = last._replace(n=last.n + size)
             else:
-                runs.append(Run(old * size, new * size, size))
+                runs.append(ArenaMove(old * size, new * size, size))
         return runs
 
     def row(self, slot: int) -> int:

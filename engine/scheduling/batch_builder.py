@@ -7,7 +7,7 @@ from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.micro_batches import MicroBatches
 from engine.scheduling.options import SchedulerOptions
 from engine.scheduling.running_set import RunningSet
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import SequenceStart, Step, Work
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
@@ -80,7 +80,7 @@ class BatchBuilder:
                     sequence.passed_over = step_id
                 continue
             n_rows = 1 + len(sequence.tree)
-            if sequence.state is not State.READY or (rows and rows + n_rows > limit):
+            if sequence.state is not SequenceState.READY or (rows and rows + n_rows > limit):
                 continue  # preempted for an earlier one, or left to the next step
             blocks = self._running.make_room(sequence)
             if blocks is None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.events import ABORT, LENGTH, STOP, SourceCounts, StepEvent, StepTrace
 from engine.protocol import Artefacts, Outcome, StepTime
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.tree import EMPTY_TREE, TokenTree
 
@@ -49,9 +49,9 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepT
         if answer.prompt_logprobs is not None:  # not twice, when it is read again after a preemption
             sequence.prompt_logprobs += answer.prompt_logprobs[len(sequence.prompt_logprobs) - work.n_cached :]
         news = _chunk_outcome(sequence, work, answer)
-        sequence.state = State.PREFILLING
+        sequence.state = SequenceState.PREFILLING
         if sequence.n_cached == sequence.n_prefill:
-            sequence.state = State.DRAFTING
+            sequence.state = SequenceState.DRAFTING
             sequence.stats.count_prefilled()
     else:
         news = _outcome(work, answer, took)
@@ -59,7 +59,7 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepT
         sequence.n_cached += 1 + len(answer.accepted)
         sequence.n_observed = sequence.n_cached
         sequence.keep = [node + 1 for node in answer.accepted] if answer.accepted else []
-        sequence.state = State.DRAFTING
+        sequence.state = SequenceState.DRAFTING
         drafts = sequence.stats.count_step(work.tree, answer.accepted, len(answer.tokens))
         trace = _trace(work.tree, answer.accepted) if sequence.request.trace else None
     sequence.tokens.extend(answer.tokens)

@@ -12,7 +12,7 @@ from engine.composer import compose
 from engine.protocol import Branch, Draft, Outcome, Rest
 from engine.scheduling.commit import Commit
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence, SequenceState
 from engine.tree import EMPTY_TREE
 
 AUTOREGRESSIVE = "autoregressive"
@@ -38,18 +38,18 @@ def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
     draft_round = DraftRound()
     for commit in commits:
         sequence = commit.sequence
-        if sequence.state is State.FINISHED:
+        if sequence.state is SequenceState.FINISHED:
             draft_round.finished.append(sequence)
         elif sequence.request.method == AUTOREGRESSIVE:
             scheduler.set_tree(sequence, EMPTY_TREE)
-        elif sequence.rest.n_steps and sequence.state is State.DRAFTING:
+        elif sequence.rest.n_steps and sequence.state is SequenceState.DRAFTING:
             sequence.rest = Rest(sequence.rest.n_steps - 1, sequence.rest.decision)
             scheduler.set_tree(sequence, EMPTY_TREE, reads_back=False, decision=sequence.rest.decision)
         else:
             outcome = _with_unheard(sequence, commit.outcome)
             if outcome is not None:
                 draft_round.outcomes.append((sequence.seq, outcome))
-            if sequence.state is State.DRAFTING:
+            if sequence.state is SequenceState.DRAFTING:
                 draft_round.budgets[sequence.seq] = sequence.budget
                 draft_round.drafting.append(sequence)
     return draft_round

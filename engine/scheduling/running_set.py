@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from engine.errors import OutOfBlocksError
 from engine.kv.blocks import BlockAllocator
 from engine.scheduling.prefix_matcher import PrefixMatcher
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence, SequenceState
 from engine.tree import EMPTY_TREE
 
 
@@ -59,7 +59,7 @@ class RunningSet:
 
     def decoding(self) -> list[Sequence]:
         """Those whose text is in the cache, in flight or not."""
-        return [sequence for sequence in self._all if sequence.state is not State.PREFILLING]
+        return [sequence for sequence in self._all if sequence.state is not SequenceState.PREFILLING]
 
     @property
     def is_any_decoding(self) -> bool:
@@ -68,16 +68,16 @@ class RunningSet:
 
     def ready(self) -> list[Sequence]:
         """Those whose tree awaits a step."""
-        return [sequence for sequence in self._all if sequence.state is State.READY and not sequence.in_flight]
+        return [sequence for sequence in self._all if sequence.state is SequenceState.READY and not sequence.in_flight]
 
     def reading(self, depth: int) -> list[Sequence]:
         """Those whose next prompt chunk may be sent, when each may have ``depth`` in flight."""
-        prefilling = [sequence for sequence in self._all if sequence.state is State.PREFILLING]
+        prefilling = [sequence for sequence in self._all if sequence.state is SequenceState.PREFILLING]
         return [sequence for sequence in prefilling if sequence.is_reading and sequence.in_flight < depth]
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence comes out of the queue."""
-        sequence.state, sequence.n_sent = State.PREFILLING, 0
+        sequence.state, sequence.n_sent = SequenceState.PREFILLING, 0
         sequence.stats.count_entry()
         insort(self._all, sequence, key=lambda other: (other.request.priority, other.seq))
 
@@ -95,7 +95,7 @@ class RunningSet:
         """Drop the cache of a sequence; prompt and output are prefilled again later."""
         self.leave(sequence)
         sequence.n_cached, sequence.keep, sequence.tree = 0, [], EMPTY_TREE
-        sequence.state = State.WAITING
+        sequence.state = SequenceState.WAITING
         sequence.stats.n_preempted += 1
         self._evicted(sequence)
 

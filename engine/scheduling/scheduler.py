@@ -21,7 +21,7 @@ from engine.scheduling.options import SchedulerOptions
 from engine.scheduling.prefix_matcher import PrefixMatcher
 from engine.scheduling.request_validation import check_prompt
 from engine.scheduling.running_set import RunningSet
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
@@ -105,7 +105,7 @@ class Scheduler:
 
     def cancel(self, sequence: Sequence) -> None:
         """Forget a sequence; while steps with it are in flight, at the end of the last."""
-        if sequence.state is State.FINISHED:
+        if sequence.state is SequenceState.FINISHED:
             return
         sequence.cancelled = True
         if not sequence.in_flight:
@@ -123,7 +123,7 @@ class Scheduler:
         """Give a sequence that is in no step away, to another scheduler that will ``adopt`` it."""
         assert not sequence.in_flight, "a step in flight holds the sequence"
         self._finish(sequence)
-        sequence.state = State.WAITING
+        sequence.state = SequenceState.WAITING
         sequence.n_cached, sequence.keep, sequence.last_step, sequence.passed_over = 0, [], -1, -1
 
     def adopt(self, sequence: Sequence) -> None:
@@ -135,9 +135,9 @@ class Scheduler:
             self._waiting.push(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
-        if sequence.state is State.WAITING:
+        if sequence.state is SequenceState.WAITING:
             self._waiting.remove(sequence)
-        sequence.state = State.FINISHED
+        sequence.state = SequenceState.FINISHED
         sequence.tree = EMPTY_TREE
         self._live.pop(sequence.seq, None)
         self._running.leave(sequence)
@@ -196,9 +196,9 @@ class Scheduler:
             reads_back: whether the speculator will learn what the target says behind the nodes.
             decision: of a method that decides about every step; counted.
         """
-        if sequence.state is State.DRAFTING:
+        if sequence.state is SequenceState.DRAFTING:
             sequence.tree, sequence.reads_back = tree, reads_back
-            sequence.state = State.READY
+            sequence.state = SequenceState.READY
             if decision is not None:
                 self.decisions[decision] += 1
                 sequence.stats.decisions[decision] += 1

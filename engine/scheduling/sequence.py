@@ -15,7 +15,7 @@ from engine.scheduling.stats import StatsCounter
 from engine.tree import EMPTY_TREE, TokenTree
 
 
-class State(enum.Enum):
+class SequenceState(enum.Enum):
     """Where a sequence stands between steps."""
 
     WAITING = "waiting"  # in the queue, owns no blocks
@@ -35,7 +35,7 @@ class Sequence:
     stats: StatsCounter
     max_nodes: int  # of a step's tree: what the request asks for, within the scheduler's limits
     needs: Needs = field(default_factory=Needs)
-    state: State = State.WAITING
+    state: SequenceState = SequenceState.WAITING
     n_cached: int = 0  # committed tokens in the cache, as far as the target has answered
     n_sent: int = 0  # tokens that chunks have been sent of, while it is prefilled
     keep: list[int] = field(default_factory=list)  # rows of the last tree that were accepted
@@ -109,7 +109,7 @@ class Sequence:
     @property
     def is_reading(self) -> bool:
         """Whether some of its text is still to be sent."""
-        return self.state is State.PREFILLING and self.n_sent < self.n_prefill and not self.cancelled
+        return self.state is SequenceState.PREFILLING and self.n_sent < self.n_prefill and not self.cancelled
 
     @property
     def max_new(self) -> int:

@@ -28,7 +28,7 @@ def pack_recordings(recordings: Iterable[Recording]) -> bytes:
     return msgspec.msgpack.encode([(list(prompt), list(answer)) for prompt, answer in recordings])
 
 
-class Answers:
+class RecordedAnswers:
     """Answers by prompt.
 
     Args:
@@ -54,14 +54,14 @@ class Answers:
         """Prompts with a recorded answer."""
         return len(self._recorded)
 
-    def to(self, prompt: Sequence[int], params: SamplingParams) -> Answer:
+    def to(self, prompt: Sequence[int], params: SamplingParams) -> SimulatedAnswer:
         """The answer to a prompt; ``params`` give seed, choice and the stop ids, which made-up text avoids."""
         avoid = self._avoid | set(params.stop_ids)
         made_up = _MadeUp(prompt, params, self._vocab_size, avoid)
-        return Answer(self._recorded.get(tuple(prompt), []), made_up)
+        return SimulatedAnswer(self._recorded.get(tuple(prompt), []), made_up)
 
 
-class Answer:
+class SimulatedAnswer:
     """The text behind one prompt: the recorded answer, then made-up text without end."""
 
     def __init__(self, recorded: Sequence[int], made_up: _MadeUp) -> None:

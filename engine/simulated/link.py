@@ -14,7 +14,7 @@ from engine.stage.base import Activations
 LONGEST_S = 60.0  # seconds; a moment further away is another machine's clock
 
 
-class Link:
+class SimulatedLink:
     """One stage's ends of the wires before and behind it."""
 
     def __init__(self, profile: PipelineProfile) -> None:

@@ -15,9 +15,9 @@ import torch
 
 from engine.events import TokenLogprob
 from engine.kv.arena import BlockTable
-from engine.simulated.answers import Answer, Answers
+from engine.simulated.answers import RecordedAnswers, SimulatedAnswer
 from engine.simulated.deadline import DeadlineSleep, Lateness
-from engine.simulated.link import Link
+from engine.simulated.link import SimulatedLink
 from engine.simulated.profile import PipelineProfile
 from engine.stage.artefacts import AttentionRows, CapturedStep
 from engine.stage.base import Activations, Computing
@@ -28,12 +28,12 @@ from engine.verify.rules import walk_text
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _StageSequence:
     """What a stage knows of a sequence."""
 
     start: SequenceStart
     table: BlockTable
-    answer: Answer | None = None  # last stage, from the first drawn token on
+    answer: SimulatedAnswer | None = None  # last stage, from the first drawn token on
 
 
 class _Sleeping:
@@ -60,16 +60,18 @@ class SimulatedStage:
         block_size: tokens per block.
     """
 
-    def __init__(self, profile: PipelineProfile, answers: Answers | None, n_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, profile: PipelineProfile, answers: RecordedAnswers | None, n_blocks: int, block_size: int
+    ) -> None:
         self._profile = profile
         self._answers = answers
         self._block_size = block_size
         self._cache = np.zeros(n_blocks * block_size if answers is not None else 0, np.int32)
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, _StageSequence] = {}
         self._results: list[WorkResult] = []
         self._admitted: Step | None = None  # the last
         self._sleep = DeadlineSleep()
-        self._link = Link(profile)
+        self._link = SimulatedLink(profile)
         self._computing = _Sleeping(self._sleep, 0.0, 0.0)
         self._due = 0.0  # ``time.perf_counter`` when the last step is over
         self.busy_s = 0.0  # seconds slept by the profile, over all steps
@@ -105,7 +107,7 @@ class SimulatedStage:
             if work.moved and work.seq in self._sequences:
                 self._move(self._sequences[work.seq].table, work.new_blocks)
         for start in step.starts:
-            self._sequences[start.seq] = _Sequence(start, BlockTable(self._block_size))
+            self._sequences[start.seq] = _StageSequence(start, BlockTable(self._block_size))
         for work in step.work:
             if work.seq in self._sequences and not work.moved:
                 self._sequences[work.seq].table.extend(work.new_blocks)
@@ -177,7 +179,7 @@ class SimulatedStage:
         certain = [TokenLogprob(token, 0.0) for token in tokens] if sequence.start.params.logprobs is not None else None
         return WorkResult(work.seq, tokens, accepted, certain, prompt_logprobs=of_prompt)
 
-    def _find(self, sequence: _Sequence) -> Answer:
+    def _find(self, sequence: _StageSequence) -> SimulatedAnswer:
         """The answer to the prompt that is in the cache."""
         assert self._answers is not None, "only the last stage verifies"
         prompt = self._cache[_rows(sequence.table, 0, sequence.start.n_prompt)]
@@ -191,7 +193,7 @@ def _rows(table: BlockTable, first: int, last: int) -> slice | list[int]:
     return [table.row(slot) for slot in range(first, last)]
 
 
-def _until_stop(future: list[int], sequence: _Sequence) -> list[int]:
+def _until_stop(future: list[int], sequence: _StageSequence) -> list[int]:
     """The text up to the first stop id, which ends it."""
     stops = set(sequence.start.params.stop_ids)
     place = next((i for i, token in enumerate(future) if token in stops), len(future))

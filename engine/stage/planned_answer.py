@@ -33,13 +33,13 @@ from engine.verify.planned import PlannedDraws, is_plannable
 from engine.verify.walk import Walk, WalkItem
 
 if TYPE_CHECKING:  # needs Triton
-    from engine.cuda.answers import Answers
+    from engine.cuda.answers import LogitsReader
 
 PROMPT_ROWS = 128  # rows of prompts in a piece: 66 MB of logits for 128,256 ids
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _AnsweredRows:
     """Rows that are answered together."""
 
     first: int  # number of the first among all rows of logits
@@ -47,7 +47,7 @@ class _Piece:
     ints: Uploaded
 
 
-class _Rows:
+class _HeadRows:
     """Rows that go through the head, as the logits number them: first those of walks, then those of prompts.
 
     ``firsts`` are the numbers of the first row of every work that is read back.
@@ -92,13 +92,13 @@ class PlannedAnswer:
         spans: Sequence[Span],
         sequences: Sequence[StageSequence],
         upload: Upload,
-        answers: Answers,
+        answers: LogitsReader,
         grammars: Grammars | None = None,
     ) -> None:
         self._works, self._vocab, self._answers = works, answers.vocab, answers
         needs = [sequence.start.needs for sequence in sequences]
         needed = [logit_rows(work, need) for work, need in zip(works, needs, strict=True)]
-        rows = _Rows(works, spans, needed)
+        rows = _HeadRows(works, spans, needed)
         items: list[WalkItem] = []
         for work, root, sequence in zip(works, rows.roots, sequences, strict=True):
             sequence.remember(work, grammars)
@@ -114,7 +114,7 @@ class PlannedAnswer:
         self._states = StatesReadBack(works, needs, spans)
         self._pieces = list(self._plan(rows, upload))
 
-    def _plan(self, rows: _Rows, upload: Upload) -> Iterator[_Piece]:
+    def _plan(self, rows: _HeadRows, upload: Upload) -> Iterator[_AnsweredRows]:
         n_walks, draws = len(rows.of_walks), self._draws.draws
         asked = np.full(n_walks + len(rows.of_prompts), NOTHING, np.int32)
         for places in self._read_back.places:
@@ -130,7 +130,7 @@ class PlannedAnswer:
         prompts = [(n_walks + at, rows.of_prompts[at : at + PROMPT_ROWS]) for at in starts]
         for first, some in [*prompts, *walks]:  # walks come last: their logits are kept
             plan = make_answer(some, first, draws, asked[first : first + len(some)], width, self._answers.buckets)
-            yield _Piece(first, plan, upload.add(plan.ints, np.int32))
+            yield _AnsweredRows(first, plan, upload.add(plan.ints, np.int32))
 
     def results(self, activations: Activations) -> list[WorkResult]:
         """Return the answer to every work, in order."""
@@ -147,7 +147,7 @@ class PlannedAnswer:
         of_prompts = self._prompt_logprobs.finish(self._prompt_logprobs.chosen(answer))
         return assemble(self._works, walks, tops, of_prompts, self._states.finish(arrays, walks))
 
-    def _mask(self, piece: _Piece) -> Tensor | None:
+    def _mask(self, piece: _AnsweredRows) -> Tensor | None:
         if not (self._draws.any_grammar and piece.plan.kind.draws):
             return None
         upload = Upload(self._answers.device)
@@ -187,7 +187,7 @@ def answer_of(
     sequences: Sequence[StageSequence],
     upload: Upload,
     shard: ModelShard,
-    answers: Answers | None,
+    answers: LogitsReader | None,
     grammars: Grammars | None,
 ) -> StepAnswer | PlannedAnswer:
     """Plan a step's answer: by the kernels of an executor if there is one and they can answer it, else by torch."""

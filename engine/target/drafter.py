@@ -14,7 +14,7 @@ from engine.drafter.networks.base import TargetParts
 from engine.drafter.part import NO_DRAFTER, DrafterPart
 from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
 from engine.drafter.serving.relay import relay_of
-from engine.drafter.serving.runtime import DraftRuntime, Place
+from engine.drafter.serving.runtime import DrafterPlacement, DraftRuntime
 from engine.drafter.settings import DrafterInfo, DrafterSettings, scratch_slots
 from engine.drafter.spec import DrafterSpec
 from engine.errors import ConfigError
@@ -90,7 +90,7 @@ def drafter_part(
     def embed(tokens: Tensor) -> Tensor:
         return shard.embed(tokens.flatten())[0].view(*tokens.shape, -1)
 
-    place = Place(info.n_blocks, info.block_size, shard.dtype, shard.device, reference, forwards)
+    place = DrafterPlacement(info.n_blocks, info.block_size, shard.dtype, shard.device, reference, forwards)
     return DrafterPart(relay, DraftRuntime(checkpoint, TargetParts(embed, shard.head), place, settings))
 
 

@@ -25,7 +25,7 @@ from engine.model.shard import ModelShard
 from engine.model.sizes import StageMemory, stage_memory, weight_bytes
 from engine.model.spec import ModelSpec
 from engine.model.weights.meter import Meter
-from engine.simulated.answers import Answers
+from engine.simulated.answers import RecordedAnswers
 from engine.simulated.profile import SIMULATED
 from engine.simulated.stage import SimulatedStage
 from engine.stage.base import StageLike
@@ -220,7 +220,7 @@ def load_stage(
     options = with_numerics(options, path)
     if options.simulation is not None:
         recordings = options.simulation.recordings
-        answers = Answers(info.spec.vocab_size, info.spec.eos_ids, recordings) if layers.is_last else None
+        answers = RecordedAnswers(info.spec.vocab_size, info.spec.eos_ids, recordings) if layers.is_last else None
         return SimulatedStage(options.simulation.profile, answers, info.n_blocks, info.block_size)
     [(shard, drafter)] = load_parts(options, path, [layers], info, meter)
     [executor], grammars = executors_of(options, [shard], [drafter]), grammars_of(path, info.spec)

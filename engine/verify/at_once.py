@@ -41,7 +41,7 @@ class _Row:
     path: list[int]  # tokens below the root, where the item's history counts
 
 
-class _Piece:
+class _DrawnRows:
     """Rows that are drawn together."""
 
     def __init__(self, rows: Sequence[_Row], vocab: int, upload: Upload) -> None:
@@ -75,7 +75,7 @@ class DrawnAtOnce:
         items = [item for item, _ in pairs]
         drawn = [row for item in items if not item.is_plain for row in _rows(item)]
         self._any_plain = any(item.is_plain for item in items)
-        self._drawn = [_Piece(rows, vocab, upload) for rows in pieces(drawn, vocab)]
+        self._drawn = [_DrawnRows(rows, vocab, upload) for rows in pieces(drawn, vocab)]
         self._told = [row.number for item in items if item.params.logprobs is not None for row in _rows(item)]
         self._told_pieces = [upload.add(rows) for rows in pieces(self._told, vocab)]
 

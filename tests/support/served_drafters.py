@@ -13,7 +13,7 @@ from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.networks.base import TappedNetwork, TargetParts
 from engine.drafter.networks.build import load_network, new_network
 from engine.drafter.serving.committed import Committed
-from engine.drafter.serving.runtime import DraftRuntime, Place
+from engine.drafter.serving.runtime import DrafterPlacement, DraftRuntime
 from engine.drafter.settings import DrafterSettings
 from engine.drafter.spec import DrafterSpec, LayerShape
 from engine.drafter.trees.rounds import BlockAsk
@@ -120,7 +120,7 @@ class DraftsAnew:
     def __init__(self, family: str, checkpoint: DrafterCheckpoint) -> None:
         self._model, self._spec = tiny_model(family), checkpoint.spec
         parts = TargetParts(self._model.model.embed_tokens, self._model.lm_head)
-        place = Place(40, 16, torch.float32, torch.device("cpu"), reference=True)
+        place = DrafterPlacement(40, 16, torch.float32, torch.device("cpu"), reference=True)
         self._runtime = DraftRuntime(checkpoint, parts, place, SETTINGS)
         self._network = load_network(self._spec, checkpoint.tensors, parts)
         self._n = 0

@@ -15,7 +15,7 @@ from engine.model.spec import ModelSpec
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
@@ -64,7 +64,7 @@ class VirtualPipeline:
         self.done.append(sent)
         answer = StepResult(sent.step.step_id, [self._answer(work) for work in sent.step.work], 0.0)
         for commit in self.scheduler.commit(sent.step, answer, sent.requests):
-            if commit.sequence.state is State.DRAFTING:
+            if commit.sequence.state is SequenceState.DRAFTING:
                 self.scheduler.set_tree(commit.sequence, EMPTY_TREE)
         self._send()
         return sent

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from deployments.router.lane import Lane
 from deployments.router.scaling.policy import Demand
 from deployments.router.service_rate import n_slots
-from engine.scheduling.sequence import State
+from engine.scheduling.sequence import SequenceState
 
 
 def demand_of(lanes: Sequence[Lane]) -> Demand:
@@ -18,7 +18,7 @@ def demand_of(lanes: Sequence[Lane]) -> Demand:
         now - one.stats.began
         for lane in lanes
         for one in lane.sequences
-        if one.state is State.WAITING and one.stats.entered is None
+        if one.state is SequenceState.WAITING and one.stats.entered is None
     ]
     return Demand(
         pipelines=sum(map(_pipelines, lanes)),

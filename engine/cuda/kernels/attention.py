@@ -21,7 +21,7 @@ from torch import Tensor
 
 from engine.cuda.kernels.overlap import await_previous
 from engine.cuda.occupancy import SMALL_HEAD, stages_for
-from engine.cuda.plan.layout import HEADER, ITEM, TILE, Layout
+from engine.cuda.plan.layout import HEADER, ITEM, TILE, PlanLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def attend(
     keys: Tensor,
     values: Tensor,
     plan: Tensor,
-    layout: Layout,
+    layout: PlanLayout,
     heads: Heads,
     kv_heads: range,
     into: Partials,

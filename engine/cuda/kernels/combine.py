@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.cuda.kernels.attention import Heads, Partials
 from engine.cuda.kernels.overlap import await_previous
-from engine.cuda.plan.layout import HEADER, Layout
+from engine.cuda.plan.layout import HEADER, PlanLayout
 
 _HEADS = 8  # of a program
 _STAGES = 4  # of the pipeline: partials of three splits are copied while one is merged
@@ -72,7 +72,7 @@ def _combine(  # type: ignore[no-untyped-def]
 def combine(
     partials: Partials,
     plan: Tensor,
-    layout: Layout,
+    layout: PlanLayout,
     heads: Heads,
     kv_heads: range,
     out: Tensor,

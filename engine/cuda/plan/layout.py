@@ -36,7 +36,7 @@ def bucket(n_rows: int, buckets: tuple[int, ...] = BUCKETS) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PlanLayout:
     """Places of a plan's arrays.
 
     Args:

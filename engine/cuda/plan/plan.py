@@ -10,15 +10,15 @@ import numpy as np
 from engine.cuda.plan.answer import make_answer
 from engine.cuda.plan.answer_layout import NO_DRAWS, READ
 from engine.cuda.plan.items import Ints, PathWork, flatten
-from engine.cuda.plan.layout import BUCKETS, HEADER, ITEM, MAX_INTS, MAX_WINDOWS, SPLIT, TILE, Layout, bucket
+from engine.cuda.plan.layout import BUCKETS, HEADER, ITEM, MAX_INTS, MAX_WINDOWS, SPLIT, TILE, PlanLayout, bucket
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """A planned step."""
 
     ints: Ints  # arranged by ``layout``
-    layout: Layout
+    layout: PlanLayout
     n_rows: int  # of the step; the other rows fill the bucket
     n_items: tuple[int, ...]  # of every window
     n_partials: int  # of the window with the most
@@ -79,7 +79,7 @@ def make_plan(
     tokens: Sequence[int] = (),
     moves: tuple[Sequence[int], Sequence[int]] = NO_MOVES,
     attends: bool = True,
-) -> Plan:
+) -> StepPlan:
     """Return the plan of a step.
 
     Args:
@@ -98,7 +98,7 @@ def make_plan(
 
     n_rows = sum(work.n_new for work in works)
     most = max(n_rows, len(moves[0])) if n_rows else 0
-    layout = Layout(bucket(most, shape.buckets), shape.windows, shape.split)
+    layout = PlanLayout(bucket(most, shape.buckets), shape.windows, shape.split)
     flat = flatten(works, shape.windows, shape.block_size, shape.split, max(1, shape.tile // shape.groups))
     if (invalid := find_invalid(flat)) >= 0:
         raise ValueError(_contradiction(invalid, works[invalid], shape.block_size))
@@ -119,7 +119,7 @@ def make_plan(
         add_items(flat, ints, places)
     for place, numbers in ((layout.tokens, tokens), (layout.sources, moves[0]), (layout.targets, moves[1])):
         ints[place][: len(numbers)] = numbers
-    return Plan(ints, layout, n_rows, tuple(n_items.tolist()), n_partials if attends else 0, len(moves[0]))
+    return StepPlan(ints, layout, n_rows, tuple(n_items.tolist()), n_partials if attends else 0, len(moves[0]))
 
 
 def compile_planner() -> None:

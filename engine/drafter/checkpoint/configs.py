@@ -81,7 +81,7 @@ class DFlashConfig(LayerConfig, frozen=True, kw_only=True):
     block_size: int | None = None
 
 
-class Proposal(msgspec.Struct, frozen=True):
+class ProposalMethod(msgspec.Struct, frozen=True):
     """One of the ways in which a speculator was meant to draft."""
 
     proposal_type: str = "greedy"
@@ -91,7 +91,7 @@ class Proposal(msgspec.Struct, frozen=True):
 class Proposals(msgspec.Struct, frozen=True):
     """The object ``speculators_config``."""
 
-    proposal_methods: tuple[Proposal, ...] = ()
+    proposal_methods: tuple[ProposalMethod, ...] = ()
     default_proposal_method: str = "greedy"
 
     @property

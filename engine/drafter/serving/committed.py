@@ -43,7 +43,7 @@ def joined(steps: Sequence[Committed]) -> Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class CommittedRows:
     """A sequence's next rows in the drafter's cache, from slot ``first`` on."""
 
     first: int
@@ -51,7 +51,7 @@ class Rows:
     states: Tensor | None  # [n, width]; None for a drafter that reads none
 
 
-def pair_rows(committed: Committed) -> Rows:
+def pair_rows(committed: Committed) -> CommittedRows:
     """Rows of tokens beside the states before them, each in the slot of its state; those that are complete.
 
     The last state waits for the token behind it, which comes with the next step where this one drew none.
@@ -66,10 +66,10 @@ def pair_rows(committed: Committed) -> Rows:
     n = len(tokens)
     sequence.pending = states[n:].clone() if n < len(states) else None  # a view would keep all states
     sequence.n_rows = first + n
-    return Rows(first, tokens, states[:n])
+    return CommittedRows(first, tokens, states[:n])
 
 
-def token_rows(committed: Committed) -> Rows:
+def token_rows(committed: Committed) -> CommittedRows:
     """Rows of tokens alone, each in its own slot; the first may be there already, as the step before drew it.
 
     The drawn token waits for the next step where the blocks have no slot for it yet.
@@ -79,4 +79,4 @@ def token_rows(committed: Committed) -> Rows:
     n_slots = len(sequence.table.blocks) * sequence.table.block_size
     tokens = tokens[: n_slots - first]
     sequence.n_rows = first + len(tokens)
-    return Rows(first, tokens, None)
+    return CommittedRows(first, tokens, None)

@@ -16,16 +16,16 @@ from engine.drafter.serving.base import upload_ids
 from engine.drafter.serving.committed import Committed
 from engine.drafter.serving.rows import DraftRows
 from engine.drafter.trees.choice import DraftVocabulary, choose
-from engine.drafter.trees.growth import Growth, grow
+from engine.drafter.trees.growth import DraftGrowth, grow
 from engine.protocol import Branch
 from engine.tree import ROOT
 
 
 @dataclass(slots=True)
-class _Draft:
+class _LevelDraft:
     """One sequence's draft, and its rows."""
 
-    growth: Growth
+    growth: DraftGrowth
     committed: Committed
     outputs: dict[int, int]  # candidate -> its row's place among all outputs so far
     rows: dict[int, int] = field(default_factory=dict)  # candidate -> its row behind the committed ones
@@ -63,7 +63,7 @@ def grow_levels(
         beam: nodes expanded at a depth, and children of each.
         source: of the branches.
     """
-    drafts = [_Draft(_growth(one, depth, beam), one, {ROOT: place}) for place, one in enumerate(asked)]
+    drafts = [_LevelDraft(_growth(one, depth, beam), one, {ROOT: place}) for place, one in enumerate(asked)]
     growing, outputs, latest = drafts, roots, roots
     while growing:
         asks = [draft.growth.asks() for draft in growing]
@@ -79,14 +79,16 @@ def grow_levels(
     return [draft.growth.branch(source) for draft in drafts]
 
 
-def _growth(committed: Committed, depth: int, beam: int) -> Growth:
+def _growth(committed: Committed, depth: int, beam: int) -> DraftGrowth:
     wanted = committed.wanted
     assert wanted is not None, "this sequence wants no draft"
     depth = min(depth, wanted.depth)
     return grow(wanted.params, wanted.history, wanted.position, depth, wanted.n_nodes, beam)
 
 
-def _level(alive: Sequence[tuple[_Draft, list[int]]], n_outputs: int) -> tuple[list[DraftRows], list[int], list[int]]:
+def _level(
+    alive: Sequence[tuple[_LevelDraft, list[int]]], n_outputs: int
+) -> tuple[list[DraftRows], list[int], list[int]]:
     """The next level of drafts and the candidates that they expand, its tokens, and where parents' outputs are."""
     rows, tokens, parents = list[DraftRows](), list[int](), list[int]()
     for draft, candidates in alive:

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.drafter.networks.eagle3 import Eagle3
 from engine.drafter.networks.pairs import PairNetwork
 from engine.drafter.serving.base import upload_ids
-from engine.drafter.serving.committed import Committed, Rows, pair_rows, token_rows
+from engine.drafter.serving.committed import Committed, CommittedRows, pair_rows, token_rows
 from engine.drafter.serving.forwards import Forwards
 from engine.drafter.serving.levels import grow_levels
 from engine.drafter.serving.rows import DraftRows
@@ -74,10 +74,10 @@ class PairDrafting:
         draft = self._levels if self._masks is None else self._in_one_go
         return draft(outputs, lasts, committed)
 
-    def _rows(self, committed: Committed) -> Rows:
+    def _rows(self, committed: Committed) -> CommittedRows:
         return pair_rows(committed) if self._reads_states else token_rows(committed)
 
-    def _forward(self, committed: Sequence[Committed], rows: Sequence[Rows], n_masks: int) -> Tensor:
+    def _forward(self, committed: Sequence[Committed], rows: Sequence[CommittedRows], n_masks: int) -> Tensor:
         """Outputs ``[n_rows, hidden]`` of all sequences' rows, at least one each, with masks behind the real ones."""
         tokens = [token for its in rows for token in its.tokens]
         order = _order([len(its.tokens) for its in rows], n_masks) if n_masks else []

@@ -25,7 +25,7 @@ from engine.drafter.serving.relay import Fused
 from engine.drafter.settings import DrafterSettings, scratch_slots
 from engine.drafter.spec import LayerShape
 from engine.drafter.trees.choice import DraftVocabulary
-from engine.kv.arena import BlockTable, Run
+from engine.kv.arena import ArenaMove, BlockTable
 from engine.protocol import Branch
 
 MOST_WAITING = 256  # rows of a sequence that wait for a draft to be asked for: 4 MiB of a 70B's states
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DrafterPlacement:
     """Where a drafter runs, and the cache it shares block numbers with."""
 
     n_blocks: int
@@ -64,7 +64,7 @@ class DraftRuntime:
     """
 
     def __init__(
-        self, checkpoint: DrafterCheckpoint, target: TargetParts, place: Place, settings: DrafterSettings
+        self, checkpoint: DrafterCheckpoint, target: TargetParts, place: DrafterPlacement, settings: DrafterSettings
     ) -> None:
         spec = checkpoint.spec
         tensors = {name: weight.to(place.device, place.dtype) for name, weight in checkpoint.tensors.items()}
@@ -127,7 +127,7 @@ class DraftRuntime:
             self.catch_up(self._sequences.values())
             self._cache.arena.copy(source, target, is_apart)
 
-    def move_runs(self, runs: Iterable[Run]) -> None:
+    def move_runs(self, runs: Iterable[ArenaMove]) -> None:
         """Rows of sequences that have other blocks now."""
         if self._cache is not None:
             self._cache.arena.move_runs(runs)
@@ -182,7 +182,7 @@ def _n_waiting(sequence: DraftedSequence) -> int:
     return sum(len(one.tokens) for one in sequence.waiting)
 
 
-def _cache_of(shape: LayerShape, place: Place) -> DrafterCache:
+def _cache_of(shape: LayerShape, place: DrafterPlacement) -> DrafterCache:
     n_blocks = place.n_blocks + 1  # one more for rows that fill a bucket
     return DrafterCache(shape, n_blocks, place.block_size, place.dtype, place.device, place.reference)
 

@@ -22,7 +22,7 @@ from engine.upload import Upload
 N_CANDIDATES = 64
 
 
-class Candidates:
+class BlockCandidates:
     """Of every depth of some sequences of a block, which rank and do not draw.
 
     Args:

@@ -18,7 +18,7 @@ from engine.sampling.history import History
 from engine.sampling.params import SamplingParams
 
 
-class Growth(Protocol):
+class DraftGrowth(Protocol):
     """A draft in the making. Candidates are numbered, and keep their numbers."""
 
     def asks(self) -> list[Ask]:
@@ -45,7 +45,7 @@ def grow(
     n_nodes: int,
     beam: int,
     acceptance: tuple[float, ...] = (),
-) -> Growth:
+) -> DraftGrowth:
     """The kind of draft that suits a request.
 
     A chain where penalties have to know what comes before; a tree of independent draws for rejection sampling, as far

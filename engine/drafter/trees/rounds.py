@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.drafter.trees.candidates import Candidates
+from engine.drafter.trees.candidates import BlockCandidates
 from engine.drafter.trees.choice import LEAST_SCORE, Ask, Choice, DraftVocabulary, choose, select
-from engine.drafter.trees.growth import Growth
+from engine.drafter.trees.growth import DraftGrowth
 from engine.drafter.trees.levels import Levels
 from engine.sampling.history import History
 from engine.sampling.keys import NoiseKey
@@ -64,7 +64,7 @@ class BlockDraft:
     seq: int
     ask: BlockAsk
     depth: int
-    growth: Growth
+    growth: DraftGrowth
     confidence: list[float] | None  # of every depth
     expanded: list[int] = field(default_factory=lambda: [ROOT])  # whose children come next
 
@@ -101,7 +101,7 @@ def grow_in_rounds(
     ranked = list(compress(drafts, by_rank))
     if ranked:
         whose = {draft.seq: (draft.ask.params, draft.ask.position) for draft in ranked}
-        _run(ranked, condition, Candidates(logits, whose, vocabulary).choose, logits.device)
+        _run(ranked, condition, BlockCandidates(logits, whose, vocabulary).choose, logits.device)
     _run(list(compress(drafts, map(not_, by_rank))), condition, from_rows, logits.device)
 
 

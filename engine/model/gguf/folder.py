@@ -36,7 +36,7 @@ SOURCE = "gguf.json"
 logger = logging.getLogger(__name__)
 
 
-class Source(msgspec.Struct, frozen=True):
+class GgufSource(msgspec.Struct, frozen=True):
     """What ``gguf.json`` in a folder says: the file that was converted, and the sizes of the folder's other files."""
 
     path: str  # absolute, of the GGUF file
@@ -105,10 +105,10 @@ def referred_file(folder: Path) -> GgufHeader:
     return header
 
 
-def _read_source(folder: Path) -> Source | None:
+def _read_source(folder: Path) -> GgufSource | None:
     """What ``gguf.json`` says; None: the folder has none, or a damaged one."""
     try:
-        return msgspec.json.decode((folder / SOURCE).read_bytes(), type=Source)
+        return msgspec.json.decode((folder / SOURCE).read_bytes(), type=GgufSource)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -135,7 +135,7 @@ def _convert(header: GgufHeader, key: str, folder: Path) -> None:
         if _keeps_weights(header):
             _write_weights(header, tensors, unfinished / WEIGHTS)
         files = {path.name: path.stat().st_size for path in unfinished.iterdir()}
-        source = Source(str(header.path.resolve()), key, files)
+        source = GgufSource(str(header.path.resolve()), key, files)
         (unfinished / SOURCE).write_bytes(msgspec.json.encode(source))
         unfinished.rename(folder)
     finally:

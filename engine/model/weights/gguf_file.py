@@ -14,7 +14,7 @@ from engine.model.gguf.config import read_config
 from engine.model.gguf.folder import referred_file
 from engine.model.gguf.names import StoredTensor, stored_tensors
 from engine.model.weights.sinks import Sink
-from engine.model.weights.tensor_file import OpenFile, Place
+from engine.model.weights.tensor_file import OpenFile, TensorLocation
 
 
 class GgufFile(OpenFile):
@@ -37,7 +37,7 @@ class GgufFile(OpenFile):
         """Of its tensors."""
         return [*self._stored]
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> TensorLocation:
         """What a sink is to take: the tensor in fp32; ``dequantising`` says what is read of the file.
 
         Raises:
@@ -46,7 +46,7 @@ class GgufFile(OpenFile):
         if name not in self._stored:
             raise UnsupportedModelError(f"{self.path} lacks the tensor {name!r}")
         shape = self._stored[name].info.shape
-        return Place(self, torch.float32, shape, 0, 4 * prod(shape))
+        return TensorLocation(self, torch.float32, shape, 0, 4 * prod(shape))
 
     def dequantising(self, name: str, sink: Sink) -> Sink:
         """A sink that takes a tensor's bytes as the file has them, and hands ``sink`` its rows in fp32."""
@@ -64,7 +64,7 @@ class Dequantised:
 
     def __init__(self, file: GgufFile, stored: StoredTensor, sink: Sink) -> None:
         info = stored.info
-        self.place = Place(file, torch.uint8, (info.n_bytes,), info.first, info.n_bytes)
+        self.place = TensorLocation(file, torch.uint8, (info.n_bytes,), info.first, info.n_bytes)
         self.unit = unit_bytes(stored)
         self._stored, self._sink = stored, sink
         self._weights = prod(info.shape) * self.unit // info.n_bytes  # of a unit

@@ -22,7 +22,7 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ExtentPart:
     """Bytes of one extent in a piece."""
 
     extent: int  # number of the extent
@@ -31,12 +31,12 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FileRead:
     """Bytes of a file that are read at once: its parts, which lie one behind the other."""
 
     file: int
     first: int  # byte of the file
-    parts: tuple[Part, ...]
+    parts: tuple[ExtentPart, ...]
 
     @property
     def n_bytes(self) -> int:
@@ -44,7 +44,7 @@ class Piece:
         return sum(part.n_bytes for part in self.parts)
 
 
-def cut(extents: Sequence[Extent], largest: int) -> list[Piece]:
+def cut(extents: Sequence[Extent], largest: int) -> list[FileRead]:
     """Pieces that hold every byte of every extent once, ordered by file and place in it.
 
     Extents that lie one behind the other share pieces, so that many small ones are one read.
@@ -53,13 +53,13 @@ def cut(extents: Sequence[Extent], largest: int) -> list[Piece]:
         extents: in any order.
         largest: bytes of a piece; only a unit that is larger exceeds it.
     """
-    pieces: list[Piece] = []
-    parts: list[Part] = []
+    pieces: list[FileRead] = []
+    parts: list[ExtentPart] = []
     begin = end = 0  # of the piece that is being put together
 
     def finish(file: int) -> None:
         if parts:
-            pieces.append(Piece(file, begin, tuple(parts)))
+            pieces.append(FileRead(file, begin, tuple(parts)))
             parts.clear()
 
     order = sorted(range(len(extents)), key=lambda i: (extents[i].file, extents[i].first))
@@ -77,7 +77,7 @@ def cut(extents: Sequence[Extent], largest: int) -> list[Piece]:
                 n = min(extent.n_bytes - done, max(1, largest // extent.unit) * extent.unit)
             if not parts:
                 file, begin, end = extent.file, at, at
-            parts.append(Part(i, done, n))
+            parts.append(ExtentPart(i, done, n))
             done, end = done + n, end + n
     finish(file)
     return pieces

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.model.weights.meter import Meter
-from engine.model.weights.pieces import Extent, Piece, cut
+from engine.model.weights.pieces import Extent, FileRead, cut
 from engine.model.weights.sinks import Sink
 from engine.model.weights.tensor_file import OpenFile
 
@@ -61,7 +61,7 @@ class _Reading:
     """Pieces that are still to be read; ``run`` is called by every reader."""
 
     def __init__(
-        self, files: list[OpenFile], sinks: list[Sink], pieces: list[Piece], meter: Meter, pinned: bool
+        self, files: list[OpenFile], sinks: list[Sink], pieces: list[FileRead], meter: Meter, pinned: bool
     ) -> None:
         self._files = files
         self._sinks = sinks
@@ -69,7 +69,7 @@ class _Reading:
         self._pinned = pinned
         self._largest = max((piece.n_bytes for piece in pieces), default=0)
         self._lock = threading.Lock()
-        self._pieces: Iterator[Piece] = iter(pieces)
+        self._pieces: Iterator[FileRead] = iter(pieces)
 
     def stop(self) -> None:
         """Leave the other pieces out: one of the readers has failed, or the process is to end."""
@@ -93,7 +93,7 @@ class _Reading:
                 self.stop()
                 raise
 
-    def _read(self, piece: Piece, memory: list[memoryview | None], staging: Tensor | None) -> None:
+    def _read(self, piece: FileRead, memory: list[memoryview | None], staging: Tensor | None) -> None:
         """Read a piece into the memory of its parts, and into ``staging`` where they have none; then put those."""
         buffers, staged, end = [], [], 0
         for part, own in zip(piece.parts, memory, strict=True):

@@ -9,13 +9,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.model.weights.tensor_file import Place, TensorFile
+from engine.model.weights.tensor_file import TensorFile, TensorLocation
 
 
 class Sink(Protocol):
     """Takes a tensor's bytes in any order, from any thread, and no byte twice."""
 
-    place: Place
+    place: TensorLocation
     unit: int  # bytes that it needs together
 
     def memory(self, first: int, n_bytes: int) -> memoryview | None:
@@ -34,7 +34,7 @@ class Copied:
         dtype: of the result.
     """
 
-    def __init__(self, place: Place, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, place: TensorLocation, device: torch.device, dtype: torch.dtype) -> None:
         self.place = place
         self.unit = place.dtype.itemsize
         self.tensor = torch.empty(place.shape, dtype=dtype, device=device)
@@ -66,7 +66,7 @@ class Scales:
         divisor: of what is stored: 127 where that is the largest number of a row of int8.
     """
 
-    def __init__(self, place: Place, n_out: int, device: torch.device, divisor: float = 1.0) -> None:
+    def __init__(self, place: TensorLocation, n_out: int, device: torch.device, divisor: float = 1.0) -> None:
         self.place, self._divisor = place, divisor
         self.unit = place.dtype.itemsize
         self.tensor = torch.empty(n_out, dtype=torch.float32, device=device)
@@ -91,7 +91,7 @@ class Mapped:
     An error of the disk shows while it is read, and not as a signal in the middle of a step.
     """
 
-    def __init__(self, place: Place, file: TensorFile) -> None:
+    def __init__(self, place: TensorLocation, file: TensorFile) -> None:
         self.place = place
         self.unit = place.dtype.itemsize
         self.tensor = file.mapped(place)
@@ -117,7 +117,7 @@ class Quantized:
 
     def __init__(
         self,
-        place: Place,
+        place: TensorLocation,
         device: torch.device,
         one_at_a_time: threading.Lock,
         dtype: torch.dtype,
@@ -142,7 +142,7 @@ class Quantized:
             self.tensor[rows], self.scales[rows] = self._quantizes(matrix)
 
 
-def plain(place: Place, device: torch.device, dtype: torch.dtype) -> Copied | Mapped:
+def plain(place: TensorLocation, device: torch.device, dtype: torch.dtype) -> Copied | Mapped:
     """A tensor in a dtype on a device. What a CPU keeps as it is stored stays in the file's memory, if it can."""
     as_stored = device.type == "cpu" and dtype == place.dtype
     file, is_aligned = place.file, place.first % dtype.itemsize == 0

@@ -30,7 +30,7 @@ class _Stored(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorLocation:
     """Where a tensor is."""
 
     file: OpenFile
@@ -114,7 +114,7 @@ class TensorFile(OpenFile):
         """Of its tensors."""
         return [*self._stored]
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> TensorLocation:
         """Where a tensor is.
 
         Raises:
@@ -132,9 +132,9 @@ class TensorFile(OpenFile):
         if self._begin + last > self._size:
             file, folder = self.path.name, self.path.parent
             raise UnsupportedModelError(f"{folder} cannot be loaded: {file} is cut short, it ends at byte {self._size}")
-        return Place(self, dtype, tuple(stored.shape), self._begin + first, last - first)
+        return TensorLocation(self, dtype, tuple(stored.shape), self._begin + first, last - first)
 
-    def mapped(self, place: Place) -> Tensor:
+    def mapped(self, place: TensorLocation) -> Tensor:
         """A tensor whose memory is the file's own, which processes share; its place must suit its dtype."""
         if self._map is None:
             storage = torch.UntypedStorage.from_file(str(self.path), shared=False, nbytes=self._size)

@@ -20,7 +20,7 @@ from engine.model.weights.gguf_file import GgufFile
 from engine.model.weights.meter import Meter
 from engine.model.weights.reader import read
 from engine.model.weights.sinks import Copied, Mapped, Quantized, Scales, Sink, plain
-from engine.model.weights.tensor_file import Place, TensorFile
+from engine.model.weights.tensor_file import TensorFile, TensorLocation
 
 Shape = Sequence[int]
 
@@ -140,7 +140,7 @@ class CheckpointTensors:
         self._asked[name] = filled
         self._sinks.append(file.dequantising(name, sink) if isinstance(file, GgufFile) else sink)
 
-    def _place(self, name: str, shape: Shape) -> Place:
+    def _place(self, name: str, shape: Shape) -> TensorLocation:
         """Where a tensor is; of the right shape, or its values would go to the wrong places."""
         place = self._opened(name).place(name)
         if place.shape != tuple(shape):

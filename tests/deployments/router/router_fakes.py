@@ -16,7 +16,7 @@ from deployments.router.service_rate import ServiceRate
 from deployments.router.speculator_actor import SpeculatorActor
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.scheduling.sequence import State
+from engine.scheduling.sequence import SequenceState
 from engine.step import Step, Work
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
@@ -30,7 +30,7 @@ class FakeSequence:
     n_cached: int = 0
     in_flight: int = 0
     cancelled: bool = False
-    state: State = State.WAITING
+    state: SequenceState = SequenceState.WAITING
     n_output: int = 0
     n_prompt: int = 7
     work: float = 1.0  # tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.router.poison_requests import MAX_LOSSES, SUSPECTED, Losses, PoisonRequests
-from engine.scheduling.sequence import State
+from engine.scheduling.sequence import SequenceState
 from tests.deployments.router.router_fakes import FakeScheduler, FakeSequence
 
 
@@ -23,7 +23,7 @@ def suspect(poison: Any, *sequences: FakeSequence) -> None:
 
 def test_one_loss_holds_nothing_back_and_the_loss_of_a_sequence_alone_finds_it() -> None:
     [a, b, cancelled, finished], scheduler, poison = made(4)
-    cancelled.cancelled, finished.state = True, State.FINISHED  # are over, and count no loss
+    cancelled.cancelled, finished.state = True, SequenceState.FINISHED  # are over, and count no loss
     assert poison.lost([a, b, cancelled, finished]) == []
     assert not poison.is_suspected(a)
     assert poison.may_send()

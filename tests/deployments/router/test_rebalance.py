@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from deployments.router.rebalance import Rebalancer
-from engine.scheduling.sequence import State
+from engine.scheduling.sequence import SequenceState
 from tests.deployments.router.router_fakes import FakeLane, FakeSequence
 
 
@@ -77,6 +77,6 @@ async def test_a_lane_that_comes_up_takes_the_last_of_a_busy_queue_until_both_ha
 async def test_running_sequences_and_suspected_poison_requests_do_not_move_to_a_new_lane() -> None:
     busy, idle = lane(1, 3, 2), lane()
     running, suspect, _ = busy.sequences
-    running.state, busy.suspected = State.READY, [suspect]
+    running.state, busy.suspected = SequenceState.READY, [suspect]
     Lanes(busy, idle).rebalancer.came_up(idle)
     assert seqs(idle) == [2]

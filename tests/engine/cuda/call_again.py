@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.cuda.recorder import Recorder
+from engine.cuda.recorder import GraphRecorder
 
 
 class CallAgain:
@@ -32,7 +32,7 @@ class CallAgain:
 
 def call_again(patch: pytest.MonkeyPatch) -> None:
     """Replace CUDA graphs from now on; counts start at 0."""
-    record = Recorder.record
+    record = GraphRecorder.record
     CallAgain.n_graphs = CallAgain.n_replays = 0
 
     @contextmanager
@@ -41,7 +41,7 @@ def call_again(patch: pytest.MonkeyPatch) -> None:
         assert pool is not graph
         yield
 
-    def record_call(self: Recorder, run: Callable[[], Any]) -> tuple[Any, Any]:
+    def record_call(self: GraphRecorder, run: Callable[[], Any]) -> tuple[Any, Any]:
         graph, outcome = record(self, run)
 
         def again() -> None:
@@ -53,4 +53,4 @@ def call_again(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(torch.cuda, "CUDAGraph", CallAgain)
     patch.setattr(torch.cuda, "graph", recording)
-    patch.setattr(Recorder, "record", record_call)
+    patch.setattr(GraphRecorder, "record", record_call)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from engine.cuda.plan.items import Ints, PathWork
-from engine.cuda.plan.layout import ITEM, Layout, bucket
-from engine.cuda.plan.plan import NO_MOVES, Plan, PlanShape
+from engine.cuda.plan.layout import ITEM, PlanLayout, bucket
+from engine.cuda.plan.plan import NO_MOVES, PlanShape, StepPlan
 
 
 def positions_of(work: PathWork) -> Ints:
@@ -24,7 +24,7 @@ def positions_of(work: PathWork) -> Ints:
     return np.asarray(depths, np.int32) + np.int32(work.n_cached)
 
 
-def first_split(layout: Layout, position: int, window: int | None) -> int:
+def first_split(layout: PlanLayout, position: int, window: int | None) -> int:
     """The first split of which a row at ``position`` sees something."""
     return 0 if window is None else max(0, position - window + 1) // layout.split
 
@@ -71,7 +71,7 @@ class Table:
 class ItemLists:
     """Items of a step's works, window by window, with the members and tables that they point to."""
 
-    layout: Layout
+    layout: PlanLayout
     block_size: int
     tile: int  # rows of an item
     ints: list[Ints] = field(default_factory=list)  # members and tables, in the order of their places
@@ -151,10 +151,10 @@ def slow_plan(
     tokens: Sequence[int] = (),
     moves: tuple[Sequence[int], Sequence[int]] = NO_MOVES,
     attends: bool = True,
-) -> Plan:
+) -> StepPlan:
     """What ``make_plan`` returns."""
     n_rows = sum(work.n_new for work in works)
-    layout = Layout(bucket(max(n_rows, len(moves[0])), shape.buckets), shape.windows, shape.split)
+    layout = PlanLayout(bucket(max(n_rows, len(moves[0])), shape.buckets), shape.windows, shape.split)
     lists = ItemLists(layout, shape.block_size, max(1, shape.tile // shape.groups))
     first = 0
     for work in works if attends else ():
@@ -166,7 +166,7 @@ def slow_plan(
     return replace(plan, n_moves=len(moves[0]), n_partials=plan.n_partials if attends else 0)
 
 
-def _lay_out(works: Sequence[PathWork], n_rows: int, lists: ItemLists, scratch: int) -> Plan:
+def _lay_out(works: Sequence[PathWork], n_rows: int, lists: ItemLists, scratch: int) -> StepPlan:
     layout, items = lists.layout, [np.concatenate(some) for some in lists.items]
     ints = np.zeros(lists.end + sum(some.size for some in items), np.int32)
     positions, slots = ints[layout.positions], ints[layout.slots]
@@ -181,10 +181,10 @@ def _lay_out(works: Sequence[PathWork], n_rows: int, lists: ItemLists, scratch: 
         ints[2 * place : 2 * place + 2] = len(some), at
         ints[at : at + some.size] = some.reshape(-1)
         at += some.size
-    return Plan(ints, layout, n_rows, tuple(len(some) for some in items), max(n_partials))
+    return StepPlan(ints, layout, n_rows, tuple(len(some) for some in items), max(n_partials))
 
 
-def _number_partials(ints: Ints, layout: Layout, place: int, n_rows: int) -> int:
+def _number_partials(ints: Ints, layout: PlanLayout, place: int, n_rows: int) -> int:
     """Give every row as many partials as it has splits under a window; returns how many all have."""
     window, positions = layout.windows[place], ints[layout.positions][:n_rows].astype(np.int64)
     skipped = 0 if window is None else np.maximum(positions - window + 1, 0) // layout.split

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.layout import ITEM
-from engine.cuda.plan.plan import Plan
+from engine.cuda.plan.plan import StepPlan
 from tests.engine.cuda.plan_oracle import first_split
 
 
@@ -73,7 +73,7 @@ def expected_slots(work: PathWork, row: int, window: int | None, block_size: int
     return slots if window is None else slots[-window:]
 
 
-def seen_slots(plan: Plan, place: int) -> list[list[tuple[int, int, int]]]:
+def seen_slots(plan: StepPlan, place: int) -> list[list[tuple[int, int, int]]]:
     """(split, position, slot) of the keys that every row sees under a window, in the order of its partials."""
     ints, layout = plan.ints, plan.layout
     window, positions = layout.windows[place], ints[layout.positions]

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.cuda.kernels.attention import Heads, Partials, attend
 from engine.cuda.kernels.combine import combine
 from engine.cuda.plan.items import PathWork
-from engine.cuda.plan.plan import Plan, PlanShape, make_plan
+from engine.cuda.plan.plan import PlanShape, StepPlan, make_plan
 from tests.engine.cuda.plans import ancestors, expected_slots, random_works
 
 BLOCK, SPLIT = 4, 32
@@ -31,7 +31,7 @@ class Case:
     values: Tensor
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         """The plan of the works, for the window of the heads and others."""
         windows = {self.heads.window, None, 7}
         groups = self.heads.n_heads // self.heads.n_kv_heads

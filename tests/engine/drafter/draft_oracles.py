@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from engine.drafter.trees.choice import Choice, DraftVocabulary, choose, draft_randomness
-from engine.drafter.trees.growth import Growth
+from engine.drafter.trees.growth import DraftGrowth
 from engine.protocol import Branch
 from engine.sampling.history import History
 from engine.sampling.keys import NoiseKey
@@ -24,7 +24,7 @@ Model = Callable[[Path], torch.Tensor]  # drafted so far -> logits of the next t
 
 
 def grown(
-    growth: Growth,
+    growth: DraftGrowth,
     model: Model,
     randomness: Callable[[NoiseKey], Randomness] = draft_randomness,
     vocabulary: DraftVocabulary | None = None,
@@ -38,7 +38,7 @@ def grown(
     return growth.branch("drafter")
 
 
-def path_to(growth: Growth, node: int) -> Path:
+def path_to(growth: DraftGrowth, node: int) -> Path:
     tokens: list[int] = []
     while node != ROOT:
         tokens.insert(0, growth.token(node))

@@ -16,7 +16,7 @@ from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.networks.base import TappedNetwork, TargetParts
 from engine.drafter.networks.build import load_network, new_network
 from engine.drafter.serving.committed import Committed
-from engine.drafter.serving.runtime import DraftRuntime, Place
+from engine.drafter.serving.runtime import DrafterPlacement, DraftRuntime
 from engine.drafter.settings import DrafterSettings
 from engine.drafter.spec import DrafterSpec
 from engine.drafter.trees.rounds import BlockAsk
@@ -39,7 +39,7 @@ def runtime_of(drafter: TinyDrafter) -> DraftRuntime:
     target = TargetParts(embed=lambda tokens: embedding[tokens], head=lambda states: states @ head.T)
     ids = None if drafter.spec.draft_vocab_size == drafter.spec.vocab_size else draft_ids(drafter)
     checkpoint = DrafterCheckpoint(drafter.spec, tensors, ids, "tiny")
-    place = Place(len(TEXTS) * ROOM // 4, 4, torch.float64, torch.device("cpu"))
+    place = DrafterPlacement(len(TEXTS) * ROOM // 4, 4, torch.float64, torch.device("cpu"))
     return DraftRuntime(checkpoint, target, place, DrafterSettings("", depth=3, beam=2))
 
 

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine.model.checkpoint_files import INDEX
 from engine.model.loader import EMBED, HEAD, load_shard
 from engine.model.ranges import LayerRange, split_layers
-from engine.model.weights.tensor_file import Place, TensorFile
+from engine.model.weights.tensor_file import TensorFile, TensorLocation
 from tests.support.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def test_a_stage_reads_each_of_its_tensors_once_and_no_other(
     n_bytes: list[int] = []
     place, preadv = TensorFile.place, os.preadv
 
-    def seen_place(file: TensorFile, name: str) -> Place:
+    def seen_place(file: TensorFile, name: str) -> TensorLocation:
         read.append((name, place(file, name).n_bytes))
         return place(file, name)
 

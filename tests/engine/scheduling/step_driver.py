@@ -15,7 +15,7 @@ from engine.loop import Engine
 from engine.request import Request
 from engine.scheduling.commit import Commit
 from engine.scheduling.drafting import DraftRound, apply_drafts, start_round
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult
 from engine.target.local import LocalTarget
 from engine.tree import IntArray
@@ -55,7 +55,7 @@ class Driver:
         self.requests.append(self.engine.scheduler.find(self.engine.submit(job)))
 
     def cancel(self, index: int) -> None:
-        if index < len(self.requests) and self.requests[index].state is not State.FINISHED:
+        if index < len(self.requests) and self.requests[index].state is not SequenceState.FINISHED:
             self.cancelled.add(index)
             self.engine.cancel(self.requests[index].seq)
 
@@ -143,6 +143,6 @@ class Driver:
         """Requests that were not cancelled have the right output, the others its beginning."""
         for index, request in enumerate(self.requests):
             output = request.tokens[request.n_prompt :]
-            assert request.state is State.FINISHED
+            assert request.state is SequenceState.FINISHED
             assert output == expected[index][: len(output)]
             assert index in self.cancelled or output == expected[index]

@@ -10,7 +10,7 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.fair_queue import FairQueue, QueueSnapshot, work_of
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence, SequenceState
 from tests.support.virtual_pipeline import INFO, VirtualPipeline
 
 
@@ -123,10 +123,10 @@ def test_a_flood_delays_another_tenants_request_by_one_request(max_sequences: in
     assert ahead_of(queued, request(999, "third")) == [single]
     assert ahead_of(queued, request(999, "third", priority=-1)) == []
     assert len(ahead_of(queued, request(999, "flood"))) == len(queued.sequences)
-    done = sum(one.state is State.FINISHED for one in flood)
-    while single.state is not State.FINISHED:
+    done = sum(one.state is SequenceState.FINISHED for one in flood)
+    while single.state is not SequenceState.FINISHED:
         made.advance()
-    assert sum(one.state is State.FINISHED for one in flood) - done <= 2 * max_sequences
+    assert sum(one.state is SequenceState.FINISHED for one in flood) - done <= 2 * max_sequences
 
 
 def test_a_resumed_request_is_served_before_new_ones() -> None:
@@ -136,9 +136,9 @@ def test_a_resumed_request_is_served_before_new_ones() -> None:
     made.run(until=0.05)
     fresh = [made.submit([5] * 10, 20) for _ in range(5)]
     resumed = [made.submit([5] * 10, 20, emitted=[7] * 4) for _ in range(2)]
-    while not all(one.state is State.FINISHED for one in resumed):
+    while not all(one.state is SequenceState.FINISHED for one in resumed):
         made.advance()
-    assert {one.state for one in fresh[1:]} == {State.WAITING}
+    assert {one.state for one in fresh[1:]} == {SequenceState.WAITING}
     assert fresh[0].n_cached == 0
 
 

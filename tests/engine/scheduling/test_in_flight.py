@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.sequence import Sequence, SequenceState
 from engine.tree import IntArray
 from tests.engine.scheduling.step_driver import Driver, watched
 from tests.engine.scheduling.test_prefix_matcher import BLOCK, FAMILY, N_TOKENS, PLAIN, STYLES, TEXTS, whole_blocks
@@ -154,9 +154,14 @@ def test_two_prompts_that_do_not_fit_together_do_not_deadlock(seed: int) -> None
 
 @pytest.mark.parametrize(
     ("state", "in_flight"),
-    [*((state, 0) for state in list(State)[:4]), (State.PREFILLING, 1), (State.PREFILLING, 4), (State.READY, 1)],
+    [
+        *((state, 0) for state in list(SequenceState)[:4]),
+        (SequenceState.PREFILLING, 1),
+        (SequenceState.PREFILLING, 4),
+        (SequenceState.READY, 1),
+    ],
 )
-def test_a_cancel_frees_everything_in_every_state(state: State, in_flight: int) -> None:
+def test_a_cancel_frees_everything_in_every_state(state: SequenceState, in_flight: int) -> None:
     made = driver(200, max(1, in_flight), 2 if in_flight > 1 else 16)
     made.submit(max(known()[0], key=lambda job: len(job.prompt)))
     request = made.requests[0]
@@ -170,12 +175,12 @@ def test_a_cancel_frees_everything_in_every_state(state: State, in_flight: int) 
         made.receive()
     assert made.engine.scheduler.blocks.n_free == 200
     made.finish(random.Random(0))
-    assert request.state is State.FINISHED
+    assert request.state is SequenceState.FINISHED
     check_idle(made.engine)
     made.cancel(0)  # harmless
 
 
-def running(made: Driver, state: State = State.READY) -> Sequence:
+def running(made: Driver, state: SequenceState = SequenceState.READY) -> Sequence:
     """The latest request, once it has reached a state."""
     request = made.requests[-1]
     while request.state is not state:
@@ -223,7 +228,7 @@ def test_only_answered_steps_that_succeeded_are_shared() -> None:
     failed.submit(jobs[0])
     assert failed.send(is_broken=True)
     failed.receive()
-    assert failed.requests[0].state is State.FINISHED
+    assert failed.requests[0].state is SequenceState.FINISHED
     failed.submit(jobs[0])
     assert n_found(failed, failed.requests[1].seq) == 0
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
-from engine.scheduling.sequence import State
+from engine.scheduling.sequence import SequenceState
 from engine.step import Step
 from engine.step_cost import StepCosts
 from tests.support.virtual_pipeline import INFO, VirtualPipeline, n_prompt_rows, virtual_pipeline
@@ -70,7 +70,7 @@ def test_a_prompt_alone_is_read_at_the_speed_of_the_pipeline(n_stages: int, n_ch
     made = pipeline(n_stages, 0.01)
     request = made.submit([5] * 512 * n_chunks, max_tokens=1)
     made.run(until=0.0)
-    while request.state is not State.FINISHED:
+    while request.state is not SequenceState.FINISHED:
         assert made.n_in_flight <= n_stages
         made.advance()
     assert made.clock == pytest.approx((n_chunks + n_stages - 1) * (BASE + 512 * ROW))

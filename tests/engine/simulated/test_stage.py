@@ -17,8 +17,8 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.simulated import deadline, stage
-from engine.simulated.answers import Answers, pack_recordings
-from engine.simulated.link import Link
+from engine.simulated.answers import RecordedAnswers, pack_recordings
+from engine.simulated.link import SimulatedLink
 from engine.simulated.profile import PROFILES, SIMULATED, PipelineProfile, Simulation, profile_of
 from engine.simulated.stage import SimulatedStage
 from engine.stage.base import Activations, StageLike
@@ -76,7 +76,7 @@ def _texts(pipeline: Pipeline, method: str, **limits: int) -> tuple[list[list[in
 
 
 def _expected() -> list[list[int]]:
-    made_up = Answers(320, (2,))
+    made_up = RecordedAnswers(320, (2,))
     params = SamplingParams(stop_ids=(2,))
     return ANSWERS + [made_up.to(prompt, params).part(0, 60) for prompt in PROMPTS[4:]]
 
@@ -148,7 +148,7 @@ PROMPT = [5, 6, 7, 5, 6]
 
 
 def _written(prompt: list[int], params: SamplingParams = GREEDY, n: int = 200, recordings: bytes = b"") -> list[int]:
-    return Answers(300, (2,), recordings).to(prompt, params).part(0, n)
+    return RecordedAnswers(300, (2,), recordings).to(prompt, params).part(0, n)
 
 
 def test_a_recorded_prompt_gets_its_first_answer_and_then_made_up_text() -> None:
@@ -156,14 +156,14 @@ def test_a_recorded_prompt_gets_its_first_answer_and_then_made_up_text() -> None
     recordings = pack_recordings([(PROMPT, answer), ([1], [3]), (PROMPT, [4])])
     assert _written(PROMPT, n=60, recordings=recordings) == answer + _written(PROMPT, n=56)
     with pytest.raises(ConfigError, match="outside the vocabulary of 300"):
-        Answers(300, (), pack_recordings([(PROMPT, [300])]))
+        RecordedAnswers(300, (), pack_recordings([(PROMPT, [300])]))
 
 
 def test_made_up_text_depends_on_prompt_seed_and_choice_and_not_on_how_it_is_read() -> None:
     def sampled(seed: int, choice: int = 0) -> list[int]:
         return _written(PROMPT, SamplingParams(temperature=0.8, seed=seed, choice=choice))
 
-    whole, answer = _written(PROMPT), Answers(300, (2,)).to(PROMPT, GREEDY)
+    whole, answer = _written(PROMPT), RecordedAnswers(300, (2,)).to(PROMPT, GREEDY)
     assert answer.part(150, 20) == whole[150:170]
     assert answer.part(0, 7) + answer.part(7, 193) == whole
     assert whole != _written([*PROMPT, 1])
@@ -203,7 +203,7 @@ def test_a_step_takes_the_time_of_its_sequences_rows_and_context(
 
 def test_a_stage_begins_when_the_wire_has_delivered() -> None:
     profile = PipelineProfile(0.0, link_latency_s=0.5, link_bytes_per_s=1e6, row_bytes=100_000)
-    sender, receiver = Link(profile), Link(profile)
+    sender, receiver = SimulatedLink(profile), SimulatedLink(profile)
     first, second = sender.departure(1000.0, 2), sender.departure(1000.1, 1)
     assert receiver.arrival(first, 1000.0) == pytest.approx(1000.7)
     assert receiver.arrival(second, 1000.1) == pytest.approx(1000.8)  # the wire was busy until 1000.2

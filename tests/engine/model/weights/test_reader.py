@@ -20,7 +20,7 @@ from engine.errors import UnsupportedModelError
 from engine.model.quantized import quantize
 from engine.model.weights import reader
 from engine.model.weights.meter import Meter
-from engine.model.weights.pieces import MOST_PARTS, Extent, Part, cut
+from engine.model.weights.pieces import MOST_PARTS, Extent, ExtentPart, cut
 from engine.model.weights.tensor_file import TensorFile
 from engine.model.weights.tensors import CheckpointTensors, read_file
 
@@ -149,7 +149,7 @@ def test_every_byte_is_in_one_piece_and_pieces_are_in_the_order_of_the_files(
     extents: list[Extent], largest: int
 ) -> None:
     pieces = cut(extents, largest)
-    found: dict[int, list[Part]] = {i: [] for i in range(len(extents))}
+    found: dict[int, list[ExtentPart]] = {i: [] for i in range(len(extents))}
     for piece in pieces:
         at = piece.first
         for part in piece.parts:
