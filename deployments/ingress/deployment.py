@@ -13,7 +13,7 @@ from deployments.ingress.request_header import bound_request_ids
 from deployments.submission.client import PATIENCE_S
 
 
-class Edge(Protocol):
+class HostedApplication(Protocol):
     """What an ingress replica hosts."""
 
     app: Any  # the ASGI application
@@ -38,7 +38,7 @@ class Ingress:
     async def __init__(  # type: ignore[misc]  # Serve awaits async constructors
         self,
         router: DeploymentHandle,
-        make_edge: Callable[[RouterClient, Any], Edge],
+        make_edge: Callable[[RouterClient, Any], HostedApplication],
         options: Any,
         patience: float = PATIENCE_S,
     ) -> None:

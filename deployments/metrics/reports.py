@@ -31,7 +31,7 @@ class Series(msgspec.Struct, frozen=True, array_like=True):
         return self.name, tuple(self.labels.items())
 
 
-class Family(msgspec.Struct, frozen=True, array_like=True):
+class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
     """Series with one explanation."""
 
     name: str
@@ -53,12 +53,12 @@ class Reporter:
         self._state = state
         self._reported: dict[Key, float] = {}
 
-    def take(self) -> list[Family]:
+    def take(self) -> list[MetricFamily]:
         """The next report; families that have not grown are there without series, so that a scrape names them."""
         grown = [self._growth(metric) for metric in self._counted.collect()]
         return grown + [_family(metric) for metric in self._state.collect()]
 
-    def _growth(self, metric: Metric) -> Family:
+    def _growth(self, metric: Metric) -> MetricFamily:
         whole = _family(metric)
         grown = []
         for series in whole.series:
@@ -66,22 +66,22 @@ class Reporter:
             if series.value != before:
                 grown.append(Series(series.name, series.labels, series.value - (before or 0.0)))
                 self._reported[series.key] = series.value
-        return Family(whole.name, whole.text, whole.kind, grown)
+        return MetricFamily(whole.name, whole.text, whole.kind, grown)
 
 
-def _family(metric: Metric) -> Family:
+def _family(metric: Metric) -> MetricFamily:
     series = [Series(sample.name, sample.labels, sample.value) for sample in metric.samples]
-    return Family(metric.name, metric.documentation, metric.type, series)
+    return MetricFamily(metric.name, metric.documentation, metric.type, series)
 
 
 class Reports(Collector):
     """The router's end: the sums over all ingresses, and the state of those that are connected."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[Family, dict[Key, float]]] = {}
-        self._states: dict[int, list[Family]] = {}  # by ingress
+        self._sums: dict[str, tuple[MetricFamily, dict[Key, float]]] = {}
+        self._states: dict[int, list[MetricFamily]] = {}  # by ingress
 
-    def add(self, ingress: int, report: list[Family]) -> None:
+    def add(self, ingress: int, report: list[MetricFamily]) -> None:
         """Take a report; ``ingress`` is a number that no other connected ingress has."""
         for family in report:
             if family.kind in COUNTED:
@@ -98,7 +98,7 @@ class Reports(Collector):
         """All families."""
         for family, sums in self._sums.values():
             yield _metric(family, [Series(name, dict(labels), value) for (name, labels), value in sums.items()])
-        states: dict[str, tuple[Family, list[Series]]] = {}
+        states: dict[str, tuple[MetricFamily, list[Series]]] = {}
         for report in self._states.values():
             for family in report:
                 states.setdefault(family.name, (family, []))[1].extend(family.series)
@@ -106,7 +106,7 @@ class Reports(Collector):
             yield _metric(family, series)
 
 
-def _metric(family: Family, series: list[Series]) -> Metric:
+def _metric(family: MetricFamily, series: list[Series]) -> Metric:
     metric = Metric(family.name, family.text, family.kind)
     metric.samples = [Sample(one.name, one.labels, one.value) for one in series]
     return metric

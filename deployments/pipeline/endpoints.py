@@ -10,7 +10,7 @@ import psutil
 
 from deployments.pipeline.leadership import NO_ROUTER, RouterStatus
 from deployments.pipeline.load_report import LoadReport
-from deployments.pipeline.replacement import Replacement
+from deployments.pipeline.replacement import StageReplacement
 from engine.errors import ConfigError
 from engine.target.info import TargetInfo
 
@@ -24,7 +24,7 @@ class Endpoints:
     secret: bytes = field(repr=False)
     info: TargetInfo
     load: LoadReport = field(default_factory=LoadReport)  # what its start took
-    replacements: tuple[Replacement, ...] = ()  # the newest of its stages, oldest first
+    replacements: tuple[StageReplacement, ...] = ()  # the newest of its stages, oldest first
     leader: RouterStatus = NO_ROUTER  # the router that serves on it, or did last
 
 

@@ -13,7 +13,7 @@ CONNECT = "connect"  # until all stages knew their new neighbours
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
+class StageReplacement:
     """One replacement of one or several stages, over or given up."""
 
     number: int  # of the pipeline's replacements, from 1

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _PendingStep:
     at: float  # seconds
     allowed: float  # seconds
 
@@ -44,7 +44,7 @@ class StepDeadlines:
     def __init__(self, deadline: float, costs: StepCosts | None) -> None:
         self._deadline = deadline
         self._costs = costs
-        self._sent: dict[int, _Sent] = {}  # by step id, oldest first
+        self._sent: dict[int, _PendingStep] = {}  # by step id, oldest first
         self._last_answer = 0.0
         self._n_answers = 0
         self._patience = 1.0
@@ -63,7 +63,7 @@ class StepDeadlines:
 
     def sent(self, step: Step, now: float) -> None:
         """A step was sent."""
-        self._sent[step.step_id] = _Sent(now, self._allowed(step))
+        self._sent[step.step_id] = _PendingStep(now, self._allowed(step))
 
     def answered(self, step_id: int, now: float) -> None:
         """The answer to a step arrived."""
@@ -81,7 +81,9 @@ class StepDeadlines:
     def excuse(self, seconds: float, now: float) -> None:
         """Give all steps ``seconds`` more: this process itself was held up, and may have answers left to read."""
         self._last_answer = min(now, self._last_answer + seconds)
-        self._sent = {step_id: _Sent(min(now, sent.at + seconds), sent.allowed) for step_id, sent in self._sent.items()}
+        self._sent = {
+            step_id: _PendingStep(min(now, sent.at + seconds), sent.allowed) for step_id, sent in self._sent.items()
+        }
 
     def reported(self) -> None:
         """An overdue step cost the pipeline: the next one has twice the time, or a slow stage would be replaced for
@@ -89,7 +91,7 @@ class StepDeadlines:
         self._patience = min(MOST_PATIENCE, 2.0 * self._patience)
         self._n_calm = 0
 
-    def _since(self, sent: _Sent) -> float:
+    def _since(self, sent: _PendingStep) -> float:
         return max(sent.at, self._last_answer)
 
     def overdue(self, now: float) -> str:

@@ -29,7 +29,7 @@ class PeerLostError(EOFError):
     """A stage that keeps rows is lost: the pipeline is broken."""
 
 
-class _Rows(msgspec.Struct, frozen=True, array_like=True):
+class _AttentionRows(msgspec.Struct, frozen=True, array_like=True):
     """An answer: rows (fp32, as bytes) by sequence and index of the head in the sequence's needs."""
 
     rows: list[tuple[int, int, bytes]] = []
@@ -37,7 +37,7 @@ class _Rows(msgspec.Struct, frozen=True, array_like=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_Rows)
+_DECODER = msgspec.msgpack.Decoder(_AttentionRows)
 
 
 class RowKeeper:
@@ -69,7 +69,7 @@ class RowKeeper:
         finally:
             channel.close()
 
-    def _answer(self, raw: bytes) -> _Rows:
+    def _answer(self, raw: bytes) -> _AttentionRows:
         asked = decode_result(raw)
         with self._lock:
             captured = self._kept.get(asked.step_id)
@@ -77,13 +77,13 @@ class RowKeeper:
                 del self._kept[next(iter(self._kept))]  # steps are answered in order: earlier ones have failed
             self._kept.pop(asked.step_id, None)
         if captured is None:
-            return _Rows(error=f"step {asked.step_id} is not known to this stage")
+            return _AttentionRows(error=f"step {asked.step_id} is not known to this stage")
         try:
             rows = captured.rows(asked.results)
         except Exception as failure:  # of any kind: the last stage waits for an answer
             logger.exception("attention rows of step %d failed", asked.step_id)
-            return _Rows(error=f"{type(failure).__name__}: {failure}")
-        return _Rows([(seq, head, row.tobytes()) for (seq, head), row in rows.items()])
+            return _AttentionRows(error=f"{type(failure).__name__}: {failure}")
+        return _AttentionRows([(seq, head, row.tobytes()) for (seq, head), row in rows.items()])
 
 
 class RowAsker:

@@ -10,7 +10,7 @@ from functools import partial
 from engine.stage.base import Computing
 
 
-class Progress:
+class StepProgress:
     """Written by the stage's loop; other threads read ``busy_since`` and call what ``leave_to_device`` returns."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from deployments.pipeline.tensor_header import TensorHeader
 from deployments.stage.attention_rows import PeerLostError, RowAsker, RowKeeper
 from deployments.stage.inbox import Arrived
 from deployments.stage.links.base import Link, allocate
-from deployments.stage.progress import Progress
+from deployments.stage.progress import StepProgress
 from deployments.transport.channel import Channel
 from engine.stage.base import Computing, StageLike
 from engine.step import SequenceStart, Step, StepResult, WorkResult, decode_step, encode
@@ -63,7 +63,7 @@ class StepServer:
         device: torch.device,
         keeper: RowKeeper,
         asker: RowAsker,
-        progress: Progress,
+        progress: StepProgress,
         fail: Callable[[], None],
     ) -> None:
         self._stage = stage

@@ -16,7 +16,7 @@ from deployments.stage.attention_rows import RowAsker, RowKeeper
 from deployments.stage.inbox import RouterInbox, StageInbox
 from deployments.stage.links.base import Link
 from deployments.stage.links.negotiation import NoCommonLinkError, accept_link, offer_link
-from deployments.stage.progress import Progress
+from deployments.stage.progress import StepProgress
 from deployments.stage.step_server import StepServer
 from deployments.transport.acceptor import Acceptor
 from deployments.transport.channel import Channel
@@ -71,7 +71,7 @@ class StageWorker:
         self._closing = False
         self._started = False
         self._is_fed = False  # a router or the stage before this one is connected
-        self._progress = Progress()
+        self._progress = StepProgress()
         self.fault = ""  # why ``transport`` does not allow a link to a neighbour, now and later; "": no such fault
         self._keeper = RowKeeper()
         self._asker = RowAsker(secret)

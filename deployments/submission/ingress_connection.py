@@ -11,16 +11,16 @@ import msgspec
 
 from deployments.metrics.reports import Reports
 from deployments.observability import request_id
-from deployments.submission.messages import Failure
+from deployments.submission.messages import RequestFailure
 from deployments.submission.protocol import (
-    Ask,
     Command,
     Event,
     Heartbeat,
-    Leaving,
+    MetricsReport,
     Readiness,
-    Report,
+    ReadinessQuery,
     RequestEvent,
+    RouterDraining,
     Submit,
     decode_commands,
     encode,
@@ -92,7 +92,7 @@ class IngressConnection:
 
     def leave(self) -> None:
         """Tell the ingress that its new requests are for the next router."""
-        self._send(Leaving())
+        self._send(RouterDraining())
 
     def close(self) -> None:
         """Cut the connection and cancel its requests."""
@@ -109,9 +109,9 @@ class IngressConnection:
             task = asyncio.get_running_loop().create_task(self._stream(command.number, command.request))
             self._running[command.number] = task
             task.add_done_callback(lambda _: self._running.pop(command.number, None))
-        elif isinstance(command, Report):
+        elif isinstance(command, MetricsReport):
             self._reports.add(id(self), command.families)
-        elif isinstance(command, Ask):
+        elif isinstance(command, ReadinessQuery):
             self._send(Readiness(command.number, self._problem()))
         elif command.number in self._running:  # else it has just ended
             self._running[command.number].cancel()
@@ -123,10 +123,10 @@ class IngressConnection:
                 async for event in events:
                     self._send(RequestEvent(number, event))
         except SpectraError as error:
-            self._send(RequestEvent(number, None, Failure.of(error)))
+            self._send(RequestEvent(number, None, RequestFailure.of(error)))
         except Exception:
             logger.exception("the router failed on %s", request.id)
-            failure = Failure.of(StepFailedError("the router failed on this request"))
+            failure = RequestFailure.of(StepFailedError("the router failed on this request"))
             self._send(RequestEvent(number, None, failure))
 
     def _send(self, event: Event) -> None:

@@ -53,7 +53,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     detail: dict[str, str | int | float | bool] = {}
 
 
-class Failure(msgspec.Struct, frozen=True):
+class RequestFailure(msgspec.Struct, frozen=True):
     """An engine error on its way to an ingress; ends the stream."""
 
     kind: str  # name of the class in engine.errors
@@ -62,7 +62,7 @@ class Failure(msgspec.Struct, frozen=True):
     retry_after: float = 1.0  # seconds
 
     @classmethod
-    def of(cls, error: errors.SpectraError) -> Failure:
+    def of(cls, error: errors.SpectraError) -> RequestFailure:
         """From an exception of the engine."""
         return cls(type(error).__name__, str(error), getattr(error, "param", None), getattr(error, "retry_after", 1.0))
 

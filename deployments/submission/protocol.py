@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from deployments.metrics.reports import Family
-from deployments.submission.messages import Failure, ModelCard
+from deployments.metrics.reports import MetricFamily
+from deployments.submission.messages import ModelCard, RequestFailure
 from engine.events import StepEvent
 from engine.request import Request
 
@@ -47,16 +47,16 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     number: int
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+class ReadinessQuery(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """Would a request sent now be served? ``number`` is as that of ``Submit``."""
 
     number: int
 
 
-class Report(msgspec.Struct, frozen=True, array_like=True, tag="m"):
+class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag="m"):
     """What the ingress has counted since its last report."""
 
-    families: list[Family]
+    families: list[MetricFamily]
 
 
 class RequestEvent(msgspec.Struct, frozen=True, array_like=True, tag="e"):
@@ -64,22 +64,22 @@ class RequestEvent(msgspec.Struct, frozen=True, array_like=True, tag="e"):
 
     number: int
     event: StepEvent | None
-    failure: Failure | None = None
+    failure: RequestFailure | None = None
 
 
 class Readiness(msgspec.Struct, frozen=True, array_like=True, tag="r"):
-    """The answer to ``Ask``."""
+    """The answer to ``ReadinessQuery``."""
 
     number: int
     problem: str = ""  # why a request sent now would not be served
 
 
-class Leaving(msgspec.Struct, frozen=True, array_like=True, tag="l"):
+class RouterDraining(msgspec.Struct, frozen=True, array_like=True, tag="l"):
     """The router is being replaced: new requests are for the next one, those that run may end here."""
 
 
-Command = Submit | Cancel | Ask | Report
-Event = RequestEvent | Readiness | Leaving
+Command = Submit | Cancel | ReadinessQuery | MetricsReport
+Event = RequestEvent | Readiness | RouterDraining
 
 _ENCODER = msgspec.msgpack.Encoder()
 _COMMANDS: msgspec.msgpack.Decoder[list[Command]] = msgspec.msgpack.Decoder(list[Command])

@@ -8,19 +8,19 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from deployments.metrics.reports import Family
-from deployments.submission.messages import Failure
+from deployments.metrics.reports import MetricFamily
+from deployments.submission.messages import RequestFailure
 from deployments.submission.protocol import (
     BEAT_S,
     SUBMIT,
-    Ask,
     Attachment,
     Cancel,
     Command,
     Event,
     Heartbeat,
+    MetricsReport,
     Readiness,
-    Report,
+    ReadinessQuery,
     RequestEvent,
     Submit,
     decode_events,
@@ -49,7 +49,7 @@ class RouterConnection:
     def __init__(self, channel: AsyncChannel, beat: float = BEAT_S) -> None:
         self._channel = channel
         self._heartbeat = Heartbeat(beat)
-        self._inboxes: dict[int, asyncio.Queue[StepEvent | Failure | None]] = {}  # by request number; None: lost
+        self._inboxes: dict[int, asyncio.Queue[StepEvent | RequestFailure | None]] = {}  # by request number; None: lost
         self._questions: dict[int, asyncio.Future[str]] = {}  # by number; to become why the router is not ready
         self._commands: list[msgspec.Raw] = []  # encoded, for the next frame
         self._n_bytes = 0  # of these
@@ -79,7 +79,7 @@ class RouterConnection:
         """
         if not self.is_open:
             return
-        number, inbox = self._next, asyncio.Queue[StepEvent | Failure | None]()
+        number, inbox = self._next, asyncio.Queue[StepEvent | RequestFailure | None]()
         self._next += 1
         try:
             self._send(Submit(number, request))
@@ -88,16 +88,16 @@ class RouterConnection:
         self._inboxes[number] = inbox
         try:
             while (item := await inbox.get()) is not None:
-                if isinstance(item, Failure):
+                if isinstance(item, RequestFailure):
                     raise item.exception()
                 yield item
         finally:
             if self._inboxes.pop(number, None) is not None:  # the router still runs it
                 self._send(Cancel(number))
 
-    def report(self, families: list[Family]) -> None:
+    def report(self, families: list[MetricFamily]) -> None:
         """Tell the router what this process has counted."""
-        self._send(Report(families))
+        self._send(MetricsReport(families))
 
     async def check_ready(self) -> None:
         """Returns if the router would serve a request sent now.
@@ -108,7 +108,7 @@ class RouterConnection:
         number, self._next = self._next, self._next + 1
         answer = self._questions[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(Ask(number))
+            self._send(ReadinessQuery(number))
             problem = await answer if self.is_open else LOST
         finally:
             del self._questions[number]
@@ -164,7 +164,7 @@ class RouterConnection:
             logger.info("the router is being replaced; new requests go to the next one")
             self._is_leaving = True
 
-    def _deliver(self, number: int, item: StepEvent | Failure | None) -> None:
+    def _deliver(self, number: int, item: StepEvent | RequestFailure | None) -> None:
         is_last = not isinstance(item, StepEvent) or item.finish_reason is not None
         inbox = self._inboxes.pop(number, None) if is_last else self._inboxes.get(number)
         if inbox is not None:  # else the request was cancelled a moment ago

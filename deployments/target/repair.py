@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.pipeline.replacement import CONNECT, LOAD, NOTICED, PROCESS, Replacement
+from deployments.pipeline.replacement import CONNECT, LOAD, NOTICED, PROCESS, StageReplacement
 from deployments.target.departures import Departures
 from deployments.target.stage_group import StageGroup, Substitute
 from deployments.target.stage_handle import StageHandle
@@ -36,10 +36,10 @@ class OngoingReplacement:
         """A phase went on for this long."""
         self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
-    def over(self, number: int, error: str = "") -> Replacement:
+    def over(self, number: int, error: str = "") -> StageReplacement:
         """What it came to."""
         seconds = time.monotonic() - self.began
-        return Replacement(number, self.reasons, seconds, self.phases, self.standbys, self.planned, error)
+        return StageReplacement(number, self.reasons, seconds, self.phases, self.standbys, self.planned, error)
 
 
 class Repair:

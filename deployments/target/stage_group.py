@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from deployments.pipeline.endpoints import Endpoints, StageEndpoint, neighbours
 from deployments.pipeline.load_report import LoadReport, StageLoad
 from deployments.pipeline.plan import StagePlan
-from deployments.pipeline.replacement import Replacement
+from deployments.pipeline.replacement import StageReplacement
 from deployments.target.bundles import Bundle
 from deployments.target.diagnosis import warm_up
 from deployments.target.stage_handle import StageHandle, reason_of
@@ -133,7 +133,7 @@ class StageGroup:
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return {i: reason_of(answer) for i, answer in enumerate(answers) if isinstance(answer, BaseException)}
 
-    def endpoints(self, node: str, replacements: Sequence[Replacement] = ()) -> Endpoints:
+    def endpoints(self, node: str, replacements: Sequence[StageReplacement] = ()) -> Endpoints:
         """Where the pipeline listens, for a router on ``node``, and the newest replacements of its stages.
 
         Raises:

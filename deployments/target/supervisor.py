@@ -17,7 +17,7 @@ from typing import Any
 from ray.exceptions import RayError
 
 from deployments.pipeline.endpoints import Endpoints
-from deployments.pipeline.replacement import Replacement
+from deployments.pipeline.replacement import StageReplacement
 from deployments.target.bundles import Bundle, Bundles
 from deployments.target.departures import Departures
 from deployments.target.diagnosis import mark_hung_stages_dead
@@ -55,7 +55,7 @@ class StageSupervisor:
         self._repair = Repair(group, standbys, self._departures, self._wake.set)
         self._failure = ""
         self._task: asyncio.Task[None] | None = None
-        self.replacements: list[Replacement] = []
+        self.replacements: list[StageReplacement] = []
 
     async def start(self) -> None:
         """Start all stages, and supervise them from then on; raises as ``StageGroup.start``."""
@@ -155,7 +155,7 @@ class StageSupervisor:
             self._settled.set()
             self._wake.set()  # what has come up meanwhile
 
-    def _names(self, replacement: Replacement) -> str:
+    def _names(self, replacement: StageReplacement) -> str:
         return ", ".join(self._group.stages[i].name for i in replacement.reasons)
 
     async def _give_up(self, ongoing: OngoingReplacement, why: str) -> None:

@@ -21,14 +21,14 @@ class NoCommonLinkError(EOFError):
     """Two neighbours have no kind of link in common: the option ``transport`` does not fit their devices."""
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True):
+class LinkOffer(msgspec.Struct, frozen=True, array_like=True):
     """Sent by the stage that connects."""
 
     kinds: tuple[str, ...]  # best first
     device: str  # as ``identity`` writes it
 
 
-class Choice(msgspec.Struct, frozen=True, array_like=True):
+class LinkChoice(msgspec.Struct, frozen=True, array_like=True):
     """Sent by the stage that accepts."""
 
     kind: str  # "": none in common
@@ -36,7 +36,7 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_OFFER, _CHOICE = msgspec.msgpack.Decoder(Offer), msgspec.msgpack.Decoder(Choice)
+_OFFER, _CHOICE = msgspec.msgpack.Decoder(LinkOffer), msgspec.msgpack.Decoder(LinkChoice)
 
 
 def kinds_of(transport: str, device: torch.device) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def offer_link(
     """
     channel.set_timeout(ANSWER_S)
     kinds = kinds_of(transport, device)
-    channel.send(_ENCODER.encode(Offer(kinds, identity(device))))
+    channel.send(_ENCODER.encode(LinkOffer(kinds, identity(device))))
     try:
         choice = _CHOICE.decode(channel.receive())
     except msgspec.DecodeError as error:
@@ -91,17 +91,19 @@ def accept_link(channel: Channel, transport: str, device: torch.device) -> Link:
     return _link(choice.kind, channel, device, RECEIVER, lambda: False)
 
 
-def _choose(offer: Offer, mine: tuple[str, ...], device: str) -> Choice:
+def _choose(offer: LinkOffer, mine: tuple[str, ...], device: str) -> LinkChoice:
     common = [kind for kind in offer.kinds if kind in mine]
     if NCCL in common and offer.device == device:
         common.remove(NCCL)
         if not common:
-            return Choice(
+            return LinkChoice(
                 "", f"transport is nccl, but two stages share the device {device}; give each a GPU of its own"
             )
     if not common:
-        return Choice("", f"transport offers {', '.join(offer.kinds)} on one stage and {', '.join(mine)} on the next")
-    return Choice(common[0])
+        return LinkChoice(
+            "", f"transport offers {', '.join(offer.kinds)} on one stage and {', '.join(mine)} on the next"
+        )
+    return LinkChoice(common[0])
 
 
 def _link(kind: str, channel: Channel, device: torch.device, rank: int, is_abandoned: Callable[[], bool]) -> Link:

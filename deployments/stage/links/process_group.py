@@ -22,7 +22,7 @@ from deployments.pipeline.tensor_header import TensorHeader
 from deployments.stage.links.base import RECEIVER, SENDER, allocate
 from deployments.stage.links.channel_store import ChannelStore
 from deployments.stage.links.host_copies import HostCopies
-from deployments.stage.links.sender import Sender
+from deployments.stage.links.sender import LinkSender
 from deployments.stage.links.watchdog import Watchdog
 from deployments.transport.channel import Channel
 
@@ -50,7 +50,7 @@ class ProcessGroupLink:
         self._device = device
         self._store = store  # the group refers to it without keeping it
         self._group: Any = None
-        self._sender = Sender(channel.close)
+        self._sender = LinkSender(channel.close)
 
     def header(self) -> bytes:
         """As ``Link.header``."""

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 
-class Sender:
+class LinkSender:
     """One neighbour's outgoing jobs.
 
     Args:

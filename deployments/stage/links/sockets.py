@@ -11,7 +11,7 @@ from torch import Tensor
 from deployments.pipeline.tensor_header import TensorHeader
 from deployments.stage.links.base import allocate
 from deployments.stage.links.host_copies import HostCopies
-from deployments.stage.links.sender import Sender
+from deployments.stage.links.sender import LinkSender
 from deployments.transport.channel import Channel
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ class SocketLink:
     def __init__(self, channel: Channel, device: torch.device) -> None:
         self._channel = channel
         self._copies = HostCopies(device)
-        self._sender = Sender(channel.close)
+        self._sender = LinkSender(channel.close)
 
     def send(
         self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None] | None = None

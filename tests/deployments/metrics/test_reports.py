@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.metrics.process import Process
-from deployments.metrics.reports import Family, Reporter, Reports
+from deployments.metrics.reports import MetricFamily, Reporter, Reports
 from deployments.submission.client import SubmissionChannel
 from deployments.submission.server import SubmissionServer
 from tests.support.submission import Endless
@@ -55,7 +55,7 @@ def test_counters_and_histograms_of_all_ingresses_are_added_up_and_outlive_them(
     other.served.labels("200").inc()
     other.served.labels("400").inc()
     other.sizes.observe(50)
-    report = msgspec.msgpack.decode(msgspec.msgpack.encode(other.reporter.take()), type=list[Family])
+    report = msgspec.msgpack.decode(msgspec.msgpack.encode(other.reporter.take()), type=list[MetricFamily])
     reports.add(1, report)
     expected = {f"{SERVED} 200": 3, f"{SERVED} 400": 1, "spectra:size_bytes_sum": 55}
     expected |= {

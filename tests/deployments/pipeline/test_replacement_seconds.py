@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deployments.pipeline.endpoints import Endpoints
-from deployments.pipeline.replacement import CONNECT, LOAD, Replacement
+from deployments.pipeline.replacement import CONNECT, LOAD, StageReplacement
 from deployments.pipeline.replacement_seconds import ReplacementSeconds
 from tests.support.virtual_pipeline import INFO
 
@@ -12,7 +12,9 @@ NAME = "spectra:stage_replacement_seconds_sum"
 
 def endpoints(n: int, secret: bytes = b"one") -> Endpoints:
     """Endpoints after ``n`` replacements, of which the last two are listed; the first was planned."""
-    made = [Replacement(i, {1: "died"}, 2.0 * i, {LOAD: 1.0, CONNECT: 0.5}, planned=i == 1) for i in range(1, n + 1)]
+    made = [
+        StageReplacement(i, {1: "died"}, 2.0 * i, {LOAD: 1.0, CONNECT: 0.5}, planned=i == 1) for i in range(1, n + 1)
+    ]
     return Endpoints("first", "last", secret, INFO, replacements=tuple(made[-2:]))
 
 

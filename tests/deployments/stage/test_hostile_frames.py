@@ -12,7 +12,7 @@ import torch
 
 from deployments.pipeline.frames import OutcomeFrame, encode_outcome, encode_step_frame
 from deployments.pipeline.tensor_header import TensorHeader
-from deployments.stage.links.negotiation import Offer
+from deployments.stage.links.negotiation import LinkOffer
 from deployments.transport.async_channel import AsyncChannel
 from deployments.transport.channel import Channel
 from engine.errors import TargetLostError
@@ -47,7 +47,7 @@ async def as_a_stage(served: Any) -> Channel:
     """A connection to the last stage that has agreed on a link."""
     last = served.stages.workers[-1]
     peer = await asyncio.to_thread(Channel.connect, last.address, served.stages.endpoints.secret, "stage")
-    peer.send(msgspec.msgpack.encode(Offer(("socket",), "cpu")))
+    peer.send(msgspec.msgpack.encode(LinkOffer(("socket",), "cpu")))
     await asyncio.to_thread(peer.receive)  # the choice
     return peer
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from deployments.pipeline.tensor_header import TensorHeader
 from deployments.stage.links import negotiation, process_group
 from deployments.stage.links.channel_store import ChannelStore
-from deployments.stage.links.negotiation import Choice, NoCommonLinkError, Offer, accept_link, offer_link
+from deployments.stage.links.negotiation import LinkChoice, LinkOffer, NoCommonLinkError, accept_link, offer_link
 from deployments.stage.links.process_group import build_within
 from deployments.stage.links.watchdog import Watchdog
 from tests.deployments.stage.link_peers import CPU, KINDS, LARGE, Peers, deliver, received, same
@@ -44,7 +44,7 @@ def test_a_malformed_tensor_header_allocates_nothing(head: Any, peers: Peers) ->
 
 
 def test_a_malformed_offer_choice_or_key_ends_the_connection(peers: Peers) -> None:
-    for sent in (b"", b"\xff", b"nonsense", msgspec.msgpack.encode([7]), msgspec.msgpack.encode(Choice("nccl"))):
+    for sent in (b"", b"\xff", b"nonsense", msgspec.msgpack.encode([7]), msgspec.msgpack.encode(LinkChoice("nccl"))):
         for build in (
             lambda channel: offer_link(channel, "auto", CPU),
             lambda channel: accept_link(channel, "auto", CPU),
@@ -68,9 +68,9 @@ def test_neighbours_without_a_common_link_both_get_the_reason(peers: Peers) -> N
 
 def test_stages_on_one_gpu_do_not_use_nccl() -> None:
     mine = ("nccl", "socket")
-    assert negotiation._choose(Offer(mine, "GPU-1"), mine, "GPU-2") == Choice("nccl")
-    assert negotiation._choose(Offer(mine, "GPU-1"), mine, "GPU-1") == Choice("socket")
-    assert "share the device GPU-1" in negotiation._choose(Offer(("nccl",), "GPU-1"), mine, "GPU-1").error
+    assert negotiation._choose(LinkOffer(mine, "GPU-1"), mine, "GPU-2") == LinkChoice("nccl")
+    assert negotiation._choose(LinkOffer(mine, "GPU-1"), mine, "GPU-1") == LinkChoice("socket")
+    assert "share the device GPU-1" in negotiation._choose(LinkOffer(("nccl",), "GPU-1"), mine, "GPU-1").error
 
 
 def test_two_neighbours_share_a_store_until_it_is_finished(peers: Peers) -> None:
@@ -214,6 +214,6 @@ def test_a_neighbour_that_never_answers_or_sends_is_given_up(peers: Peers, monke
             build(peers.pair("stage")[0], "gloo", CPU)
     connected, accepted = peers.pair("stage")
     monkeypatch.setattr(negotiation, "ANSWER_S", LIMIT_S)
-    accepted.send(msgspec.msgpack.encode(Choice("gloo")))
+    accepted.send(msgspec.msgpack.encode(LinkChoice("gloo")))
     with pytest.raises((EOFError, TimeoutError)):  # it chose, and builds nothing
         offer_link(connected, "gloo", CPU)

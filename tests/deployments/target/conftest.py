@@ -19,7 +19,7 @@ import torch
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import StageEndpoint
 from deployments.pipeline.plan import StagePlan, StageRoom
-from deployments.pipeline.replacement import Replacement
+from deployments.pipeline.replacement import StageReplacement
 from deployments.stage.actor import Loaded, Pulse
 from deployments.stage.worker import StageWorker
 from deployments.target import departures, standbys
@@ -220,7 +220,7 @@ class Supervised:
             await self.stages[number].end()
             self.stages[number].mark_dead("killed")
 
-    async def replaced(self, n: int = 1) -> Replacement:
+    async def replaced(self, n: int = 1) -> StageReplacement:
         """Wait for the ``n``-th replacement, finished or given up."""
         await wait_until_async(lambda: len(self.supervisor.replacements) >= n)
         return self.supervisor.replacements[n - 1]
