@@ -8,7 +8,7 @@ from deployments.observability.logs import LogOptions
 from deployments.observability.traces import TraceOptions
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.scheduling.scheduler import SchedulerOptions
-from retrieval_store.service.compaction import Target
+from retrieval_store.service.compaction import TargetVocabulary
 from retrieval_store.service.learner import LiveOptions
 
 
@@ -84,7 +84,7 @@ class RetrievalOptions:
 
     store: str = field(repr=False)  # URL or folder of the store; "": in memory, of this service alone
     cache: str  # folder of snapshots on every node, as ``in_cache`` reads it
-    target: Target
+    target: TargetVocabulary
     namespace: str = "default"  # shared: all requests look up in it
     poll: float = 2.0  # seconds between two polls of the store
     grace: float = 3600.0  # seconds that superseded versions stay, and what they lack in the log

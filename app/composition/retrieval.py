@@ -14,7 +14,7 @@ from app.inputs.stores import is_store, open_store_at
 from deployments.options import RetrievalOptions
 from deployments.retrieval.environment import credentials_set
 from retrieval_store.index.index import FixedLibrary, Library
-from retrieval_store.service.compaction import Target
+from retrieval_store.service.compaction import TargetVocabulary
 from retrieval_store.service.learner import LiveOptions
 
 
@@ -61,7 +61,7 @@ def retrieval_options(config: ServeConfig) -> RetrievalOptions | None:
     return RetrievalOptions(
         store=store,
         cache=cache,
-        target=Target(hash_of(path), load_spec(path).vocab_size),
+        target=TargetVocabulary(hash_of(path), load_spec(path).vocab_size),
         namespace=config.retrieval_namespace,
         poll=config.retrieval_poll,
         grace=config.retrieval_grace,

@@ -26,8 +26,8 @@ from engine.errors import ConfigError
 from retrieval_store.refine.coverage import covering
 from retrieval_store.refine.scores import ScoreFile, Scores, score
 from retrieval_store.refine.selection import Budget, Numbers, Pick, first, first_of_each, likeliest, shuffled
-from retrieval_store.refine.texts import Texts, read_state
-from retrieval_store.snapshots.snapshot import Description, Manifest, Source
+from retrieval_store.refine.texts import FolderTexts, read_state
+from retrieval_store.snapshots.snapshot import Description, Manifest, SnapshotInput
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 
 FORMAT = 1  # of the files in the work folder
@@ -72,7 +72,7 @@ class _Build:
         publish(settings)
         return self._document(manifest)
 
-    def _texts(self, inputs: Sequence[Input], work: WorkFolder) -> Texts:
+    def _texts(self, inputs: Sequence[Input], work: WorkFolder) -> FolderTexts:
         """Token ids of all inputs, on disk; an earlier run's are used as far as they go."""
         target = self._target
         folder = work.texts(self._texts_key(inputs))
@@ -82,7 +82,7 @@ class _Build:
                 self._phases.count("reading", write_texts(inputs, encoder, folder))
         if not read_state(folder).tokens:
             raise ConfigError(f"--input {' '.join(one.name for one in inputs)}: the inputs hold no text")
-        return Texts(folder)
+        return FolderTexts(folder)
 
     def _texts_key(self, inputs: Sequence[Input]) -> str:
         target = self._target
@@ -90,7 +90,7 @@ class _Build:
         files = [(str(one.path), one.sha256) for one in inputs]
         return key_of(FORMAT, target.tokenizer_hash, template, target.spec.vocab_size, target.longest, files)
 
-    def _choose(self, texts: Texts) -> Choice:
+    def _choose(self, texts: FolderTexts) -> Choice:
         """Decide which texts are kept."""
         settings, rows = self._settings, texts.rows
         is_short, is_repeated = dropped(rows, settings.min_tokens)
@@ -115,7 +115,7 @@ class _Build:
             rows, is_short, is_repeated, is_outside, perplexities, is_kept, settings.is_per_input, has_threshold
         )
 
-    def _kept(self, texts: Texts, order: Numbers, perplexities: Perplexities | None) -> Numbers:
+    def _kept(self, texts: FolderTexts, order: Numbers, perplexities: Perplexities | None) -> Numbers:
         """The first texts of ``order``, or those of it that cover most, as many as the budget holds."""
         settings, rows = self._settings, texts.rows
 
@@ -139,7 +139,7 @@ class _Build:
             return f"--keep-tokens {settings.keep_tokens}: the first text to keep has more, so none is kept"
         return f"--model {settings.model}: no text has a finite perplexity, so none is kept; try --dtype float32"
 
-    def _score(self, texts: Texts, candidates: Numbers) -> Scores:
+    def _score(self, texts: FolderTexts, candidates: Numbers) -> Scores:
         """Perplexities of the candidates; those of earlier runs are read from disk."""
         settings, target = self._settings, self._target
         file = ScoreFile(texts.folder / f"scores-{key_of(*scores_key(settings, target))}")
@@ -158,7 +158,7 @@ class _Build:
             finally:
                 file.close()
 
-    def _write(self, texts: Texts, choice: Choice, inputs: Sequence[Input]) -> Manifest:
+    def _write(self, texts: FolderTexts, choice: Choice, inputs: Sequence[Input]) -> Manifest:
         """Write the snapshot of the kept texts, in the order of reading."""
         settings = self._settings
         out, shown = settings.out, SnapshotBar()
@@ -186,7 +186,7 @@ class _Build:
             vocab_size=target.spec.vocab_size,
             model=target.name if is_refined else "",
             model_hash=target.model_hash if is_refined else "",
-            sources=tuple(Source(one["name"], one["sha256"], one["texts"], one["kept"]) for one in found),
+            sources=tuple(SnapshotInput(one["name"], one["sha256"], one["texts"], one["kept"]) for one in found),
             perplexity=choice.range,
         )
 

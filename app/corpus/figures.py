@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from app.corpus.inputs import Input
 from retrieval_store.refine.selection import Bools, Numbers, repeated, too_short
-from retrieval_store.refine.texts import Rows, Texts
+from retrieval_store.refine.texts import FolderTexts, Rows
 
 QUANTILES = {"lowest": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "highest": 1.0}
 Perplexities = npt.NDArray[np.float64]
@@ -58,7 +58,7 @@ def dropped(rows: Rows, shortest: int) -> tuple[Bools, Bools]:
     return is_short, is_repeated
 
 
-def outside(texts: Texts, mine: Bools, vocab_size: int) -> Bools:
+def outside(texts: FolderTexts, mine: Bools, vocab_size: int) -> Bools:
     """Which of texts ``mine`` ``[n]`` have ids of the tokenizer that the model's vocabulary lacks."""
     found = np.zeros(len(mine), np.bool_)
     for text in np.flatnonzero(mine):

@@ -14,7 +14,7 @@ from app.corpus.inputs import Input
 from app.reporting.documents import write_document, write_lines
 from app.reporting.tables import NOTHING, columns
 from retrieval_store.refine.selection import Numbers
-from retrieval_store.refine.texts import Texts
+from retrieval_store.refine.texts import FolderTexts
 
 JSON, PICTURE, EXAMPLES = "report.json", "perplexity.png", "kept.jsonl"
 COLUMNS = ("texts", "too_short", "repeated", "outside_vocabulary", "scored", "kept", "kept_tokens")
@@ -26,7 +26,7 @@ def write_report(
     folder: Path,
     facts: Mapping[str, Any],
     choice: Choice,
-    texts: Texts,
+    texts: FolderTexts,
     inputs: Sequence[Input],
     tokenizer: PreTrainedTokenizerFast,
 ) -> str:
@@ -65,7 +65,7 @@ def _medians(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _examples(
-    choice: Choice, texts: Texts, inputs: Sequence[Input], tokenizer: PreTrainedTokenizerFast
+    choice: Choice, texts: FolderTexts, inputs: Sequence[Input], tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[dict[str, Any]]:
     """Texts from along the range of perplexities, so that a reader sees what was kept and what was dropped."""
     picked = [(place, int(text)) for place, some in _places(choice) for text in some]

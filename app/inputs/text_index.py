@@ -12,7 +12,7 @@ from app.reporting.progress import bar
 from engine.errors import ConfigError
 from engine.model.resolve import resolve
 from retrieval_store.index.memory import MemoryIndex
-from retrieval_store.snapshots.corpus import CorpusError, Document, Message, read_documents
+from retrieval_store.snapshots.corpus import ConversationMessage, CorpusError, Document, read_documents
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -68,7 +68,7 @@ def as_text(document: Document, tokenizer: PreTrainedTokenizerFast) -> str:
 
 
 def conversation(
-    messages: Sequence[Message], origin: str, tokenizer: PreTrainedTokenizerFast, prompt: bool = False
+    messages: Sequence[ConversationMessage], origin: str, tokenizer: PreTrainedTokenizerFast, prompt: bool = False
 ) -> str:
     """Messages as the chat template writes them; without a template they are paragraphs.
 

@@ -11,7 +11,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.options import RetrievalOptions
 from deployments.retrieval.client import ReaderFactory, process_client
 from deployments.retrieval.metrics import RetrievalMetrics
-from retrieval_store.service.sender import Sender
+from retrieval_store.service.sender import OutputSender
 from speculators.method import SpeculatorOptions
 
 
@@ -30,7 +30,7 @@ class RouterRetrieval:
     ) -> None:
         factory = ReaderFactory(handle, options.namespace, options.target.tokenizer_hash, speculators.retrieval)
         self.speculators = replace(speculators, retrieval=factory)
-        self._sender = Sender(process_client(handle), options.live) if options.live else None
+        self._sender = OutputSender(process_client(handle), options.live) if options.live else None
         if self._sender is not None:
             self._sender.start()
         named = dict.fromkeys([options.namespace, *options.live])

@@ -11,7 +11,7 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from retrieval_store.index.index import SHARED, Library
-from retrieval_store.service.manifest_feed import Answer, Known
+from retrieval_store.service.manifest_feed import Known, ManifestChanges
 from retrieval_store.service.reader import Reader
 
 ANSWER_S = 10.0  # beyond the time a call may wait at the service; after it the service counts as down
@@ -29,9 +29,9 @@ class ServiceClient:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="retrieval-client", daemon=True).start()
 
-    def changes(self, known: Known, timeout: float) -> Answer:
+    def changes(self, known: Known, timeout: float) -> ManifestChanges:
         """See ``Source.changes``."""
-        answer: Answer = self._call("changes", timeout, dict(known), timeout)
+        answer: ManifestChanges = self._call("changes", timeout, dict(known), timeout)
         return answer
 
     def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:

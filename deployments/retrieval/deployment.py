@@ -14,7 +14,7 @@ from deployments.options import RetrievalOptions
 from deployments.retrieval.environment import check_credentials
 from deployments.single_replica import check_single_replica
 from engine.kept_files import in_cache
-from retrieval_store.service.manifest_feed import Answer, Known
+from retrieval_store.service.manifest_feed import Known, ManifestChanges
 from retrieval_store.service.namespace_worker import ServiceContext
 from retrieval_store.service.service import RetrievalService
 from retrieval_store.snapshots.cache import NodeCache
@@ -50,7 +50,7 @@ class RetrievalDeployment:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def changes(self, known: Known, timeout: float) -> Answer:
+    async def changes(self, known: Known, timeout: float) -> ManifestChanges:
         """See ``Source.changes``."""
         deadline = time.monotonic() + min(timeout, LONGEST_S)
         while True:

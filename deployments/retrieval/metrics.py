@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from retrieval_store.service.manifest_feed import NamespaceStatus
 from retrieval_store.service.reader import Reader
-from retrieval_store.service.sender import Sender
+from retrieval_store.service.sender import OutputSender
 
 OTHERS = "*"  # label of the shared series; not a valid name of a namespace
 
@@ -29,7 +29,7 @@ class RetrievalMetrics(Collector):
         sender: of outputs to learn from; None: no namespace learns.
     """
 
-    def __init__(self, model: str, reader: Reader, named: Collection[str], sender: Sender | None) -> None:
+    def __init__(self, model: str, reader: Reader, named: Collection[str], sender: OutputSender | None) -> None:
         self._model = model
         self._reader = reader
         self._named = tuple(named)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from retrieval_store.index.index import Tokens
 from retrieval_store.refine.selection import Budget, Numbers
-from retrieval_store.refine.texts import Texts
+from retrieval_store.refine.texts import FolderTexts
 
 CONTEXT = 3  # tokens
 LEAST_BITS, MOST_BITS = 20, 26  # of places in the table of contexts, 5 bytes each; what shares a place counts as one
@@ -25,7 +25,9 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 Weights = npt.NDArray[np.float32]
 
 
-def covering(texts: Texts, candidates: Numbers, budget: Budget, likelihoods: npt.NDArray[np.float64] | None) -> Numbers:
+def covering(
+    texts: FolderTexts, candidates: Numbers, budget: Budget, likelihoods: npt.NDArray[np.float64] | None
+) -> Numbers:
     """``candidates`` ``[n]`` in the order in which they cover most, as many as the budget holds.
 
     Args:
@@ -57,7 +59,7 @@ def covering(texts: Texts, candidates: Numbers, budget: Budget, likelihoods: npt
     return np.array(chosen, np.int64)
 
 
-def _weights(texts: Texts, candidates: Numbers, likelihoods: npt.NDArray[np.float64] | None) -> Weights:
+def _weights(texts: FolderTexts, candidates: Numbers, likelihoods: npt.NDArray[np.float64] | None) -> Weights:
     """What every context counts: in how many texts it is, or the sum of their likelihoods; 0 if it is in one alone."""
     n_tokens = int(texts.rows["length"][candidates].sum(dtype=np.int64))
     size = 1 << min(max(n_tokens.bit_length() + 2, LEAST_BITS), MOST_BITS)
@@ -70,7 +72,7 @@ def _weights(texts: Texts, candidates: Numbers, likelihoods: npt.NDArray[np.floa
     return weights
 
 
-def _gain(texts: Texts, text: int, weights: Weights) -> float:
+def _gain(texts: FolderTexts, text: int, weights: Weights) -> float:
     """What the contexts of a text are worth now."""
     return float(weights[_places(texts.tokens(text), len(weights))].sum(dtype=np.float64))
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from retrieval_store.index.index import Tokens
 from retrieval_store.refine.selection import Numbers
-from retrieval_store.refine.texts import Texts
+from retrieval_store.refine.texts import FolderTexts
 
 Scores = npt.NDArray[np.float64]
 _SCORE = np.dtype("<f8")
@@ -84,7 +84,7 @@ def plan(lengths: npt.NDArray[np.integer], budget: int) -> tuple[Numbers, list[i
 
 
 def score(
-    texts: Texts,
+    texts: FolderTexts,
     candidates: Numbers,
     budget: int,
     file: ScoreFile,

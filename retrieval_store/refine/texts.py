@@ -24,7 +24,7 @@ SLACK = 4  # a piece may end a quarter of its length early
 IDS, ROWS, ORIGINS, STATE = "ids", "rows", "origins", "state.json"
 
 
-class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FolderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How much of the files counts."""
 
     documents: int = 0
@@ -39,14 +39,14 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {IDS: 4 * self.tokens, ROWS: ROW.itemsize * self.texts, ORIGINS: self.origins}
 
 
-def read_state(folder: Path) -> State:
+def read_state(folder: Path) -> FolderState:
     """The state in ``folder``; nothing counts where files are missing or shorter than it says."""
     try:
-        state = msgspec.json.decode((folder / STATE).read_bytes(), type=State)
+        state = msgspec.json.decode((folder / STATE).read_bytes(), type=FolderState)
         is_there = all((folder / name).stat().st_size >= size for name, size in state.sizes.items())
     except (OSError, msgspec.DecodeError):
-        return State()
-    return state if is_there else State()
+        return FolderState()
+    return state if is_there else FolderState()
 
 
 class TextWriter:
@@ -71,7 +71,9 @@ class TextWriter:
             texts, tokens = texts + 1, tokens + len(piece)
         line = " ".join(origin.splitlines()).encode("utf-8", "replace") + b"\n"
         self._files[ORIGINS].write(line)
-        self.state = State(state.documents + 1, state.texts + texts, state.tokens + tokens, state.origins + len(line))
+        self.state = FolderState(
+            state.documents + 1, state.texts + texts, state.tokens + tokens, state.origins + len(line)
+        )
 
     def save(self, is_complete: bool = False) -> None:
         """Make everything appended so far count, whatever happens from now on."""
@@ -94,7 +96,7 @@ def hash_of(raw: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
 
 
-class Texts:
+class FolderTexts:
     """All texts of a complete folder, for reading; numbered in the order in which they were appended."""
 
     def __init__(self, folder: Path) -> None:

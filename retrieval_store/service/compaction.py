@@ -20,10 +20,10 @@ import msgspec
 
 from retrieval_store.errors import ConflictError, StoreError
 from retrieval_store.index.index import Tokens
-from retrieval_store.service.live_texts import Texts
-from retrieval_store.service.watcher import Served
+from retrieval_store.service.live_texts import LiveTexts
+from retrieval_store.service.watcher import LocalSnapshot
 from retrieval_store.snapshots.cache import SnapshotFolder
-from retrieval_store.snapshots.snapshot import Description, Manifest, Source
+from retrieval_store.snapshots.snapshot import Description, Manifest, SnapshotInput
 from retrieval_store.snapshots.snapshot_index import SnapshotIndex, open_snapshot
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.base import LiveText, Store
@@ -37,7 +37,7 @@ UNUSED_S = 600.0  # seconds that a compacted version stays if its maker dies bef
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetVocabulary:
     """The model whose token ids the texts consist of."""
 
     tokenizer_hash: str
@@ -54,13 +54,13 @@ class Compactor:
         limit: tokens of live texts in a snapshot; the oldest go first.
     """
 
-    def __init__(self, store: Store, folder: SnapshotFolder, target: Target, limit: int) -> None:
+    def __init__(self, store: Store, folder: SnapshotFolder, target: TargetVocabulary, limit: int) -> None:
         self._store = store
         self._folder = folder
         self._target = target
         self._limit = limit
 
-    def compact(self, base: Served | None) -> str:
+    def compact(self, base: LocalSnapshot | None) -> str:
         """Publish ``base`` with all live texts behind it as ``current``; returns the version.
 
         Does nothing, and returns "", when ``base`` is not what the store has as current: another server was faster, or
@@ -95,9 +95,9 @@ class Compactor:
                 self._store.retire(version)
             raise
 
-    def _write(self, base: Served | None, entries: list[LiveText], scratch: Path) -> Manifest:
+    def _write(self, base: LocalSnapshot | None, entries: list[LiveText], scratch: Path) -> Manifest:
         index = open_snapshot(Path(base.part.folder), self._target.tokenizer_hash) if base else None
-        live = Texts(self._limit, self._target.vocab_size)
+        live = LiveTexts(self._limit, self._target.vocab_size)
         n_corpus = _corpus_texts(index)
         if index is not None:
             live.extend(islice(index.documents(), n_corpus, None))
@@ -105,14 +105,14 @@ class Compactor:
         about = self._about(base, entries[-1].id, live)
         return write_snapshot(_documents(index, n_corpus, live), scratch, about)
 
-    def _about(self, base: Served | None, folded: str, live: Texts) -> Description:
+    def _about(self, base: LocalSnapshot | None, folded: str, live: LiveTexts) -> Description:
         if base is None:
             about = Description(tokenizer_hash=self._target.tokenizer_hash, vocab_size=self._target.vocab_size)
         else:
             about = base.manifest.about
         digest = hashlib.sha256(b"".join(text.tobytes() for text in live.documents())).hexdigest()
         sources = tuple(source for source in about.sources if source.name != LIVE)
-        source = Source(LIVE, digest, len(live), len(live))
+        source = SnapshotInput(LIVE, digest, len(live), len(live))
         return msgspec.structs.replace(about, sources=(*sources, source), folded=folded)
 
 
@@ -137,7 +137,7 @@ def _corpus_texts(index: SnapshotIndex | None) -> int:
     return index.manifest.texts - live
 
 
-def _documents(index: SnapshotIndex | None, n_corpus: int, live: Texts) -> Iterator[Tokens]:
+def _documents(index: SnapshotIndex | None, n_corpus: int, live: LiveTexts) -> Iterator[Tokens]:
     if index is not None:
         yield from islice(index.documents(), n_corpus)
     yield from live.documents()

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from retrieval_store.errors import ConflictError, StoreError
 from retrieval_store.service.backoff import IDLE_SHARE, Backoff
-from retrieval_store.service.compaction import Compactor, Target, log, trim
-from retrieval_store.service.live_texts import Pending, Texts
-from retrieval_store.service.manifest_feed import Part
-from retrieval_store.service.watcher import Served
+from retrieval_store.service.compaction import Compactor, TargetVocabulary, log, trim
+from retrieval_store.service.live_texts import LiveTexts, Pending
+from retrieval_store.service.manifest_feed import OfferedSnapshot
+from retrieval_store.service.watcher import LocalSnapshot
 from retrieval_store.snapshots.cache import SnapshotFolder
 from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
@@ -67,9 +67,9 @@ class Learner:
         store: Store,
         snapshots: SnapshotFolder,
         deltas: SnapshotFolder,
-        target: Target,
+        target: TargetVocabulary,
         options: LiveOptions,
-        base: Callable[[], Served | None],
+        base: Callable[[], LocalSnapshot | None],
     ) -> None:
         self._store = store
         self._deltas = deltas
@@ -77,7 +77,7 @@ class Learner:
         self._options = options
         self._base = base
         self._compactor = Compactor(store, snapshots, target, LIVE_SHARE * options.compact_tokens)
-        self._texts = Texts(options.tokens, target.vocab_size)
+        self._texts = LiveTexts(options.tokens, target.vocab_size)
         self._pending = Pending()
         self._folded = ""  # what the base has of the log
         self._seen = ""  # id of the last entry that was read
@@ -92,7 +92,7 @@ class Learner:
             Backoff("cut the log", self._trim),
         )
         self.problem = ""  # why learning fails; "": it does not
-        self.delta: Part | None = None
+        self.delta: OfferedSnapshot | None = None
         self.n_texts = 0  # appended
         self.n_folds = 0
         self.n_compactions = 0
@@ -171,13 +171,13 @@ class Learner:
         self.n_folds += 1
         return max(self._options.interval, IDLE_SHARE * (time.monotonic() - began))
 
-    def _written(self) -> Part:
+    def _written(self) -> OfferedSnapshot:
         target = self._target
         about = Description(tokenizer_hash=target.tokenizer_hash, vocab_size=target.vocab_size, folded=self._seen)
         with self._deltas.scratch() as scratch:
             manifest = write_snapshot(self._texts.documents(), scratch, about)
             place = self._deltas.adopt(scratch, manifest.version)
-        return Part(manifest.version, str(place), manifest.tokens)
+        return OfferedSnapshot(manifest.version, str(place), manifest.tokens)
 
     def _compact(self) -> float:
         if self._logged < self._options.compact_tokens:

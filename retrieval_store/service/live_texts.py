@@ -18,7 +18,7 @@ SHORTEST = 3  # tokens; a shorter text predicts nothing
 MOST_PENDING = 1024  # texts that wait for the store
 
 
-class Texts:
+class LiveTexts:
     """Different texts, the newest last, within a limit of tokens.
 
     Args:

@@ -17,7 +17,7 @@ NAMESPACE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 CHUNK = 1 << 20  # bytes of a snapshot's file that travel together
 
 
-class Part(msgspec.Struct, frozen=True):
+class OfferedSnapshot(msgspec.Struct, frozen=True):
     """A snapshot that readers are to hold."""
 
     version: str
@@ -25,11 +25,11 @@ class Part(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class Offer(msgspec.Struct, frozen=True):
+class NamespaceOffer(msgspec.Struct, frozen=True):
     """The snapshots that the service has of a namespace now."""
 
-    base: Part | None = None  # None: the service has none, or not yet; a reader keeps the one it holds
-    delta: Part | None = None  # live texts that are not in the base; None: there are none
+    base: OfferedSnapshot | None = None  # None: the service has none, or not yet; a reader keeps the one it holds
+    delta: OfferedSnapshot | None = None  # live texts that are not in the base; None: there are none
 
     @property
     def versions(self) -> tuple[str, str]:
@@ -63,18 +63,18 @@ Known: TypeAlias = Mapping[str, tuple[str, str]]
 """Namespace -> versions of base and delta that a reader holds. To name a namespace is to ask for it."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ManifestChanges(msgspec.Struct, frozen=True):
     """What changed against what a reader knew, and the service's state."""
 
-    offers: dict[str, Offer]
+    offers: dict[str, NamespaceOffer]
     status: Status
     empty: tuple[str, ...] = ()  # those of the asked namespaces that have no text
 
 
-class Source(Protocol):
+class ManifestSource(Protocol):
     """The service as a reader sees it. Any call may raise anything when the service is away."""
 
-    def changes(self, known: Known, timeout: float) -> Answer:
+    def changes(self, known: Known, timeout: float) -> ManifestChanges:
         """Offers of the namespaces in ``known`` that differ from it; waits for one, ``timeout`` seconds at most."""
 
     def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:

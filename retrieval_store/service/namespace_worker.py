@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from retrieval_store.errors import StoreError
-from retrieval_store.service.compaction import Target
+from retrieval_store.service.compaction import TargetVocabulary
 from retrieval_store.service.learner import Learner, LiveOptions
-from retrieval_store.service.manifest_feed import NamespaceStatus, Offer
-from retrieval_store.service.watcher import Served, Watcher
+from retrieval_store.service.manifest_feed import NamespaceOffer, NamespaceStatus
+from retrieval_store.service.watcher import LocalSnapshot, NamespaceWatcher
 from retrieval_store.snapshots.cache import NodeCache
 from retrieval_store.stores.base import Store
 
@@ -36,7 +36,7 @@ class ServiceContext:
 
     open_store: OpenStore  # namespace -> a store of its own
     cache: NodeCache
-    target: Target
+    target: TargetVocabulary
     poll: float  # seconds between two looks at a store
     live: LiveOptions = field(default_factory=LiveOptions)
 
@@ -57,7 +57,7 @@ class NamespaceWorker:
         self._learns = learns
         self._changed = changed
         self._stopped = threading.Event()
-        self._watcher: Watcher | None = None
+        self._watcher: NamespaceWatcher | None = None
         self._learner: Learner | None = None
         self._problem = ""  # why there is no store
         self.has_looked = False  # before that, an empty offer does not mean an empty namespace
@@ -80,7 +80,7 @@ class NamespaceWorker:
             thread.join(timeout)
 
     @property
-    def served(self) -> Served | None:
+    def served(self) -> LocalSnapshot | None:
         """The base."""
         watcher = self._watcher
         return watcher.served if watcher is not None else None
@@ -104,10 +104,10 @@ class NamespaceWorker:
             return False
         return watcher.served is None and (watcher.current is None or not watcher.current.version)
 
-    def offer(self) -> Offer:
+    def offer(self) -> NamespaceOffer:
         """The snapshots that readers are to hold now."""
         served, learner = self.served, self._learner
-        return Offer(served.part if served else None, learner.delta if learner else None)
+        return NamespaceOffer(served.part if served else None, learner.delta if learner else None)
 
     def status(self) -> NamespaceStatus:
         """How it is doing."""
@@ -130,7 +130,7 @@ class NamespaceWorker:
             if store is None:
                 return
             context = self._context
-            watcher = Watcher(store, context.cache.snapshots(self.namespace), context.target.tokenizer_hash)
+            watcher = NamespaceWatcher(store, context.cache.snapshots(self.namespace), context.target.tokenizer_hash)
             self._guard(watcher.restore)
             self._watcher = watcher
             if watcher.served is not None:
@@ -170,7 +170,7 @@ class NamespaceWorker:
                     self._changed()
                 self._stopped.wait(min(LEARN_S, context.live.interval))
 
-    def _base(self) -> Served | None:
+    def _base(self) -> LocalSnapshot | None:
         return self.served
 
     def _opened(self, stack: contextlib.ExitStack) -> Store | None:

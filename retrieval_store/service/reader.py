@@ -17,7 +17,7 @@ from pathlib import Path
 from retrieval_store.index.index import SHARED, Index
 from retrieval_store.service.backoff import pause_after
 from retrieval_store.service.interest import Interest
-from retrieval_store.service.manifest_feed import Offer, Part, Source, Status
+from retrieval_store.service.manifest_feed import ManifestSource, NamespaceOffer, OfferedSnapshot, Status
 from retrieval_store.service.transfer import fetch_part
 from retrieval_store.snapshots.cache import SnapshotFolder, folder_at
 from retrieval_store.snapshots.snapshot_index import open_snapshot
@@ -34,7 +34,7 @@ RETIRED_S = 5.0  # a replaced index is closed after this, by the reader's own th
 class Held:
     """One snapshot that a reader has open."""
 
-    part: Part
+    part: OfferedSnapshot
     folder: SnapshotFolder
     index: Index
 
@@ -54,7 +54,12 @@ class Reader:
     """
 
     def __init__(
-        self, source: Source, shared: str, tokenizer_hash: str = "", fixed: Sequence[Index] = (), poll: float = POLL_S
+        self,
+        source: ManifestSource,
+        shared: str,
+        tokenizer_hash: str = "",
+        fixed: Sequence[Index] = (),
+        poll: float = POLL_S,
     ) -> None:
         self._source = source
         self._shared = shared
@@ -157,7 +162,7 @@ class Reader:
         for held in self._all():
             held.folder.touch([held.part.version])
 
-    def _take(self, name: str, offer: Offer) -> bool:
+    def _take(self, name: str, offer: NamespaceOffer) -> bool:
         """Open what is offered; returns whether base or delta changed."""
         old_base, old_delta = self._held.get(name, _NOTHING)
         base = old_base if offer.base is None else self._opened(name, offer.base, old_base)
@@ -172,7 +177,7 @@ class Reader:
         self.n_swaps += 1
         return True
 
-    def _opened(self, name: str, part: Part, old: Held | None) -> Held | None:
+    def _opened(self, name: str, part: OfferedSnapshot, old: Held | None) -> Held | None:
         """``part``, open and in memory; ``old`` if it cannot be fetched or opened now."""
         if old is not None and old.part.version == part.version:
             return old
@@ -224,7 +229,7 @@ class Reader:
             folder.sweep(versions)
         self._folders = {folder.path: folder for folder, versions in used.items() if versions}
 
-    def _folder(self, part: Part) -> SnapshotFolder:
+    def _folder(self, part: OfferedSnapshot) -> SnapshotFolder:
         """Where this node keeps what lies beside ``part``: the same path as on the service's node."""
         path = Path(part.folder).parent
         if path not in self._folders:

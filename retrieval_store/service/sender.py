@@ -8,14 +8,14 @@ import time
 from collections.abc import Collection, Sequence
 
 from retrieval_store.service.live_texts import SHORTEST, Pending
-from retrieval_store.service.manifest_feed import Source
+from retrieval_store.service.manifest_feed import ManifestSource
 
 logger = logging.getLogger(__name__)
 
 GATHER_S = 0.2  # outputs of so long travel together
 
 
-class Sender:
+class OutputSender:
     """Sends the outputs that are ``put``, from any thread.
 
     Args:
@@ -23,7 +23,7 @@ class Sender:
         live: namespaces that learn; outputs of others are not taken.
     """
 
-    def __init__(self, source: Source, live: Collection[str]) -> None:
+    def __init__(self, source: ManifestSource, live: Collection[str]) -> None:
         self._source = source
         self._pending = {namespace: Pending() for namespace in live}
         self._lost = 0

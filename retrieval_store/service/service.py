@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 
 from retrieval_store.service.interest import NegativeCache
-from retrieval_store.service.manifest_feed import CHUNK, Answer, Known, Offer, Status, is_namespace
+from retrieval_store.service.manifest_feed import CHUNK, Known, ManifestChanges, NamespaceOffer, Status, is_namespace
 from retrieval_store.service.namespace_worker import NamespaceWorker, ServiceContext
 from retrieval_store.snapshots.snapshot import is_file_name
 
@@ -75,9 +75,9 @@ class RetrievalService:
             worker.join(timeout)
         self._sweeper.join(timeout)
 
-    def changes(self, known: Known) -> Answer:
+    def changes(self, known: Known) -> ManifestChanges:
         """What differs from ``known`` now; the namespaces in it are watched from now on."""
-        offers: dict[str, Offer] = {}
+        offers: dict[str, NamespaceOffer] = {}
         empty: list[str] = []
         for name, versions in known.items():
             worker = self._asked_for(name)
@@ -88,7 +88,7 @@ class RetrievalService:
                 offer = worker.offer()
                 if offer.versions[1] != versions[1] or offer.versions[0] not in ("", versions[0]):
                     offers[name] = offer
-        return Answer(offers, self.status(), tuple(empty))
+        return ManifestChanges(offers, self.status(), tuple(empty))
 
     def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
         """A chunk of a file of a snapshot that is offered.
@@ -98,7 +98,7 @@ class RetrievalService:
             OSError: it cannot be read.
         """
         worker = self._workers.get(namespace)
-        offer = worker.offer() if worker is not None else Offer()
+        offer = worker.offer() if worker is not None else NamespaceOffer()
         for part in (offer.base, offer.delta):
             if part is not None and part.version == version and is_file_name(file):
                 with (Path(part.folder) / file).open("rb") as source:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-from retrieval_store.service.manifest_feed import CHUNK, Part
+from retrieval_store.service.manifest_feed import CHUNK, OfferedSnapshot
 from retrieval_store.snapshots.cache import SnapshotFolder
 from retrieval_store.snapshots.files import checked, write_blocks
 from retrieval_store.snapshots.snapshot import MANIFEST, check_tokenizer, decode_manifest
@@ -17,7 +17,7 @@ from retrieval_store.snapshots.snapshot import MANIFEST, check_tokenizer, decode
 Read: TypeAlias = Callable[[str, str, str, int], bytes]  # ``Source.read``
 
 
-def fetch_part(read: Read, namespace: str, part: Part, folder: SnapshotFolder, tokenizer_hash: str) -> Path:
+def fetch_part(read: Read, namespace: str, part: OfferedSnapshot, folder: SnapshotFolder, tokenizer_hash: str) -> Path:
     """The snapshot ``part`` of ``namespace`` in ``folder``, this node's place for it.
 
     Raises:

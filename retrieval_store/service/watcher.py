@@ -14,7 +14,7 @@ from pathlib import Path
 
 from retrieval_store.errors import SnapshotError, StoreError, StoreUnavailableError
 from retrieval_store.service.backoff import pause_after
-from retrieval_store.service.manifest_feed import Part
+from retrieval_store.service.manifest_feed import OfferedSnapshot
 from retrieval_store.snapshots.cache import SnapshotFolder
 from retrieval_store.snapshots.files import read_through
 from retrieval_store.snapshots.snapshot import Manifest, check_tokenizer
@@ -28,10 +28,10 @@ RETRY_MOST_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class LocalSnapshot:
     """A snapshot on this node that readers are offered."""
 
-    part: Part
+    part: OfferedSnapshot
     manifest: Manifest
 
 
@@ -48,7 +48,7 @@ class _Refused:
 _NONE_REFUSED = _Refused()
 
 
-class Watcher:
+class NamespaceWatcher:
     """One namespace of one store. Belongs to one thread; the properties may be read from any.
 
     Args:
@@ -68,7 +68,7 @@ class Watcher:
         self._confirmed_at = clock()
         self._refused = _NONE_REFUSED
         self._name = f"namespace {store.namespace!r} of {store.url}"
-        self.served: Served | None = None
+        self.served: LocalSnapshot | None = None
         self.current: Current | None = None  # as last heard of
         self.problem = ""  # why what is served may not be what the store has
         self.n_refused = 0
@@ -145,19 +145,19 @@ class Watcher:
             self.served is not None and self.served.part.version == version and Path(self.served.part.folder).is_dir()
         )
 
-    def _fetched(self, version: str) -> Served:
+    def _fetched(self, version: str) -> LocalSnapshot:
         """The snapshot of ``version``, on this node's disk and verified."""
         check_tokenizer(self._store.manifest(version), self._tokenizer_hash, f"of {self._name}")
         if not self._folder.has_sound(version, self._tokenizer_hash):
             self._store.fetch(version, self._folder.path)
         return self._opened(version)
 
-    def _opened(self, version: str) -> Served:
+    def _opened(self, version: str) -> LocalSnapshot:
         """The snapshot of ``version``, which is on this node, to be served; its files are in the page cache."""
         folder = self._folder.snapshot(version)
         manifest = open_snapshot(folder, self._tokenizer_hash).manifest
         read_through(folder)
-        return Served(Part(version, str(folder), manifest.tokens), manifest)
+        return LocalSnapshot(OfferedSnapshot(version, str(folder), manifest.tokens), manifest)
 
     def _refuse(self, version: str, problem: str) -> None:
         """Do not try ``version`` again for a while, which is longer the more often it could not be used."""

@@ -21,7 +21,7 @@ class CorpusError(ValueError):
     """A corpus cannot be read; the message names the file, and the line if it is one line's fault."""
 
 
-class Message(msgspec.Struct, frozen=True):
+class ConversationMessage(msgspec.Struct, frozen=True):
     """One message of a conversation."""
 
     role: str
@@ -32,7 +32,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation or, without messages, a text."""
 
     origin: str  # file and line
-    messages: list[Message] = []
+    messages: list[ConversationMessage] = []
     text: str = ""
     source: str = ""  # the author, as the line says
     category: str = ""
@@ -41,8 +41,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     prediction: str = ""  # a text that its answers were expected to be much like
 
 
-class _Line(msgspec.Struct, frozen=True):
-    messages: list[Message] | None = None
+class _CorpusLine(msgspec.Struct, frozen=True):
+    messages: list[ConversationMessage] | None = None
     prompt: str | None = None
     question: str | None = None
     answer: str | None = None
@@ -53,7 +53,7 @@ class _Line(msgspec.Struct, frozen=True):
     prediction: str = ""
 
 
-_DECODER = msgspec.json.Decoder(_Line)
+_DECODER = msgspec.json.Decoder(_CorpusLine)
 
 
 def read_documents(path: Path) -> Iterator[Document]:
@@ -104,7 +104,7 @@ def _document(raw: bytes, origin: str) -> Document:
     messages = line.messages
     asked = line.prompt if line.prompt is not None else line.question
     if messages is None and asked is not None and line.answer is not None:
-        messages = [Message("user", asked), Message("assistant", line.answer)]
+        messages = [ConversationMessage("user", asked), ConversationMessage("assistant", line.answer)]
     if messages is None and line.text is None:
         raise CorpusError(f'{origin} is none of {MESSAGE_FORMS}, {{"text": ..}}')
     return Document(

@@ -28,7 +28,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SnapshotInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One input of a snapshot."""
 
     name: str
@@ -44,7 +44,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     vocab_size: int
     model: str = ""  # name of the target that scored the texts; "" if none did
     model_hash: str = ""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SnapshotInput, ...] = ()
     perplexity: tuple[float, float] | None = None  # the lowest and the highest of the kept texts; None: unrefined
     folded: str = ""  # id of the last live text in it; "": none
 

@@ -12,7 +12,7 @@ import pytest
 
 from engine.model.identity import tokenizer_hash
 from engine.model.loader import load_spec
-from retrieval_store.service.compaction import Target
+from retrieval_store.service.compaction import TargetVocabulary
 from tests.cluster.machines.net import CLIENT, Net
 from tests.cluster.machines.redis_machine import RedisMachine
 from tests.cluster.machines.spectra_machines import SpectraMachines, serve_config
@@ -61,7 +61,7 @@ def complete(site: SpectraMachines, prompt: str, **fields: Any) -> tuple[list[in
 
 def publish(site: SpectraMachines, redis: RedisMachine, texts: list[list[int]], folder: Path) -> None:
     """Make a snapshot of texts current, from a machine that is none of the cluster's."""
-    target = Target(tokenizer_hash(saved_checkpoint()), load_spec(saved_checkpoint()).vocab_size)
+    target = TargetVocabulary(tokenizer_hash(saved_checkpoint()), load_spec(saved_checkpoint()).vocab_size)
     snapshot = build(texts, folder, target)
     client = site.net.machine(CLIENT)
     shutil.copytree(snapshot, client.path(f"/tmp/{snapshot.name}"))

@@ -12,9 +12,9 @@ from uuid import uuid4
 import numpy as np
 
 from retrieval_store.index.index import Index, Limits
-from retrieval_store.service.compaction import Target
+from retrieval_store.service.compaction import TargetVocabulary
 from retrieval_store.service.learner import LiveOptions
-from retrieval_store.service.manifest_feed import Answer, Known
+from retrieval_store.service.manifest_feed import Known, ManifestChanges
 from retrieval_store.service.namespace_worker import ServiceContext
 from retrieval_store.service.reader import Reader
 from retrieval_store.service.service import RetrievalService
@@ -26,13 +26,13 @@ from retrieval_store.stores.open import open_store
 from tests.support.waiting import LIMIT_S, wait_until
 
 SHARED = "default"
-TARGET = Target("t" * 32, 1000)
+TARGET = TargetVocabulary("t" * 32, 1000)
 POLL = 0.05  # seconds
 
 Text = Sequence[int]
 
 
-def build(texts: Sequence[Text], folder: Path, target: Target = TARGET) -> Path:
+def build(texts: Sequence[Text], folder: Path, target: TargetVocabulary = TARGET) -> Path:
     """Write a snapshot of ``texts`` to a new folder in ``folder``."""
     place = folder / f"built-{uuid4().hex}"
     write_snapshot(texts, place, Description(tokenizer_hash=target.tokenizer_hash, vocab_size=target.vocab_size))
@@ -64,7 +64,7 @@ class Direct:
     n_reads: int = 0
     n_polls: int = 0
 
-    def changes(self, known: Known, timeout: float) -> Answer:
+    def changes(self, known: Known, timeout: float) -> ManifestChanges:
         self.n_polls += 1
         deadline = time.monotonic() + timeout
         while True:

@@ -19,7 +19,7 @@ import pytest
 from app.access.key_file import digest_of, new_key
 from engine.model.identity import tokenizer_hash
 from engine.model.loader import load_spec
-from retrieval_store.service.compaction import Target
+from retrieval_store.service.compaction import TargetVocabulary
 from retrieval_store.stores.base import Store
 from retrieval_store.stores.open import open_store
 from tests.support.redis_server import RedisServer
@@ -86,7 +86,7 @@ class Site:
 
     def publish(self, texts: list[list[int]], namespace: str = SHARED) -> str:
         model = self.server.checkpoint
-        target = Target(tokenizer_hash(model), load_spec(model).vocab_size)
+        target = TargetVocabulary(tokenizer_hash(model), load_spec(model).vocab_size)
         store = self.store(namespace)
         version = store.publish(build(texts, self.folder, target))
         store.activate(version)

@@ -13,9 +13,9 @@ import pytest
 from retrieval_store.errors import ConflictError, StoreUnavailableError
 from retrieval_store.service.compaction import LIVE, Compactor, log
 from retrieval_store.service.learner import Learner, LiveOptions
-from retrieval_store.service.live_texts import Pending, Texts
-from retrieval_store.service.sender import Sender
-from retrieval_store.service.watcher import Watcher
+from retrieval_store.service.live_texts import LiveTexts, Pending
+from retrieval_store.service.sender import OutputSender
+from retrieval_store.service.watcher import NamespaceWatcher
 from retrieval_store.snapshots.cache import NodeCache
 from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.stores.base import Current, Store
@@ -99,9 +99,9 @@ class Rivalled(DirectoryStore):
         return super().activate(version, expected)
 
 
-def watched(store: Store, tmp_path: Path) -> tuple[Watcher, Any]:
+def watched(store: Store, tmp_path: Path) -> tuple[NamespaceWatcher, Any]:
     folder = NodeCache(tmp_path / "cache", store.url).snapshots(SHARED)
-    watcher = Watcher(store, folder, TARGET.tokenizer_hash)
+    watcher = NamespaceWatcher(store, folder, TARGET.tokenizer_hash)
     watcher.look()
     return watcher, folder
 
@@ -151,7 +151,7 @@ def test_compactions_drop_the_oldest_live_texts_and_keep_the_corpus(where: str, 
 
 
 def test_a_delta_holds_each_text_once_and_drops_the_oldest() -> None:
-    texts = Texts(limit=12, vocab_size=1000)
+    texts = LiveTexts(limit=12, vocab_size=1000)
     assert [texts.add(text) for text in (ONE, TWO, ONE, ONE)] == [True, True, False, False]
     assert len(texts) == 2
     assert texts.add(THREE)
@@ -233,7 +233,7 @@ def test_handing_over_an_output_never_waits_and_lost_outputs_are_counted(where: 
 
     with running(where, tmp_path / "cache", [SHARED], QUICK) as node:
         wait_until(lambda: not node.source.learn(SHARED, [TWO]))
-        stuck, well = Sender(Stuck(node.service), [SHARED]), Sender(node.source, [SHARED])
+        stuck, well = OutputSender(Stuck(node.service), [SHARED]), OutputSender(node.source, [SHARED])
         stuck.start()
         well.start()
         for number in range(3000):

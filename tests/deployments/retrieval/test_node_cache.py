@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from retrieval_store.service import watcher
-from retrieval_store.service.watcher import Watcher
+from retrieval_store.service.watcher import NamespaceWatcher
 from retrieval_store.snapshots import cache
 from retrieval_store.snapshots.cache import SnapshotFolder
 from retrieval_store.stores import common
@@ -26,8 +26,8 @@ def folder(tmp_path: Path) -> SnapshotFolder:
     return SnapshotFolder(tmp_path / "cache")
 
 
-def watching(where: str, folder: SnapshotFolder) -> Watcher:
-    return Watcher(open_store(where, SHARED), folder, TARGET.tokenizer_hash)
+def watching(where: str, folder: SnapshotFolder) -> NamespaceWatcher:
+    return NamespaceWatcher(open_store(where, SHARED), folder, TARGET.tokenizer_hash)
 
 
 def age(path: Path, seconds: float) -> None:
@@ -35,7 +35,7 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-def served(looks: Watcher) -> str:
+def served(looks: NamespaceWatcher) -> str:
     return looks.served.part.version if looks.served else ""
 
 
@@ -102,7 +102,7 @@ def test_a_snapshot_that_does_not_fit_the_disk_is_refused_and_tried_seldom_until
 ) -> None:
     store = open_store("memory://too-large", SHARED)
     first = publish(store, [ONE], tmp_path)
-    looks = Watcher(store, folder, TARGET.tokenizer_hash)
+    looks = NamespaceWatcher(store, folder, TARGET.tokenizer_hash)
     looks.look()
     second = publish(store, [TWO], tmp_path)
     tries: list[str] = []

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from retrieval_store.service import reader
-from retrieval_store.service.compaction import Target
-from retrieval_store.service.manifest_feed import Answer, Known, Offer
+from retrieval_store.service.compaction import TargetVocabulary
+from retrieval_store.service.manifest_feed import Known, ManifestChanges, NamespaceOffer
 from retrieval_store.service.reader import Reader
 from retrieval_store.stores.open import open_store
 from tests.deployments.retrieval.conftest import Clock
@@ -29,14 +29,14 @@ class Elsewhere(Direct):
 
     folder: Path = Path()
 
-    def changes(self, known: Known, timeout: float) -> Answer:
+    def changes(self, known: Known, timeout: float) -> ManifestChanges:
         answer = super().changes(known, timeout)
         offers = {}
         for name, offer in answer.offers.items():
             assert offer.base is not None
             there = msgspec.structs.replace(offer.base, folder=str(self.folder / offer.base.version))
-            offers[name] = Offer(there)
-        return Answer(offers, answer.status)
+            offers[name] = NamespaceOffer(there)
+        return ManifestChanges(offers, answer.status)
 
 
 def test_a_published_snapshot_reaches_drafts_and_a_rollback_brings_the_previous_one_back(
@@ -58,7 +58,7 @@ def test_a_published_snapshot_reaches_drafts_and_a_rollback_brings_the_previous_
 def test_a_foreign_or_damaged_snapshot_is_refused_by_name_and_the_old_one_stays(where: str, tmp_path: Path) -> None:
     with running(where, tmp_path / "cache") as node:
         node.publish([ONE], tmp_path)
-        foreign = node.store().publish(build([TWO], tmp_path, Target("u" * 32, 1000)))
+        foreign = node.store().publish(build([TWO], tmp_path, TargetVocabulary("u" * 32, 1000)))
         node.store().activate(foreign)
         wait_until(lambda: foreign in node.problem)
         assert "u" * 32 in node.problem

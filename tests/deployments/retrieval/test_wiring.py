@@ -19,7 +19,7 @@ from engine.request import Request
 from engine.scheduling.sequence import Sequence
 from engine.target.info import TargetInfo
 from retrieval_store.service.learner import LiveOptions
-from retrieval_store.service.sender import Sender
+from retrieval_store.service.sender import OutputSender
 from speculators.pool import SpeculatorPool
 from tests.deployments.conftest import Serving
 from tests.support.retrieval_service import SHARED, publish, running
@@ -71,7 +71,7 @@ def _scrape(metrics: RetrievalMetrics) -> dict[str, float]:
 
 def test_metrics_name_the_shared_and_the_learning_namespaces_and_sum_up_the_others(tmp_path: Path) -> None:
     with running(str(tmp_path / "store"), tmp_path / "cache", ["learner"], LiveOptions(interval=0.05)) as node:
-        sender = Sender(node.source, ["learner"])
+        sender = OutputSender(node.source, ["learner"])
         metrics = RetrievalMetrics("m", node.reader, (SHARED, "learner"), sender)
         assert metrics.detail()["retrieval_version"] == ""
         version = node.publish([ONE], tmp_path)

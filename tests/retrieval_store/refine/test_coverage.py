@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from retrieval_store.refine.coverage import CONTEXT, covering
 from retrieval_store.refine.selection import Budget
-from retrieval_store.refine.texts import Texts, TextWriter
+from retrieval_store.refine.texts import FolderTexts, TextWriter
 
 POOLS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=8)
 
@@ -25,7 +25,7 @@ def chosen(
         writer.add([np.array(text, np.int32) for text in pool], 0, "pool")
         writer.save(is_complete=True)
         writer.close()
-        texts = Texts(Path(folder))
+        texts = FolderTexts(Path(folder))
         mine = np.array(list(range(len(pool))) if order is None else order, np.int64)
         found = covering(texts, mine, budget, None if likelihoods is None else np.array(likelihoods))
         texts.close()

@@ -11,7 +11,7 @@ import pytest
 
 from retrieval_store.index.index import Tokens
 from retrieval_store.refine.scores import ScoreFile, Scores, plan, score
-from retrieval_store.refine.texts import Texts, TextWriter
+from retrieval_store.refine.texts import FolderTexts, TextWriter
 
 LENGTHS = [5, 1, 9, 9, 2, 30, 7, 3, 3, 8]
 BUDGET = 18
@@ -37,18 +37,18 @@ class Scorer:
 
 
 @pytest.fixture
-def texts(tmp_path: Path) -> Iterator[Texts]:
+def texts(tmp_path: Path) -> Iterator[FolderTexts]:
     writer = TextWriter(tmp_path / "texts")
     for number, length in enumerate(LENGTHS):
         writer.add([np.full(length, number, np.int32)], 0, "")
     writer.save(is_complete=True)
     writer.close()
-    found = Texts(tmp_path / "texts")
+    found = FolderTexts(tmp_path / "texts")
     yield found
     found.close()
 
 
-def scored(texts: Texts, path: Path, scorer: Scorer, candidates: Sequence[int] = range(10)) -> Scores:
+def scored(texts: FolderTexts, path: Path, scorer: Scorer, candidates: Sequence[int] = range(10)) -> Scores:
     file = ScoreFile(path)
     try:
         return score(texts, np.array(candidates), BUDGET, file, lambda: scorer)
@@ -68,7 +68,7 @@ def test_batches_hold_texts_of_similar_length_within_the_budget() -> None:
     ("batches", "torn"),  # half a score; what a lost machine leaves
     [(0, b""), (1, b"\0\0\0"), (2, b"\0" * 11), (4, b""), (5, b"\0\0\0")],
 )
-def test_a_run_resumes_where_another_died(texts: Texts, tmp_path: Path, batches: int, torn: bytes) -> None:
+def test_a_run_resumes_where_another_died(texts: FolderTexts, tmp_path: Path, batches: int, torn: bytes) -> None:
     died, resumed, whole = Scorer(batches), Scorer(), Scorer()
     wanted = scored(texts, tmp_path / "whole", whole)
     if batches < 5:
@@ -83,7 +83,7 @@ def test_a_run_resumes_where_another_died(texts: Texts, tmp_path: Path, batches:
     assert (tmp_path / "s").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_half_a_batch_is_scored_again_and_only_candidates_are_scored(texts: Texts, tmp_path: Path) -> None:
+def test_half_a_batch_is_scored_again_and_only_candidates_are_scored(texts: FolderTexts, tmp_path: Path) -> None:
     scorer = Scorer()
     assert scored(texts, tmp_path / "some", scorer, [7, 2, 5]).tolist() == [8.0, 3.0, 6.0]
     assert scorer.seen == [5, 2, 7]

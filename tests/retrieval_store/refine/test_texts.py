@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from retrieval_store.index.index import Tokens
-from retrieval_store.refine.texts import IDS, ORIGINS, ROWS, STATE, State, Texts, TextWriter, cut, read_state
+from retrieval_store.refine.texts import (
+    IDS,
+    ORIGINS,
+    ROWS,
+    STATE,
+    FolderState,
+    FolderTexts,
+    TextWriter,
+    cut,
+    read_state,
+)
 
 
 def ids(*tokens: int) -> Tokens:
@@ -29,7 +39,7 @@ SECOND = ([ids(1, 2, 3)], 1, "b.jsonl, line 7\nof evil")
 
 def test_texts_come_back_with_their_origins(tmp_path: Path) -> None:
     write(tmp_path, FIRST, ([], 0, "empty.txt"), SECOND).close()
-    texts = Texts(tmp_path)
+    texts = FolderTexts(tmp_path)
     assert [texts.tokens(i).tolist() for i in range(len(texts))] == [[1, 2, 3], [262_143], [1, 2, 3]]
     assert texts.tokens(0).dtype == np.int32
     assert texts.rows["source"].tolist() == [0, 0, 1]
@@ -54,12 +64,12 @@ def test_texts_that_were_not_saved_are_cut_off(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [IDS, ROWS, ORIGINS, STATE])
 def test_a_folder_with_a_damaged_file_counts_as_empty(name: str, tmp_path: Path) -> None:
-    assert read_state(tmp_path / "nowhere") == State()
+    assert read_state(tmp_path / "nowhere") == FolderState()
     write(tmp_path, FIRST).close()
     assert read_state(tmp_path).texts == 2
     with (tmp_path / name).open("r+b") as file:
         file.truncate(1)
-    assert read_state(tmp_path) == State()
+    assert read_state(tmp_path) == FolderState()
 
 
 NEWLINE = 3

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from retrieval_store.snapshots import corpus
-from retrieval_store.snapshots.corpus import CorpusError, Message, corpus_hash, read_documents
+from retrieval_store.snapshots.corpus import ConversationMessage, CorpusError, corpus_hash, read_documents
 
 
 def write(path, *lines):
@@ -21,10 +21,10 @@ def test_conversations_come_in_three_forms(tmp_path):
         {"question": "hi", "answer": "", "source": "model-b"},
     )
     first, second, third = read_documents(path)
-    assert first.messages == [Message("user", "hi"), Message("assistant", "hello\u2028there")]
+    assert first.messages == [ConversationMessage("user", "hi"), ConversationMessage("assistant", "hello\u2028there")]
     assert (first.source, first.category, first.id, first.origin) == ("model-a", "chat", 7, f"{path}, line 1")
-    assert second.messages == [Message("user", "hi"), Message("assistant", "hello")]
-    assert (third.messages[1], third.source) == (Message("assistant", ""), "model-b")
+    assert second.messages == [ConversationMessage("user", "hi"), ConversationMessage("assistant", "hello")]
+    assert (third.messages[1], third.source) == (ConversationMessage("assistant", ""), "model-b")
 
 
 def test_texts_are_lines_or_whole_files(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from retrieval_store.service import compaction
 from retrieval_store.service.compaction import Compactor, log, trim
-from retrieval_store.service.watcher import Served, Watcher
+from retrieval_store.service.watcher import LocalSnapshot, NamespaceWatcher
 from retrieval_store.snapshots.cache import NodeCache, SnapshotFolder
 from retrieval_store.stores.base import Store
 from tests.retrieval_store.stores.store_kinds import Place, names
@@ -26,10 +26,10 @@ class KilledError(BaseException):
     """No handler of the product catches it."""
 
 
-def served(store: Store, cache: Path) -> tuple[Served | None, SnapshotFolder]:
+def served(store: Store, cache: Path) -> tuple[LocalSnapshot | None, SnapshotFolder]:
     """What a service on this node serves of the store, and its folder."""
     folder = NodeCache(cache, store.url).snapshots(store.namespace)
-    watcher = Watcher(store, folder, TARGET.tokenizer_hash)
+    watcher = NamespaceWatcher(store, folder, TARGET.tokenizer_hash)
     watcher.look()
     return watcher.served, folder
 

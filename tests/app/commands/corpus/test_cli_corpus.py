@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from app.corpus.stats import size, when
-from retrieval_store.snapshots.snapshot import MANIFEST, Description, Source, read_manifest
+from retrieval_store.snapshots.snapshot import MANIFEST, Description, SnapshotInput, read_manifest
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.open import open_store
 from retrieval_store.stores.redis_url import PASSWORD as PASSWORD_VARIABLE
@@ -121,7 +121,7 @@ def test_a_snapshot_is_published_replaced_and_brought_back(
 def test_stats_describe_a_folder_and_the_current_snapshot_of_a_store(
     folder: tuple[str, str], tmp_path: Path, snapshots: list[Path]
 ) -> None:
-    source = Source("talk.jsonl", "0" * 64, 10, 2)
+    source = SnapshotInput("talk.jsonl", "0" * 64, 10, 2)
     about = msgspec.structs.replace(
         ABOUT, model="tiny-target", model_hash="c" * 32, sources=(source,), perplexity=(1.25, 7.5)
     )

@@ -22,7 +22,7 @@ from engine.errors import ConfigError
 from engine.model.identity import tokenizer_hash
 from retrieval_store.index.index import FixedLibrary, Library, Limits
 from retrieval_store.index.memory import MemoryIndex
-from retrieval_store.snapshots.corpus import Document, Message
+from retrieval_store.snapshots.corpus import ConversationMessage, Document
 from retrieval_store.snapshots.snapshot import read_manifest
 from retrieval_store.stores.open import open_store
 from speculators.corpus.rest import RestConfig
@@ -65,7 +65,10 @@ def test_a_corpus_is_tokenised_as_the_target_reads_it(corpus: Path, tiny_checkpo
 def test_messages_are_paragraphs_without_a_chat_template_and_refused_by_one_that_raises(tiny_checkpoint: Path) -> None:
     tokenizer = load_tokenizer(tiny_checkpoint)
     tokenizer.chat_template = None
-    talk = Document(origin="a, line 3", messages=[Message("user", "Sing."), Message("assistant", "Snow falls.")])
+    talk = Document(
+        origin="a, line 3",
+        messages=[ConversationMessage("user", "Sing."), ConversationMessage("assistant", "Snow falls.")],
+    )
     assert as_text(talk, tokenizer) == "Sing.\n\nSnow falls."
     assert conversation(talk.messages[:1], "", tokenizer, prompt=True) == "Sing.\n\n"
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
