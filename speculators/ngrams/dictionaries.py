@@ -1,9 +1,8 @@
-"""N-gram storage: the forward and the backward dictionary of SPECTRA-CORE (SPECTRA, Le et al., 2025, Algorithm 1).
+"""Stores n-grams of a text: the forward and the backward dictionary of SPECTRA-CORE (Le et al. 2025, Algorithm 1).
 
-Lookahead keeps its n-grams in the forward one. Both hold Python ints and tuples only; looking up changes nothing. Both
-are bounded by *two generations*: what is learnt goes to the young one; when that has reached half of the bound it
-becomes the old one, and the old one, which holds what was learnt least recently, is dropped whole. That costs no
-bookkeeping per entry, which an exact LRU list would.
+Lookahead keeps its n-grams in a forward dictionary. Both are bounded by two generations: new entries go to the young
+one. When the young generation holds half of the bound it becomes the old one, and the previous old one is dropped. This
+drops the entries learnt least recently, without the bookkeeping per entry that an exact LRU list needs.
 """
 
 from __future__ import annotations
@@ -14,41 +13,41 @@ Tokens = tuple[int, ...]
 
 
 class ForwardDictionary:
-    """``S_fwd``: a token and the sequences that followed it, for *quantity* of guesses.
+    """Maps a token to the sequences that followed it: many short guesses.
 
     Args:
-        per_key: sequences kept per token, the most recent ones.
-        max_keys: tokens kept. A sequence of four tokens takes about 0.1 kB, a key with a full list about 2 kB.
-        drop_prefixes: forget a sequence when the same one with a token more is learnt for the same token (the pool
-            teaches every sequence token by token): in a tree the shorter one adds no node, and takes a place here.
+        per_key: the most sequences of a token; the most recent ones are kept.
+        max_keys: the most tokens. A sequence of four tokens takes about 0.1 kB, a token with a full list about 2 kB.
+        drop_prefixes: whether a sequence replaces the same one without its last token, which adds no node to a tree.
     """
 
     def __init__(self, per_key: int, max_keys: int, drop_prefixes: bool) -> None:
         self._per_key = per_key
         self._max_young = max((max_keys + 1) // 2, 1)
         self._drop_prefixes = drop_prefixes
-        # token -> its sequences as a dict used as an ordered set, oldest first: moving one to the front is O(1)
+        # The sequences of a token are the keys of a dict, oldest first: moving one to the end takes constant time.
         self._young: dict[int, dict[Tokens, None]] = {}
-        self._old: dict[int, dict[Tokens, None]] = {}  # shares no key with the young one
+        self._old: dict[int, dict[Tokens, None]] = {}  # shares no token with the young generation
 
     def __len__(self) -> int:
-        """Number of keys."""
         return len(self._young) + len(self._old)
 
     def __contains__(self, token: int) -> bool:
-        """Whether something is known to follow ``token``."""
         return token in self._young or token in self._old
 
     def __getitem__(self, token: int) -> list[Tokens]:
-        """The sequences behind ``token``, most recent first; empty when there are none."""
+        """Return the sequences that followed ``token``, most recent first."""
         found = self._young.get(token) or self._old.get(token)
         return list(found)[::-1] if found else []
 
     def add(self, token: int, sequence: Tokens) -> None:
-        """Learn that ``sequence`` followed ``token``; a known one becomes the most recent."""
+        """Make ``sequence`` the most recent one of ``token``."""
         known = self._young.get(token)
         if known is None:
-            known = self._rejuvenate(token)
+            known = self._old.pop(token, None) or {}
+            if len(self._young) >= self._max_young:
+                self._old, self._young = self._young, {}
+            self._young[token] = known
         known.pop(sequence, 0)
         if self._drop_prefixes:
             known.pop(sequence[:-1], 0)
@@ -56,20 +55,12 @@ class ForwardDictionary:
             del known[next(iter(known))]
         known[sequence] = None
 
-    def _rejuvenate(self, token: int) -> dict[Tokens, None]:
-        """The key's sequences, moved to the young generation."""
-        known = self._old.pop(token, None)
-        if len(self._young) >= self._max_young:
-            self._old, self._young = self._young, {}
-        self._young[token] = known = {} if known is None else known
-        return known
-
 
 class BackwardDictionary:
-    """``S_bwd``: 1 to N-1 tokens and the one that followed them last, for *quality* of the one long guess.
+    """Maps 1 to N - 1 tokens to the one that followed them last: one long guess.
 
     Args:
-        max_keys: keys kept, about 0.1 kB each.
+        max_keys: the most entries, about 0.1 kB each.
     """
 
     def __init__(self, max_keys: int) -> None:
@@ -78,40 +69,35 @@ class BackwardDictionary:
         self._old: dict[Tokens, int] = {}
 
     def __len__(self) -> int:
-        """Number of entries; a key learnt again after the generations changed counts twice for a while."""
+        """Return the number of entries; a key in both generations counts twice."""
         return len(self._young) + len(self._old)
 
     def add(self, key: Tokens, token: int) -> None:
-        """Learn that ``token`` followed ``key``; what was known before is replaced."""
-        if len(self._young) >= self._max_young:
-            self._old, self._young = self._young, {}
+        self._make_room(1)
         self._young[key] = token
 
     def get(self, key: Tokens) -> int | None:
-        """The token that followed ``key`` last."""
         token = self._young.get(key)
         return self._old.get(key) if token is None else token
 
     def learn(self, text: Sequence[int], n_known: int, shortest: int, longest: int) -> None:
-        """Learn every key of ``shortest`` to ``longest`` tokens that a token of ``text[n_known:]`` followed.
+        """Add every key of ``shortest`` to ``longest`` tokens that a token of ``text[n_known:]`` follows.
 
-        The tokens before ``n_known`` have been learnt already; ``longest`` of them are enough.
+        ``longest`` tokens before ``n_known`` are enough.
         """
-        per_piece = max(self._max_young // longest, 1)  # tokens whose keys fit into a fresh young generation
+        per_piece = max(self._max_young // longest, 1)  # tokens whose keys fit into an empty young generation
         for start in range(n_known, len(text), per_piece):
             end = min(start + per_piece, len(text))
-            if len(self._young) + longest * (end - start) > self._max_young:
-                self._old, self._young = self._young, {}
+            self._make_room(longest * (end - start))
             for n in range(shortest, longest + 1):
                 first = max(start - n, 0)
                 keys = zip(*(text[first + i : end] for i in range(n)), strict=False)
                 self._young.update(zip(keys, text[first + n : end], strict=False))
 
     def extend(self, tail: Sequence[int], longest: int, length: int) -> Tokens:
-        """The backward guess ``u`` (Algorithm 1, lines 8-14): token by token, backing off from ``longest`` keys to 1.
+        """Return up to ``length`` tokens, each the one that followed the longest known key (Algorithm 1, lines 8-14).
 
-        ``tail`` holds the last tokens of the context (at least ``longest``, or all there are). Stops when no key of
-        any length hits, so that guesses have 0 to ``length`` tokens.
+        ``tail`` holds the last ``longest`` tokens of the context, or all if there are fewer.
         """
         tokens = tuple(tail[-longest:])
         n_tail = len(tokens)
@@ -124,3 +110,7 @@ class BackwardDictionary:
             else:
                 break
         return tokens[n_tail:]
+
+    def _make_room(self, n: int) -> None:
+        if len(self._young) + n > self._max_young:
+            self._old, self._young = self._young, {}

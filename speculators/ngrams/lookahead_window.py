@@ -1,30 +1,28 @@
-"""The lookahead window (Fu et al. 2024, arXiv 2402.02057, section 3 and Algorithm 2).
+"""The window of lookahead decoding (Fu et al. 2024, arXiv 2402.02057, section 3 and Algorithm 2).
 
-The window is two-dimensional: ``W`` columns are positions of the future, ``N - 1`` rows are the last Jacobi iterations,
-the oldest first. A forward continues every column by one token; each then holds ``N`` tokens: an n-gram.
+The window has ``W`` columns, one per future position, and ``N - 1`` rows, one per Jacobi iteration, the oldest first. A
+forward pass continues every column by one token; each then holds an n-gram of ``N`` tokens.
 
-**As a token tree.** The oldest row is a chain below the root, the *trunk*; the younger tokens of column ``i`` hang
-below the trunk's ``i``-th node, one below the other (level 5)::
+The oldest row is a chain below the root, the *trunk*. The younger tokens of column ``i`` hang below node ``i`` of the
+trunk, one below the other (level 5)::
 
     root -- k1 -- k2 -- k3 -- ...         trunk: the oldest token k_i of every column i >= 1
      |      |     |     |
-     a0     a1    a2    a3                one branch per column: column i is k_i a_i b_i c_i,
-     b0     b1    b2    b3                and column 0 has the root for its k
+     a0     a1    a2    a3                column i is k_i a_i b_i c_i; column 0 has the root as its k
+     b0     b1    b2    b3
      c0     c1    c2    c3
-     :      :     :     :                 read back behind the last token of every column: d_i
+     :      :     :     :                 the target's answers d_i after the last token of every column
 
-So column ``i`` is one probe branch ``k_1 .. k_i a_i b_i c_i``, and the composer merges the trunks. This *is* the
-original's attention mask: a token of column ``i`` sees the context, the root, ``k_1 .. k_i``, the older tokens of its
-own column and itself, nothing else. Equal, too: the positions (a token of row ``l``, counted from 0, in column ``i``
-stands ``i + l`` behind the root, which is its depth in the tree), the argmax whatever the temperature, how filling and
-sliding move the tokens, and the order in which n-grams enter the pool. Not equal:
+So column ``i`` is one probe branch ``k_1 .. k_i a_i b_i c_i``, and the composer merges the trunks. This equals the
+original's attention mask: a token of column ``i`` sees the context, the root, ``k_1 .. k_i``, and the older tokens of
+its column. Its position after the root is its depth in the tree. The argmax at any temperature, the moves of filling
+and sliding, and the order of n-grams in the pool are the original's, too. Different:
 
-* two nodes with the same path are one node here (the same computation, done once);
-* the original forwards the first row together with the prompt; a prefill has no tree here, so that filling takes
-  ``N - 2`` decode forwards instead of ``N - 3``;
-* while filling, the original also forwards column 0 and drops the answer; here it is left out;
-* the original has no limit on nodes. Here columns that do not fit into a step wait as they are, the right-most first:
-  the window shrinks to what fits.
+* two nodes with the same path are one node;
+* the original forwards the first row with the prompt. A prefill has no tree here, so filling takes ``N - 2`` decode
+  steps instead of ``N - 3``;
+* while filling, the original forwards column 0 and drops the answer; here it is left out;
+* the original has no limit on nodes. Here the right-most columns wait if they do not fit into a step.
 """
 
 from __future__ import annotations
@@ -40,21 +38,21 @@ class LookaheadWindow:
     """The columns of one request.
 
     Args:
-        oldest: the first row, ``[W + N - 3]`` tokens, one for every position behind the root.
+        oldest: the first row, ``[W + N - 3]`` tokens, one for every position after the root.
         level: ``N``, at least 3.
     """
 
     def __init__(self, oldest: Sequence[int], level: int) -> None:
         self._columns: list[list[int]] = [[], *([token] for token in oldest)]
         self._level = level
-        self._to_fill = level - 2  # forwards until the window is full
-        self._probed: list[tuple[int, Tokens]] = []  # (column, its path) of the step under way
-        self._root = 0  # the token in front of column 0, of the step under way
+        self._steps_to_fill = level - 2
+        self._probed: list[tuple[int, Tokens]] = []  # columns of the current step and their paths
+        self._root = 0  # of the current step
 
     @property
     def is_full(self) -> bool:
-        """Whether the first ``N - 2`` rows are there: from now on columns yield n-grams."""
-        return self._to_fill == 0
+        """Whether all rows exist, so that columns yield n-grams."""
+        return self._steps_to_fill == 0
 
     @property
     def paths(self) -> list[Tokens]:
@@ -67,7 +65,7 @@ class LookaheadWindow:
         return paths
 
     def choose(self, root: int, counter: NodeCounter, budget: int) -> list[Tokens]:
-        """The paths to probe now: columns from the left, as long as ``counter`` stays within ``budget`` nodes."""
+        """Return the paths to probe now: columns from the left while ``counter`` stays within ``budget`` nodes."""
         self._root = root
         self._probed = []
         for column, path in enumerate(self.paths, 0 if self.is_full else 1):
@@ -77,35 +75,27 @@ class LookaheadWindow:
         return [path for _, path in self._probed]
 
     def advance(self, outcome: Outcome) -> list[Tokens]:
-        """Continue every answered column by the target's best token and slide by one; returns the n-grams ``[N]``."""
-        ngrams: list[Tokens] = []
-        grown: set[int] = set()
+        """Add the target's best token to every probed column, slide the window, and return the n-grams ``[N]``."""
+        grown: list[int] = []
         for column, path in self._probed:
             best = outcome.top_ids_after(path)
             if len(best):
                 self._columns[column].append(int(best[0]))
-                grown.add(column)
+                grown.append(column)
         self._probed = []
         if self.is_full:
-            for column in sorted(grown):
-                ngram = self._slid(column)
-                if ngram is not None:
-                    ngrams.append(ngram)
-        elif 1 in grown:
-            self._fill()
-        return ngrams
+            return [ngram for column in grown if (ngram := self._slide(column)) is not None]
+        if 1 in grown:  # the trunk's first token becomes the root, every column moves left
+            del self._columns[0]
+            del self._columns[0][0]
+            self._steps_to_fill -= 1
+        return []
 
-    def _slid(self, column: int) -> Tokens | None:
-        """Drop the oldest token of a column that has one too many; returns the n-gram it was."""
+    def _slide(self, column: int) -> Tokens | None:
+        """Drop the oldest token of a column that has one too many, and return the n-gram it was."""
         tokens = self._columns[column]
         ngram = (self._root, *tokens) if column == 0 else tuple(tokens)
         if len(ngram) < self._level:
             return None
         del tokens[0]
         return ngram
-
-    def _fill(self) -> None:
-        """A row more: the new root takes the place of the trunk's first token, every column moves left."""
-        del self._columns[0]
-        del self._columns[0][0]
-        self._to_fill -= 1

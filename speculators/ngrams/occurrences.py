@@ -125,8 +125,8 @@ def continuations(
 ) -> IntArray:
     """Return ``[n, 2]``, at most ``most`` starts of continuations of a text and their match in tokens, best first.
 
-    Matches of ``longest`` tokens come first, then shorter ones down to ``shortest``. Among equal matches come those
-    that ``n_draft`` tokens follow, in the order that ``tie_break`` says; then the others, the longest continuation first.
+    Matches of ``longest`` tokens come first, then shorter ones down to ``shortest``. Of equal matches, those that
+    ``n_draft`` tokens follow come first, in the order of ``tie_break``; then the others, longest continuation first.
     """
     lengths, starts = _matches(text, n_known, heads, before, text, max(longest, MAX_SCORED_MATCH))
     best = np.empty((min(len(starts), most), 2), np.int32)

@@ -36,7 +36,7 @@ class PldConfig(Settings):
     ngram_min: int = setting(1, "tokens of the shortest match", at_least=1)
     draft_tokens: int = setting(10, "tokens per branch", at_least=1)
     max_branches: int = setting(1, "distinct continuations per step; the published method has 1", at_least=1)
-    tie_break: Literal["random", "first", "recent"] = setting("random", "which of several equal continuations is drafted")
+    tie_break: Literal["random", "first", "recent"] = setting("random", "which of equal continuations is drafted")
 
     def check(self) -> None:
         if self.ngram_min > self.ngram_max:
