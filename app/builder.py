@@ -9,7 +9,7 @@ from ray.serve import Application
 
 import spectra_serve  # noqa: F401 - Serve may import this module first; it prepares the process
 from app.api.edge import EdgeOptions, make_edge
-from app.api.service import MEBI, Settings
+from app.api.service import MEBI, ServiceSettings
 from app.composition.checks import checked, pinned
 from app.composition.operation import access_options, log_options, trace_options
 from app.composition.pipeline import aliases, pipeline_options, router_options, target_options
@@ -88,7 +88,7 @@ def _targets(config: ServeConfig) -> list[Application]:
 def _edge(config: ServeConfig, is_private: bool) -> EdgeOptions:
     sampling = sampling_defaults(config)
     logs = log_options(config)
-    settings = Settings(
+    settings = ServiceSettings(
         version=VERSION,
         max_body_bytes=int(config.max_body_mib * MEBI),
         default_max_tokens=int(sampling.pop("max_tokens", config.default_max_tokens)),

@@ -63,7 +63,7 @@ def visit_of(scope: Mapping[str, Any]) -> Visit | None:
     return visit
 
 
-class Gate:
+class AccessGate:
     """Lets requests through with their caller in the ASGI scope's ``state``.
 
     Args:

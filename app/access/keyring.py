@@ -14,7 +14,7 @@ from pathlib import Path
 from app.access.caller import MOST, Caller
 from app.access.errors import unknown_caller
 from app.access.key_file import Signature, read_records, signature
-from app.access.quota import Allowance, Limits
+from app.access.quota import Allowance, QuotaLimits
 from app.access.records import KeyRecord
 from engine.errors import ConfigError
 
@@ -30,7 +30,7 @@ class Entry:
 
     digest: bytes
     caller: Caller
-    limits: Limits
+    limits: QuotaLimits
     expires: float  # seconds since 1970
 
     @classmethod
@@ -48,7 +48,7 @@ class Entry:
             is_admin=record.admin,
             limited_by=f"key {record.id} may not ask for it",
         )
-        limits = Limits(record.requests_per_minute, record.tokens_per_minute, record.max_concurrent)
+        limits = QuotaLimits(record.requests_per_minute, record.tokens_per_minute, record.max_concurrent)
         expires = float("inf") if record.expires is None else record.expires.timestamp()
         return cls(bytes.fromhex(record.sha256), caller, limits, expires)
 

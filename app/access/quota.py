@@ -14,7 +14,7 @@ from app.access.errors import AccessError, too_much
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class QuotaLimits:
     """Of one key, over all processes; None: no limit."""
 
     requests: int | None = None  # a minute
@@ -58,7 +58,7 @@ class Bucket:
 class Allowance:
     """What is left to one key in this process."""
 
-    def __init__(self, limits: Limits, replicas: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: QuotaLimits, replicas: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self._replicas = replicas
         self._clock = clock
@@ -66,7 +66,7 @@ class Allowance:
         self._requests = self._bucket(limits.requests)
         self._tokens = self._bucket(limits.tokens)
 
-    def change(self, limits: Limits) -> None:
+    def change(self, limits: QuotaLimits) -> None:
         """Hold other limits from now on; what was used counts."""
         self._requests = self._changed(self._requests, limits.requests)
         self._tokens = self._changed(self._tokens, limits.tokens)

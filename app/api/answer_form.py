@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.api.requests.schemas import GenerationRequest
-from app.api.tools.answer import AnswerReader, Reading
+from app.api.tools.answer import AnswerFormat, AnswerReader
 from app.api.tools.reasoning import CLOSE, OPEN
 from engine.text import Detokenizer
 
@@ -23,10 +23,10 @@ class AnswerForm(msgspec.Struct, frozen=True):
     shown: frozenset[int] = frozenset()  # special tokens that have text nevertheless: marks that are read
     echo: str = ""  # the text begins with it
     is_echo_alone: bool = False  # and has nothing else: the engine's one token is dropped
-    reading: Reading | None = None  # None: the text is content as it is
+    reading: AnswerFormat | None = None  # None: the text is content as it is
 
     @staticmethod
-    def of(body: GenerationRequest, reading: Reading | None, tokenizer: PreTrainedTokenizerFast) -> AnswerForm:
+    def of(body: GenerationRequest, reading: AnswerFormat | None, tokenizer: PreTrainedTokenizerFast) -> AnswerForm:
         """The form that a body asks for."""
         family = None if reading is None else reading.family
         marks = () if family is None else family.marks

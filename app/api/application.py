@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
-from app.access.gate import Gate, visit_of
+from app.access.gate import AccessGate, visit_of
 from app.access.keyring import Keyring
 from app.access.options import AccessOptions
 from app.api.errors import ErrorAnswer, answer_for
@@ -95,7 +95,7 @@ def create_app(
     ]
     app.router.routes.extend(Route(path, _with_errors(handler), methods=[method]) for method, path, handler in routes)
     app.add_middleware(
-        Gate,
+        AccessGate,
         options=access,
         keyring=keyring,
         answer=lambda error: answer_for(error).response(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.api.answer_form import PLAIN, AnswerForm
-from app.api.piece import Piece
+from app.api.piece import ChoiceDelta
 from deployments.submission.messages import ModelCard
 from engine.errors import RequestError, StepFailedError, TargetLostError
 from engine.events import ABORT, LENGTH, STOP, RequestStats, SourceCounts, StepEvent, StepTrace, TokenLogprob, histogram
@@ -30,7 +30,7 @@ class TracedStep(msgspec.Struct, frozen=True, gc=False):
     draft: StepTrace | None  # None: of the prefill; beyond ``MOST_HELD`` nodes the accepted ones alone
 
 
-class Choice:
+class CompletionChoice:
     """Assembles the text of one choice.
 
     Its ``index`` in the response is prompt * n + choice. ``eos_ids`` of the card end the text and are not reported as
@@ -69,7 +69,7 @@ class Choice:
         self.is_refused = False  # the backend has not begun it
         self.prompt_logprobs: list[TokenLogprob] | None = None  # of the prompt's second token and those behind
 
-    def feed(self, event: StepEvent) -> Piece:
+    def feed(self, event: StepEvent) -> ChoiceDelta:
         """The piece of one step; the choice is complete when the piece has a ``finish_reason``.
 
         Raises:
@@ -122,15 +122,15 @@ class Choice:
         taken, self._untold, self._n_held = self._untold, [], 0
         return taken
 
-    def _at_once(self, event: StepEvent) -> Piece:
+    def _at_once(self, event: StepEvent) -> ChoiceDelta:
         """The common case: all tokens of the step become text together."""
         ids, finish = event.token_ids, event.finish_reason
         if finish is None:
-            return Piece(self._push_tokens(ids), ids)
+            return ChoiceDelta(self._push_tokens(ids), ids)
         text = self._push_tokens(self._shown(event)) + self._detokenizer.flush()
-        return Piece(text, ids, finish, self._visible_reason(event))
+        return ChoiceDelta(text, ids, finish, self._visible_reason(event))
 
-    def _by_tokens(self, event: StepEvent) -> Piece:
+    def _by_tokens(self, event: StepEvent) -> ChoiceDelta:
         """Token by token, for stop strings and for the offset of each token's text."""
         ids, finish = event.token_ids, event.finish_reason
         reason: int | str | None = self._visible_reason(event)
@@ -149,7 +149,7 @@ class Choice:
             text += reason if self.form.includes_stop else ""
             ids = ids[: self._matcher.tokens - self.n_tokens]
         logprobs = None if event.logprobs is None else event.logprobs[: len(ids)]
-        return Piece(text, ids, finish, reason, logprobs, offsets[: len(ids)])
+        return ChoiceDelta(text, ids, finish, reason, logprobs, offsets[: len(ids)])
 
     def _shown(self, event: StepEvent) -> list[int]:
         """Tokens that have text: a stop id has none, unless it was asked for."""

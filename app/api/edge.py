@@ -21,7 +21,7 @@ from app.api.http import Api, GenerationBody
 from app.api.items.body import ResponsesRequest
 from app.api.requests.parsing import validated
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
-from app.api.service import Settings
+from app.api.service import ServiceSettings
 from app.inputs.tokenizers import load_tokenizer
 from app.playground.options import PlaygroundOptions
 from app.playground.playground import Playground
@@ -42,7 +42,7 @@ class EdgeOptions:
 
     tokenizer: str  # directory or hub id
     revision: str | None  # on the hub
-    settings: Settings
+    settings: ServiceSettings
     logs: LogOptions
     access: AccessOptions
     traces: TraceOptions

@@ -9,20 +9,20 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from app.api.choice import Choice
-from app.api.piece import Piece
+from app.api.choice import CompletionChoice
+from app.api.piece import ChoiceDelta
 from app.api.service import Backend
 from engine.errors import SpectraError, TargetLostError
 
 LONG_PROMPT = 1024  # tokens; prompts above are encoded one per turn of the event loop, so that others run in between
 
-Item = tuple[Choice, Piece]
+Item = tuple[CompletionChoice, ChoiceDelta]
 
 
 class Generation:
     """Runs all choices of one response."""
 
-    def __init__(self, backend: Backend, choices: list[Choice]) -> None:
+    def __init__(self, backend: Backend, choices: list[CompletionChoice]) -> None:
         self._backend = backend
         self.choices = choices
 
@@ -49,7 +49,7 @@ class Generation:
         """
         return self._run(self.choices[0]) if len(self.choices) == 1 else self._merge()
 
-    async def _run(self, choice: Choice) -> AsyncGenerator[Item, None]:
+    async def _run(self, choice: CompletionChoice) -> AsyncGenerator[Item, None]:
         try:
             stream = await self._backend.submit(choice.request)
             try:
@@ -87,7 +87,7 @@ class Generation:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _pump(self, choice: Choice, queue: asyncio.Queue[Item | Exception | None]) -> None:
+    async def _pump(self, choice: CompletionChoice, queue: asyncio.Queue[Item | Exception | None]) -> None:
         """Move one choice's pieces into the queue; None means that it is complete."""
         try:
             async with aclosing(self._run(choice)) as pieces:

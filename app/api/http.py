@@ -18,9 +18,9 @@ from app.api.answer_form import AnswerForm
 from app.api.answers.completions import Envelope
 from app.api.answers.logprobs import TokenTexts
 from app.api.answers.models import model_fields
-from app.api.answers.run import Writer, event_stream, whole_body
+from app.api.answers.run import AnswerWriter, event_stream, whole_body
 from app.api.answers.stream_writer import StreamWriter
-from app.api.choice import Choice
+from app.api.choice import CompletionChoice
 from app.api.errors import model_not_found
 from app.api.generation import Generation
 from app.api.grammar_checks import GrammarChecks
@@ -34,7 +34,7 @@ from app.api.requests.echoes import echoes
 from app.api.requests.parsing import Schema, parse
 from app.api.requests.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
-from app.api.service import Backend, Settings
+from app.api.service import Backend, ServiceSettings
 from app.api.streaming import EventStream, run_while_connected
 from app.telemetry.access_log import AccessLog
 from app.telemetry.exchange import current
@@ -55,7 +55,11 @@ class Api:
     """The endpoints; one instance per process, without state of requests."""
 
     def __init__(
-        self, backend: Backend, tokenizer: PreTrainedTokenizerFast, settings: Settings, tracer: Tracer | None = None
+        self,
+        backend: Backend,
+        tokenizer: PreTrainedTokenizerFast,
+        settings: ServiceSettings,
+        tracer: Tracer | None = None,
     ) -> None:
         self._backend = backend
         self._tokenizer = tokenizer
@@ -176,7 +180,7 @@ class Api:
             ids = self._converter.encode(wanted.prompt or "", add_special_tokens=special)
         return _json({"count": len(ids), "max_model_len": self._card.max_model_len, "tokens": ids})
 
-    async def _prepare(self, asked: GenerationBody, caller: Caller) -> tuple[Generation, Writer]:
+    async def _prepare(self, asked: GenerationBody, caller: Caller) -> tuple[Generation, AnswerWriter]:
         self._check_model(asked.model)
         wanted = asked.chat if isinstance(asked, ResponsesRequest) else asked
         exchange = current()
@@ -207,7 +211,7 @@ class Api:
         begun = await self._bodies.run(wanted.weight, echoes, wanted, requests, self._tokenizer)
         forms = [form.beginning_with(echo) for echo in begun]
         choices = [
-            Choice(i, request, self._tokenizer, converter.card, one)
+            CompletionChoice(i, request, self._tokenizer, converter.card, one)
             for i, (request, one) in enumerate(zip(requests, forms, strict=True))
         ]
         exchange.tenant = requests[0].tenant
@@ -215,7 +219,7 @@ class Api:
         exchange.usage = partial(usage_of, choices)
         return Generation(self._backend, choices), self._writer(asked, envelope, choices)
 
-    def _writer(self, asked: GenerationBody, envelope: Envelope, choices: list[Choice]) -> Writer:
+    def _writer(self, asked: GenerationBody, envelope: Envelope, choices: list[CompletionChoice]) -> AnswerWriter:
         if isinstance(asked, ResponsesRequest):
             return ResponseWriter(asked, envelope, choices[0], self._texts)
         return StreamWriter(envelope, choices, self._texts, asked.stream_options)

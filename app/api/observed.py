@@ -10,13 +10,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access.caller import caller_of
-from app.api.choice import Choice
+from app.api.choice import CompletionChoice
 from app.api.items.body import ResponsesRequest
 from app.api.requests.declined_fields import DECLINED
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
 from app.telemetry.access_log import AccessLog
-from app.telemetry.exchange import Usage
+from app.telemetry.exchange import ExchangeUsage
 from app.telemetry.metrics import Routes
 from app.telemetry.refusals import Fields
 from deployments.observability.request_id import HEADER
@@ -60,7 +60,9 @@ class Observed:
             self._log.end(exchange)
 
 
-def figures_of(choices: Sequence[Choice], model: str, default_method: str, began: float) -> Mapping[str, object]:
+def figures_of(
+    choices: Sequence[CompletionChoice], model: str, default_method: str, began: float
+) -> Mapping[str, object]:
     """What the access log says of an answer, summed over its choices; ``began`` as ``time.perf_counter`` had it."""
     every = [stats for choice in choices if (stats := choice.final_stats()) is not None]
     steps = sum(stats.target_forwards for stats in every)
@@ -79,9 +81,9 @@ def figures_of(choices: Sequence[Choice], model: str, default_method: str, began
     }
 
 
-def usage_of(choices: Sequence[Choice]) -> Usage:
+def usage_of(choices: Sequence[CompletionChoice]) -> ExchangeUsage:
     """What metrics say of an answer."""
-    return Usage(
+    return ExchangeUsage(
         n=choices[-1].request.params.choice + 1,
         prompt_tokens=sum(len(c.request.prompt) for c in choices if c.request.params.choice == 0),
         generation_tokens=sum(choice.n_tokens for choice in choices),

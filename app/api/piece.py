@@ -9,7 +9,7 @@ import msgspec
 from engine.events import TokenLogprob
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
+class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):
     """The part of a choice that one step adds."""
 
     text: str
@@ -20,10 +20,10 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     offsets: list[int] | None = None  # of each token's text in the choice's text, in characters
 
     @staticmethod
-    def join(pieces: Sequence[Piece]) -> Piece:
+    def join(pieces: Sequence[ChoiceDelta]) -> ChoiceDelta:
         """All pieces of a choice as one piece."""
         last = pieces[-1]
-        return Piece(
+        return ChoiceDelta(
             "".join(p.text for p in pieces),
             [token for p in pieces for token in p.token_ids],
             last.finish_reason,

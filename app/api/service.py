@@ -18,7 +18,7 @@ from engine.request import Request
 MEBI = 1024 * 1024
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits and defaults of the edge, per process."""
 
     version: str = "0.1.0"

@@ -10,16 +10,16 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from app.bench.records import Record, Setting
+from app.bench.records import BenchSetting, TurnRecord
 from app.reporting.loops import loop_start
 from app.reporting.summaries import Quartiles, grouped, quartiles, ratio, summed
 
 CURVE_STEPS = 3  # steps of a size that the curve of step times needs
-Turn = tuple[Setting, int, int, int]  # setting, repeat, question, turn: what records of several methods share
+Turn = tuple[BenchSetting, int, int, int]  # setting, repeat, question, turn: what records of several methods share
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class MethodFigures:
     """What a method did on some turns; a figure that the records cannot give is None."""
 
     turns: int  # over all repeats
@@ -47,15 +47,15 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MethodRow:
     """A method under one setting."""
 
     method: str
-    total: Figures
-    by_category: dict[str, Figures]
+    total: MethodFigures
+    by_category: dict[str, MethodFigures]
 
 
-def compare(records: Iterable[Record]) -> dict[Setting, list[Row]]:
+def compare(records: Iterable[TurnRecord]) -> dict[BenchSetting, list[MethodRow]]:
     """Figures of every method under every setting; settings, methods and categories as they first occur."""
     records = list(records)
     reference = {turn_of(record): record for record in records if record.is_reference}
@@ -65,12 +65,12 @@ def compare(records: Iterable[Record]) -> dict[Setting, list[Row]]:
     }
 
 
-def turn_of(record: Record) -> Turn:
+def turn_of(record: TurnRecord) -> Turn:
     """The turn that a record shares with those of other methods."""
     return (record.setting, record.repeat, record.index, record.turn)
 
 
-def figures(records: Sequence[Record], reference: Mapping[Turn, Record]) -> Figures:
+def figures(records: Sequence[TurnRecord], reference: Mapping[Turn, TurnRecord]) -> MethodFigures:
     """Figures of one method's records under one setting.
 
     Args:
@@ -82,7 +82,7 @@ def figures(records: Sequence[Record], reference: Mapping[Turn, Record]) -> Figu
     tokens, forwards = sum(sum(r.step_tokens) for r in records), sum(len(r.step_tokens) for r in records)
     per_turn = [sum(r.step_tokens) / len(r.step_tokens) for r in records if r.step_tokens]
     pairs = [(record, reference[turn_of(record)]) for record in records if turn_of(record) in reference]
-    return Figures(
+    return MethodFigures(
         turns=len(records),
         tokens=tokens,
         forwards=forwards,
@@ -103,7 +103,7 @@ def figures(records: Sequence[Record], reference: Mapping[Turn, Record]) -> Figu
     )
 
 
-def step_curve(records: Iterable[Record]) -> dict[int, Quartiles]:
+def step_curve(records: Iterable[TurnRecord]) -> dict[int, Quartiles]:
     """Seconds that the target takes for a decode step, by the nodes in it; sizes of ``CURVE_STEPS`` steps or more.
 
     In a batch, nodes are the rows beyond one per sequence, prompt tokens of sequences in prefill included.
@@ -133,14 +133,14 @@ def steps_before(cut: int | None, step_tokens: Sequence[int]) -> tuple[int, int]
     return tokens, forwards
 
 
-def _row(method: str, records: Sequence[Record], reference: Mapping[Turn, Record]) -> Row:
+def _row(method: str, records: Sequence[TurnRecord], reference: Mapping[Turn, TurnRecord]) -> MethodRow:
     categories = grouped(records, lambda r: r.category)
-    return Row(
+    return MethodRow(
         method, figures(records, reference), {name: figures(some, reference) for name, some in categories.items()}
     )
 
 
-def _same(record: Record, other: Record, reference: Mapping[Turn, Record]) -> bool:
+def _same(record: TurnRecord, other: TurnRecord, reference: Mapping[Turn, TurnRecord]) -> bool:
     """Whether an output equals autoregressive decoding's of the same repeat.
 
     A greedy output of autoregressive decoding itself is compared with that of its first repeat.
@@ -151,24 +151,24 @@ def _same(record: Record, other: Record, reference: Mapping[Turn, Record]) -> bo
     return record.token_ids == other.token_ids
 
 
-def _timed(pairs: Iterable[tuple[Record, Record]]) -> list[tuple[Record, Record]]:
+def _timed(pairs: Iterable[tuple[TurnRecord, TurnRecord]]) -> list[tuple[TurnRecord, TurnRecord]]:
     return [pair for pair in pairs if pair[0].seconds and pair[1].seconds]
 
 
-def _repeat(pair: tuple[Record, Record]) -> int:
+def _repeat(pair: tuple[TurnRecord, TurnRecord]) -> int:
     return pair[0].repeat
 
 
-def _speedup(pairs: Iterable[tuple[Record, Record]]) -> float | None:
+def _speedup(pairs: Iterable[tuple[TurnRecord, TurnRecord]]) -> float | None:
     timed = _timed(pairs)
     return ratio(sum(other.seconds for _, other in timed), sum(record.seconds for record, _ in timed))
 
 
-def _mac_tp(records: Iterable[Record]) -> float | None:
+def _mac_tp(records: Iterable[TurnRecord]) -> float | None:
     rates = [n / s for r in records for n, s in zip(r.step_tokens, r.step_seconds, strict=False)]
     return statistics.fmean(rates) if rates else None
 
 
-def _outside(records: Sequence[Record]) -> float | None:
+def _outside(records: Sequence[TurnRecord]) -> float | None:
     inside = ratio(sum(sum(r.target_seconds) for r in records), sum(sum(r.step_seconds) for r in records))
     return None if inside is None else 1 - inside

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import torch
 
-from app.bench.records import WARM, Record, RecordFile, Setting, fingerprint
-from app.bench.runs import Bench, Plan
+from app.bench.records import WARM, BenchSetting, RecordFile, TurnRecord, fingerprint
+from app.bench.runs import BenchPlan, BenchRunner
 from app.inputs.libraries import LibraryAt
 from app.inputs.models import model_path
 from app.inputs.prompts import Question
@@ -48,7 +48,7 @@ UNRECORDED = frozenset(
 """Flags that do not change records, or that the settings hold in another form: questions, dtype, snapshot."""
 
 
-def measure(arguments: argparse.Namespace, questions: list[Question]) -> tuple[list[Record], dict[str, Any]]:
+def measure(arguments: argparse.Namespace, questions: list[Question]) -> tuple[list[TurnRecord], dict[str, Any]]:
     """Run the methods on ``questions``; returns all records and the keys that the run adds to the JSON document.
 
     Raises:
@@ -62,7 +62,7 @@ def measure(arguments: argparse.Namespace, questions: list[Question]) -> tuple[l
     plan = _plan(arguments, questions, target)
     states = {setting.warm for setting in plan.settings}
     pools = {is_warm: SpeculatorPool(warmed(options) if is_warm else options) for is_warm in states}
-    bench = Bench(target, load_tokenizer(path), pools, plan)
+    bench = BenchRunner(target, load_tokenizer(path), pools, plan)
     bench.check()
     dtype = resolve_dtype(arguments.dtype, target.info.spec, arguments.device)
     settings = run_settings(arguments, path, dtype, questions)
@@ -81,7 +81,7 @@ def measure(arguments: argparse.Namespace, questions: list[Question]) -> tuple[l
     }
 
 
-def _notes(plan: Plan) -> list[str]:
+def _notes(plan: BenchPlan) -> list[str]:
     """How warm figures were measured, in one sentence."""
     if not any(setting.warm for setting in plan.settings):
         return []
@@ -91,7 +91,7 @@ def _notes(plan: Plan) -> list[str]:
     return [f"Warm: measured after {times} over the same prompts; methods that remember outputs have seen the answers."]
 
 
-def _run(bench: Bench, file: RecordFile) -> None:
+def _run(bench: BenchRunner, file: RecordFile) -> None:
     try:
         with bar(None, bench.work(file), "turn") as shown:
             bench.run(file, shown.update)
@@ -101,11 +101,11 @@ def _run(bench: Bench, file: RecordFile) -> None:
         raise
 
 
-def _plan(arguments: argparse.Namespace, questions: list[Question], target: LocalTarget) -> Plan:
+def _plan(arguments: argparse.Namespace, questions: list[Question], target: LocalTarget) -> BenchPlan:
     first = argparse.Namespace(**vars(arguments), temperature=arguments.temperatures[0])
-    return Plan(
+    return BenchPlan(
         methods=arguments.methods,
-        settings=[Setting(t, state == WARM) for t in arguments.temperatures for state in arguments.states],
+        settings=[BenchSetting(t, state == WARM) for t in arguments.temperatures for state in arguments.states],
         questions=questions,
         params=sampling(first, target),
         repeats=arguments.repeats,

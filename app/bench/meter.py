@@ -21,7 +21,7 @@ from speculators.mixing import fault_isolation
 
 
 @dataclass(slots=True)
-class Times:
+class SequenceTimes:
     """Times of one sequence in seconds; a list has one entry per decode step."""
 
     seconds: float = 0.0  # its share of its steps, and the start of its speculator
@@ -78,8 +78,8 @@ class TimedTarget:
 class MeteredEngine(Engine):
     """An engine that times its steps and puts each job into a scope.
 
-    The sequences in a step share its time evenly, so that ``Times.seconds`` of all sequences sum to the time that the
-    engine worked, at any batch size; ``Times.step_seconds`` holds the whole time of each step.
+    The sequences in a step share its time evenly, so that ``SequenceTimes.seconds`` of all sequences sum to the time that the
+    engine worked, at any batch size; ``SequenceTimes.step_seconds`` holds the whole time of each step.
 
     Args:
         scope: called for every job; speculators share what they learn among the jobs of one scope.
@@ -89,15 +89,15 @@ class MeteredEngine(Engine):
         self._timed = TimedTarget(target)
         super().__init__(self._timed, pool, options)
         self._scope = scope
-        self._times: dict[int, Times] = {}
-        self.finished: deque[Times] = deque()  # in the order of the events that ended sequences
+        self._times: dict[int, SequenceTimes] = {}
+        self.finished: deque[SequenceTimes] = deque()  # in the order of the events that ended sequences
 
     def submit(self, request: Request) -> int:
         """Queue a request in its scope; its time includes what the speculator does with the prompt."""
         request = msgspec.structs.replace(request, scope=self._scope())
         began = time.perf_counter()
         seq = super().submit(request)
-        self._times[seq] = Times(time.perf_counter() - began)
+        self._times[seq] = SequenceTimes(time.perf_counter() - began)
         return seq
 
     def cancel(self, seq: int) -> None:

@@ -8,16 +8,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from app.bench.figures import Figures, Row, step_curve
-from app.bench.records import Record, Setting
+from app.bench.figures import MethodFigures, MethodRow, step_curve
+from app.bench.records import BenchSetting, TurnRecord
 from app.reporting.plotting import LABEL, LEGEND, colour, grid, headroom, label, save
 from engine.scheduling.drafting import AUTOREGRESSIVE
 
-Report = Mapping[Setting, Sequence[Row]]
+Report = Mapping[BenchSetting, Sequence[MethodRow]]
 ALL = "all"
 
 
-def plots(found: Report, records: Sequence[Record], folder: Path) -> list[Path]:
+def plots(found: Report, records: Sequence[TurnRecord], folder: Path) -> list[Path]:
     """Draw what the records allow (without times: acceptance only); returns the files.
 
     ``tau.png``, ``speedup.png``: by method and category. ``sources.png``: accepted tokens per forward by source.
@@ -74,7 +74,7 @@ def _sources(found: Report) -> Figure:
     return figure
 
 
-def _step_time(records: Sequence[Record]) -> Figure:
+def _step_time(records: Sequence[TurnRecord]) -> Figure:
     figure, axes = grid(1, 1, (6, 3.4))
     curve = step_curve(records)
     middle, low, high = ([getattr(s, name) * 1e3 for s in curve.values()] for name in ("median", "low", "high"))
@@ -91,7 +91,7 @@ def _rows(found: Report, n_bars: int) -> tuple[Figure, list[Any]]:
     return grid(len(found), 1, (min(40, max(6, 0.16 * n_bars + 3)), 3.4 * len(found)), sharey=True)
 
 
-def _categories(rows: Sequence[Row]) -> list[str]:
+def _categories(rows: Sequence[MethodRow]) -> list[str]:
     """Categories that differ from all questions: none if all questions are of one category."""
     names = list(dict.fromkeys(name for row in rows for name in row.by_category))
     return names if len(names) > 1 else []
@@ -101,7 +101,9 @@ def _n_bars(found: Report) -> int:
     return max(len(rows) * (1 + len(_categories(rows))) for rows in found.values())
 
 
-def _bars(ax: Any, rows: Sequence[Row], value: Callable[[Figures], float | None]) -> list[tuple[float, Figures]]:
+def _bars(
+    ax: Any, rows: Sequence[MethodRow], value: Callable[[MethodFigures], float | None]
+) -> list[tuple[float, MethodFigures]]:
     """Bars in groups, one group for all questions and one per category; returns (x, figures) of each bar."""
     categories = _categories(rows)
     width, bars = 0.84 / len(rows), []
@@ -117,7 +119,7 @@ def _bars(ax: Any, rows: Sequence[Row], value: Callable[[Figures], float | None]
     return bars
 
 
-def _finish(ax: Any, setting: Setting, what: str) -> None:
+def _finish(ax: Any, setting: BenchSetting, what: str) -> None:
     ax.set_title(setting.label, fontsize=LABEL + 1)
     label(ax, y=what)
     if ax.get_legend_handles_labels()[0]:

@@ -26,7 +26,7 @@ COUNTS = SourceCounts._fields
 """Counts of tokens per source, in the order of ``RequestStats.by_source``."""
 
 
-class Setting(NamedTuple):
+class BenchSetting(NamedTuple):
     """The conditions of a comparison: figures of different settings never mix."""
 
     temperature: float = 0.0
@@ -47,14 +47,14 @@ class Setting(NamedTuple):
 class Key(NamedTuple):
     """Identifies a record."""
 
-    setting: Setting
+    setting: BenchSetting
     method: str
     repeat: int
     question: int  # its index
     turn: int
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one method did on one turn of one question.
 
     The lists have one entry per decode step, the prefill left out: ``step_tokens`` sum to ``len(token_ids) - 1``.
@@ -81,9 +81,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failures: int = 0  # exceptions of the method; it drafts nothing more for a request after one
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> BenchSetting:
         """The conditions it was measured under."""
-        return Setting(self.temperature, self.warm)
+        return BenchSetting(self.temperature, self.warm)
 
     @property
     def key(self) -> Key:
@@ -139,7 +139,7 @@ class RecordFile:
     def __init__(self, path: Path, settings: Mapping[str, Any], restart: bool = False) -> None:
         self.path = path
         self._header = _Header(fingerprint(settings), msgspec.to_builtins(dict(settings)))
-        self._records: dict[Key, Record] = {}
+        self._records: dict[Key, TurnRecord] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
@@ -163,7 +163,7 @@ class RecordFile:
         self._file.close()
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[TurnRecord]:
         """All records so far; of two with the same key, the later one."""
         return list(self._records.values())
 
@@ -171,7 +171,7 @@ class RecordFile:
         """Whether the file holds a record with this key."""
         return key in self._records
 
-    def append(self, record: Record) -> None:
+    def append(self, record: TurnRecord) -> None:
         """Write a record to disk."""
         self._records[record.key] = record
         self._write(record)
@@ -203,7 +203,7 @@ class RecordFile:
                 for key in self._decode(number, line, _Forgotten).forgotten:
                     self._records.pop(key, None)
             else:
-                record = self._decode(number, line, Record)
+                record = self._decode(number, line, TurnRecord)
                 self._records[record.key] = record
 
     def _decode(self, number: int, line: bytes, kind: type[Kind]) -> Kind:

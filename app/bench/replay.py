@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from app.bench.records import Key, Record, RecordFile, Setting, source_counts
-from app.inputs.recordings import Recorded
+from app.bench.records import BenchSetting, Key, RecordFile, TurnRecord, source_counts
+from app.inputs.recordings import RecordedTurn
 from engine.errors import UnknownMethodError
 from engine.loop import Engine
 from engine.model.spec import ModelSpec
@@ -45,7 +45,7 @@ READ = {
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _ReplayedSequence:
     """State of one sequence."""
 
     n_prompt: int = 0  # tokens
@@ -79,11 +79,11 @@ class ReplayTarget:
         )
         n_blocks = -(-(longest + MAX_TREE + 1) // BLOCK)
         self.info = TargetInfo(spec, n_blocks, BLOCK, longest)
-        self._live: dict[int, _Sequence] = {}
+        self._live: dict[int, _ReplayedSequence] = {}
 
     def record(self, seq: int, answer: Sequence[int]) -> None:
         """Set the answer that sequence ``seq`` will commit; call it before the first step."""
-        self._live[seq] = _Sequence(answer=answer)
+        self._live[seq] = _ReplayedSequence(answer=answer)
 
     def step_nodes(self, seq: int) -> list[int]:
         """Nodes of each tree of a live sequence so far, one entry per decode step."""
@@ -113,13 +113,13 @@ class ReplayTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReplayPlan:
     """What to replay."""
 
     methods: Sequence[str]
-    settings: Sequence[Setting]
-    history: Sequence[Recorded]
-    test: Sequence[Recorded]
+    settings: Sequence[BenchSetting]
+    history: Sequence[RecordedTurn]
+    test: Sequence[RecordedTurn]
     max_nodes: int
     history_passes: int  # over the history before a warm setting is measured
 
@@ -127,7 +127,7 @@ class Plan:
 class Replay:
     """Replays a plan; as in ``app.bench.runs``, each turn of a cold setting has a scope of its own."""
 
-    def __init__(self, pool: SpeculatorPool, plan: Plan, vocab_size: int) -> None:
+    def __init__(self, pool: SpeculatorPool, plan: ReplayPlan, vocab_size: int) -> None:
         self._plan = plan
         self._fresh = (f"cold {i}" for i in count())
         longest = max(len(turn.prompt) + len(turn.answer) for turn in (*plan.history, *plan.test))
@@ -162,7 +162,7 @@ class Replay:
                     file.append(self._replay(setting, method, turn, shared))
                     done()
 
-    def _replay(self, setting: Setting, method: str, turn: Recorded, scope: str | None) -> Record:
+    def _replay(self, setting: BenchSetting, method: str, turn: RecordedTurn, scope: str | None) -> TurnRecord:
         """Commit one recorded answer while ``method`` drafts."""
         params = SamplingParams(max_tokens=len(turn.answer))
         space = next(self._fresh) if scope is None else scope
@@ -178,7 +178,7 @@ class Replay:
                 if event.stats is None:
                     continue
                 assert written == turn.answer, "the replay committed other tokens than were recorded"
-                return Record(
+                return TurnRecord(
                     method=method,
                     index=turn.index,
                     turn=turn.turn,
@@ -217,5 +217,5 @@ def _read_back(needs: Needs) -> str:
     return f"it reads {' and '.join(read) or 'states of the target'}"
 
 
-def _key(setting: Setting, method: str, turn: Recorded) -> Key:
+def _key(setting: BenchSetting, method: str, turn: RecordedTurn) -> Key:
     return Key(setting, method, 0, turn.index, turn.turn)

@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from app.bench.figures import Figures, Row, compare, step_curve
-from app.bench.records import COUNTS, Record, Setting
+from app.bench.figures import MethodFigures, MethodRow, compare, step_curve
+from app.bench.records import COUNTS, BenchSetting, TurnRecord
 from app.reporting.documents import write_document
 from app.reporting.summaries import Quartiles
 from app.reporting.tables import NOTHING, markdown, number
@@ -30,7 +30,7 @@ COLUMNS = (
 FEW_TURNS = 10  # of a category; quartiles of fewer are single turns
 
 
-def publish(records: Sequence[Record], facts: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def publish(records: Sequence[TurnRecord], facts: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Write ``tables.md``, the plots and ``bench.json`` to ``folder``, print the tables, return the document.
 
     The caller prints the document (``app.reporting.documents.as_line``) as its last line on stdout.
@@ -54,7 +54,7 @@ def publish(records: Sequence[Record], facts: Mapping[str, Any], folder: Path) -
     return result
 
 
-def few_turns(records: Iterable[Record]) -> list[str]:
+def few_turns(records: Iterable[TurnRecord]) -> list[str]:
     """A warning, in one sentence, if a category has fewer than ``FEW_TURNS`` turns; repeats add none."""
     turns = Counter(category for category, _, _ in {(r.category, r.index, r.turn) for r in records})
     few = [f"{category or 'all prompts'} ({n})" for category, n in sorted(turns.items()) if n < FEW_TURNS]
@@ -63,7 +63,7 @@ def few_turns(records: Iterable[Record]) -> list[str]:
     return [f"FEW PROMPTS: under {FEW_TURNS} turns in {', '.join(few)}; medians of so few turns say little."]
 
 
-def document(found: Mapping[Setting, Sequence[Row]], records: Iterable[Record]) -> dict[str, Any]:
+def document(found: Mapping[BenchSetting, Sequence[MethodRow]], records: Iterable[TurnRecord]) -> dict[str, Any]:
     """Figures of every setting in ``runs``; ``methods`` are those of the first one.
 
     ``identical_to_autoregressive`` is None if no output could be compared; rates are tokens per second.
@@ -89,7 +89,7 @@ def document(found: Mapping[Setting, Sequence[Row]], records: Iterable[Record]) 
     }
 
 
-def _method(row: Row) -> dict[str, Any]:
+def _method(row: MethodRow) -> dict[str, Any]:
     return {
         **_fields(row.total),
         "by_source": row.total.by_source,
@@ -97,7 +97,7 @@ def _method(row: Row) -> dict[str, Any]:
     }
 
 
-def _fields(f: Figures) -> dict[str, Any]:
+def _fields(f: MethodFigures) -> dict[str, Any]:
     return {
         "tokens_per_forward": _rounded(f.tokens_per_forward),
         "speedup": None if f.speedup is None else _rounded(f.speedup.median),
@@ -128,12 +128,12 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def tables(found: Mapping[Setting, Sequence[Row]]) -> str:
+def tables(found: Mapping[BenchSetting, Sequence[MethodRow]]) -> str:
     """All tables, one section per setting."""
     return "\n\n".join(_setting(setting, rows) for setting, rows in found.items())
 
 
-def _setting(setting: Setting, rows: Sequence[Row]) -> str:
+def _setting(setting: BenchSetting, rows: Sequence[MethodRow]) -> str:
     first = rows[0].total
     parts = [
         f"## {setting.label}",
@@ -154,7 +154,7 @@ def _setting(setting: Setting, rows: Sequence[Row]) -> str:
     return "\n\n".join(parts)
 
 
-def _identity(rows: Sequence[Row]) -> str:
+def _identity(rows: Sequence[MethodRow]) -> str:
     """Whether the methods wrote the same outputs as autoregressive decoding, in words."""
     wrong = [f"{row.method} ({f.compared - f.identical})" for row in rows if (f := row.total).is_identical is False]
     if wrong:
@@ -164,7 +164,7 @@ def _identity(rows: Sequence[Row]) -> str:
     return "Every output is identical to autoregressive decoding's."
 
 
-def _overall(row: Row) -> list[str]:
+def _overall(row: MethodRow) -> list[str]:
     f = row.total
     identical = NOTHING if f.is_identical is None else f"{f.identical}/{f.compared}"
     return [
@@ -180,14 +180,14 @@ def _overall(row: Row) -> list[str]:
     ]
 
 
-def _repeats(f: Figures) -> str:
+def _repeats(f: MethodFigures) -> str:
     """Ratio of the summed times; with several repeats their mean and standard deviation."""
     if len(f.speedup_repeats) < 2:
         return number(f.speedup_total)
     return f"{fmean(f.speedup_repeats):.2f} +- {stdev(f.speedup_repeats):.2f}"
 
 
-def _by_category(rows: Sequence[Row], categories: Sequence[str], cell: Callable[[Figures], str]) -> str:
+def _by_category(rows: Sequence[MethodRow], categories: Sequence[str], cell: Callable[[MethodFigures], str]) -> str:
     body = [
         [row.method, *(cell(row.by_category[c]) if c in row.by_category else NOTHING for c in categories)]
         for row in rows
@@ -195,7 +195,7 @@ def _by_category(rows: Sequence[Row], categories: Sequence[str], cell: Callable[
     return markdown(("method", *categories), body)
 
 
-def _sources(row: Row) -> list[list[str]]:
+def _sources(row: MethodRow) -> list[list[str]]:
     lines = []
     for name, counts in row.total.by_source.items():
         drafted, accepted = counts.get("drafted", 0), counts.get("accepted", 0)

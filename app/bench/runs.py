@@ -9,10 +9,10 @@ from itertools import count
 from msgspec.structs import replace
 from transformers import PreTrainedTokenizerFast
 
-from app.bench.meter import FailureCount, MeteredEngine, Times
-from app.bench.records import Key, Record, RecordFile, Setting, source_counts
+from app.bench.meter import FailureCount, MeteredEngine, SequenceTimes
+from app.bench.records import BenchSetting, Key, RecordFile, TurnRecord, source_counts
 from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
-from app.offline.generator import Answer, Generator
+from app.offline.generator import GeneratedAnswer, Generator
 from engine.errors import ConfigError
 from engine.sampling.params import SamplingParams
 from engine.scheduling.request_validation import check_needs
@@ -25,11 +25,11 @@ UNIT_BATCHES = 8  # batches of questions that a method answers in a row, at batc
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """What to measure."""
 
     methods: Sequence[str]
-    settings: Sequence[Setting]
+    settings: Sequence[BenchSetting]
     questions: Sequence[Question]
     params: SamplingParams  # each setting replaces the temperature and, if it samples, adds the repeat to the seed
     repeats: int = 1
@@ -48,12 +48,12 @@ class Plan:
         n = len(self.questions)
         return [range(start, min(n, start + size)) for start in range(0, n, size)]
 
-    def keys(self, setting: Setting, method: str, repeat: int, questions: range) -> list[Key]:
+    def keys(self, setting: BenchSetting, method: str, repeat: int, questions: range) -> list[Key]:
         """Keys of the records of some questions."""
         return [Key(setting, method, repeat, q, turn) for q in questions for turn in range(self.turns(q))]
 
 
-class Bench:
+class BenchRunner:
     """Measures a plan on one engine.
 
     Methods take turns question by question (unit by unit in batches), each round in another order, so that changes of
@@ -65,7 +65,7 @@ class Bench:
     """
 
     def __init__(
-        self, target: Target, tokenizer: PreTrainedTokenizerFast, pools: Mapping[bool, SpeculatorPool], plan: Plan
+        self, target: Target, tokenizer: PreTrainedTokenizerFast, pools: Mapping[bool, SpeculatorPool], plan: BenchPlan
     ) -> None:
         self._plan = plan
         self._pools = pools
@@ -134,7 +134,7 @@ class Bench:
                             file.append(record)
                             done()
 
-    def _passes(self) -> Iterator[tuple[int, Setting, str]]:
+    def _passes(self) -> Iterator[tuple[int, BenchSetting, str]]:
         for repeat in range(self._plan.repeats):
             for setting in self._plan.settings:
                 for method in self._plan.methods:
@@ -151,7 +151,7 @@ class Bench:
                     pass
         self._failures.take()
 
-    def _teach(self, file: RecordFile, setting: Setting, repeat: int, done: Callable[[], object]) -> None:
+    def _teach(self, file: RecordFile, setting: BenchSetting, repeat: int, done: Callable[[], object]) -> None:
         every = range(len(self._plan.questions))
         for _ in range(self._plan.warm_passes):
             for method in self._plan.methods:
@@ -159,12 +159,16 @@ class Bench:
                     for _ in self._records(setting, method, repeat, every):
                         done()
 
-    def _missing(self, file: RecordFile, setting: Setting, method: str, repeat: int, unit: range) -> Iterator[Record]:
+    def _missing(
+        self, file: RecordFile, setting: BenchSetting, method: str, repeat: int, unit: range
+    ) -> Iterator[TurnRecord]:
         """Records of the questions in ``unit`` that lack one; a question's turns are run together."""
         lacking = {k.question for k in self._plan.keys(setting, method, repeat, unit) if k not in file}
         return self._records(setting, method, repeat, sorted(lacking))
 
-    def _records(self, setting: Setting, method: str, repeat: int, questions: Sequence[int]) -> Iterator[Record]:
+    def _records(
+        self, setting: BenchSetting, method: str, repeat: int, questions: Sequence[int]
+    ) -> Iterator[TurnRecord]:
         self._engine.pool = self._pools[setting.warm]  # no sequence is alive between two calls
         self._shared = f"{setting.label}, {method}, {repeat}" if setting.warm else None
         params = replace(self._plan.params, temperature=setting.temperature)
@@ -177,7 +181,7 @@ class Bench:
 
     def _answers(
         self, questions: Sequence[Question], params: SamplingParams, method: str
-    ) -> Iterator[tuple[Answer, Times]]:
+    ) -> Iterator[tuple[GeneratedAnswer, SequenceTimes]]:
         plan = self._plan
         generator = Generator(self._engine, self._tokenizer, params, method, plan.max_nodes, plan.raw)
         for answer in generator.answers(questions, plan.batch_size):
@@ -199,12 +203,18 @@ def rotated(methods: Sequence[str], by: int) -> list[str]:
 
 
 def _record(
-    setting: Setting, method: str, repeat: int, index: int, question: Question, answer: Answer, times: Times
-) -> Record:
+    setting: BenchSetting,
+    method: str,
+    repeat: int,
+    index: int,
+    question: Question,
+    answer: GeneratedAnswer,
+    times: SequenceTimes,
+) -> TurnRecord:
     def rounded(seconds: Sequence[float]) -> list[float]:
         return [round(value, 6) for value in seconds]
 
-    return Record(
+    return TurnRecord(
         method=method,
         index=index,
         prompt_tokens=answer.stats.prompt_tokens,

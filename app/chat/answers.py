@@ -13,7 +13,7 @@ import msgspec
 
 from app.load.attempt import DONE, EventData, error_text, read_event
 from app.load.client import ERROR_BYTES, Endpoint
-from app.load.failures import Failure, of_exception, of_status
+from app.load.failures import AttemptError, of_exception, of_status
 from app.load.records import BROKEN, ERROR_EVENT
 
 PART = "bytes:\\x"  # before the bytes of a token that is part of a character (docs/http.md)
@@ -23,7 +23,7 @@ Piece = Callable[[str, str | None], None]
 
 
 @dataclass(slots=True)
-class Answer:
+class ChatAnswer:
     """What came of one question.
 
     Attributes:
@@ -40,7 +40,7 @@ class Answer:
     figures: dict[str, Any] = field(default_factory=dict)
     drafted: Counter[str | None] = field(default_factory=Counter)
     seconds: float = 0.0
-    failure: Failure | None = None
+    failure: AttemptError | None = None
 
     @property
     def forwards(self) -> int | None:
@@ -62,14 +62,14 @@ class TracedNode(msgspec.Struct):
     sources: list[str] = []
 
 
-class TracedStep(msgspec.Struct):
+class ReceivedTraceStep(msgspec.Struct):
     """What is read of a step (docs/http.md); other fields are skipped."""
 
     tokens: list[TracedToken] = []
     nodes: list[TracedNode] = []
 
 
-class Sources:
+class TokenSources:
     """Gives the text of an answer, as it comes, the sources that a trace tells of its tokens.
 
     A character may be cut into several tokens, and the text of special tokens is left out: what fits no token has no
@@ -83,7 +83,7 @@ class Sources:
     def told(self, trace: Any) -> None:
         """Take up the steps of a trace; one of another form, as of another server, tells nothing."""
         try:
-            steps = msgspec.convert(trace, list[TracedStep])
+            steps = msgspec.convert(trace, list[ReceivedTraceStep])
         except msgspec.ValidationError:
             return
         for step in steps:
@@ -118,7 +118,7 @@ class Sources:
 
 
 async def ask(
-    session: aiohttp.ClientSession, endpoint: Endpoint, body: Mapping[str, Any], answer: Answer, show: Piece
+    session: aiohttp.ClientSession, endpoint: Endpoint, body: Mapping[str, Any], answer: ChatAnswer, show: Piece
 ) -> None:
     """Send a chat, fill ``answer`` as its parts come, and show each. Failures are stored in ``answer``, not raised."""
     began = time.monotonic()
@@ -130,7 +130,7 @@ async def ask(
                 raise of_status(response.status, response.headers, await response.content.read(ERROR_BYTES))
             has_begun = True
             await _read(response, answer, show)
-    except Failure as failure:
+    except AttemptError as failure:
         answer.failure = failure
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         answer.failure = of_exception(error, has_begun)
@@ -138,21 +138,21 @@ async def ask(
         answer.seconds = time.monotonic() - began
 
 
-async def _read(response: aiohttp.ClientResponse, answer: Answer, show: Piece) -> None:
-    events, sources = EventData(), Sources()
+async def _read(response: aiohttp.ClientResponse, answer: ChatAnswer, show: Piece) -> None:
+    events, sources = EventData(), TokenSources()
     answer.drafted = sources.counts
     async for piece in response.content.iter_any():
         for data in events.feed(piece):
             if data == DONE:
                 return
             _take(data, answer, sources, show)
-    raise Failure(BROKEN, "the stream ended without [DONE]", retryable=True)
+    raise AttemptError(BROKEN, "the stream ended without [DONE]", retryable=True)
 
 
-def _take(data: bytes, answer: Answer, sources: Sources, show: Piece) -> None:
+def _take(data: bytes, answer: ChatAnswer, sources: TokenSources, show: Piece) -> None:
     event = read_event(data)
     if event.error is not None:
-        raise Failure(ERROR_EVENT, error_text(event.error), retryable=True)
+        raise AttemptError(ERROR_EVENT, error_text(event.error), retryable=True)
     if event.usage is not None:
         answer.tokens = event.usage.completion_tokens
     figures = event.metrics.get("speculative_decoding") if isinstance(event.metrics, dict) else None

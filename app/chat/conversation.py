@@ -6,14 +6,14 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.chat.answers import Answer
+from app.chat.answers import ChatAnswer
 from engine.errors import ConfigError
 
 SEEDS = 1 << 31  # of seeds that are drawn here
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatConversation:
     """What was said, and how the next answer is asked for.
 
     Attributes:
@@ -56,7 +56,7 @@ class Conversation:
         """Of the next answer."""
         return secrets.randbelow(SEEDS) if self.seed is None else self.seed
 
-    def said(self, question: str, answer: Answer) -> None:
+    def said(self, question: str, answer: ChatAnswer) -> None:
         """Keep a turn, unless nothing of it came."""
         if answer.text:
             self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer.text}]
@@ -65,9 +65,9 @@ class Conversation:
         """The last of the user's; None: there is none."""
         return next((one["content"] for one in reversed(self.messages) if one["role"] == "user"), None)
 
-    def before_last(self) -> Conversation:
+    def before_last(self) -> ChatConversation:
         """The same conversation, as it was before its last question."""
-        return Conversation(
+        return ChatConversation(
             self.model, self.method, self.seed, self.temperature, self.max_tokens, self.trace, self.messages[:-2]
         )
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from app.chat.answers import Answer, ask
-from app.chat.conversation import Conversation, number
+from app.chat.answers import ChatAnswer, ask
+from app.chat.conversation import ChatConversation, number
 from app.chat.screen import Screen, race_table
 from app.load.client import Endpoint, open_session
 from engine.errors import ConfigError
@@ -45,7 +45,7 @@ class Chat:
         screen: where answers are shown.
     """
 
-    talk: Conversation
+    talk: ChatConversation
     endpoint: Endpoint
     tls: ssl.SSLContext | None
     screen: Screen
@@ -146,11 +146,11 @@ class Chat:
             talk.said(question, answers[0])
 
     def _answer(
-        self, talk: Conversation, question: str, method: str | None, seed: int, salt: str | None = None
-    ) -> tuple[Answer, bool]:
+        self, talk: ChatConversation, question: str, method: str | None, seed: int, salt: str | None = None
+    ) -> tuple[ChatAnswer, bool]:
         """(the answer, whether it was not stopped). A server that refuses traces is asked without."""
         while True:
-            answer = Answer()
+            answer = ChatAnswer()
             stopped = False
             try:
                 asyncio.run(self._stream(talk, question, method, seed, salt, answer))
@@ -165,7 +165,7 @@ class Chat:
             return answer, not stopped
 
     async def _stream(
-        self, talk: Conversation, question: str, method: str | None, seed: int, salt: str | None, answer: Answer
+        self, talk: ChatConversation, question: str, method: str | None, seed: int, salt: str | None, answer: ChatAnswer
     ) -> None:
         async with open_session(self.tls) as session:
             await ask(session, self.endpoint, talk.body(question, method, seed, salt), answer, self.screen.piece)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from app.chat.answers import Answer
+from app.chat.answers import ChatAnswer
 from app.reporting.colours import Palette
 from app.reporting.tables import columns
 
@@ -30,7 +30,7 @@ class Screen:
         text, source = printable(text), None if source is None else printable(source)
         self._write(text if self._palette is None or source is None else self._palette.painted(source, text))
 
-    def ended(self, answer: Answer, seed: int, stopped: bool) -> None:
+    def ended(self, answer: ChatAnswer, seed: int, stopped: bool) -> None:
         """Write what is to be said behind an answer."""
         self.line("" if answer.text else "(no text)")
         if answer.failure is not None:
@@ -56,7 +56,7 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}", text)
 
 
-def told(answer: Answer) -> list[str]:
+def told(answer: ChatAnswer) -> list[str]:
     """Figures of an answer, those that are known."""
     said = [] if answer.tokens is None else [f"{answer.tokens} tokens"]
     if answer.forwards is not None:
@@ -66,7 +66,7 @@ def told(answer: Answer) -> list[str]:
     return [*said, f"{answer.seconds:.2f} s"]
 
 
-def race_table(methods: Sequence[str], answers: Sequence[Answer]) -> str:
+def race_table(methods: Sequence[str], answers: Sequence[ChatAnswer]) -> str:
     """A line for each method, and whether their texts are the same."""
     rows = [["method", "tokens", "forwards", "seconds"]]
     for method, answer in zip(methods, answers, strict=True):

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the input ends; returns the exit status."""
-    from app.chat.conversation import Conversation, number
+    from app.chat.conversation import ChatConversation, number
     from app.chat.loop import MOST_SEED, Chat, reader
     from app.chat.screen import Screen, wants_colours
     from app.load.client import Endpoint
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     base, tls = base_of(arguments.url), trusting(arguments.tls_ca)
     seed, heat, most = arguments.seed, arguments.temperature, arguments.max_tokens
-    talk = Conversation(
+    talk = ChatConversation(
         "",
         arguments.method,
         None if seed is None else number(seed, "--seed", 0, MOST_SEED, int),

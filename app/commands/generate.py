@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 from speculators.methods import reads_prediction
 
 if TYPE_CHECKING:  # torch loads when a command runs, not when --help prints
-    from app.offline.generator import Answer
+    from app.offline.generator import GeneratedAnswer
 
 DESCRIPTION = """\
 Complete a prompt, or every line of a JSONL file ({"prompt": ..}, {"turns": [..]} or {"messages": [..]}), on this
@@ -95,15 +95,15 @@ def _prediction(path: Path, method: str) -> str:
         raise ConfigError(f"--prediction {path} is not UTF-8: {error}") from error
 
 
-def _counted(answers: Iterable[Answer], bar: Any) -> Iterator[Answer]:
+def _counted(answers: Iterable[GeneratedAnswer], bar: Any) -> Iterator[GeneratedAnswer]:
     for answer in answers:
         bar.update()
         yield answer
 
 
-def in_order(answers: Iterable[Answer], turns: Sequence[int]) -> Iterator[Answer]:
+def in_order(answers: Iterable[GeneratedAnswer], turns: Sequence[int]) -> Iterator[GeneratedAnswer]:
     """Answers by question and turn, whatever order a batch finished them in; ``turns`` counts each question's."""
-    held: dict[tuple[int, int], Answer] = {}
+    held: dict[tuple[int, int], GeneratedAnswer] = {}
     expected = iter([(index, turn) for index, n in enumerate(turns) for turn in range(n)])
     wanted = next(expected, None)
     for answer in answers:
@@ -113,7 +113,7 @@ def in_order(answers: Iterable[Answer], turns: Sequence[int]) -> Iterator[Answer
             wanted = next(expected, None)
 
 
-def _plain(answer: Answer) -> str:
+def _plain(answer: GeneratedAnswer) -> str:
     figures = answer.as_json()
     text = coloured(answer.parts) if answer.parts else answer.text
     return (

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.corpus.figures import Choice, Perplexities, dropped, figures, outside
-from app.corpus.inputs import Encoder, Input, read_inputs, write_texts
+from app.corpus.figures import Perplexities, TextSelection, dropped, figures, outside
+from app.corpus.inputs import CorpusInput, Encoder, read_inputs, write_texts
 from app.corpus.progress import BAR, Phases, SnapshotBar
 from app.corpus.publication import check_store, publish
 from app.corpus.report import write_report
@@ -72,7 +72,7 @@ class _Build:
         publish(settings)
         return self._document(manifest)
 
-    def _texts(self, inputs: Sequence[Input], work: WorkFolder) -> FolderTexts:
+    def _texts(self, inputs: Sequence[CorpusInput], work: WorkFolder) -> FolderTexts:
         """Token ids of all inputs, on disk; an earlier run's are used as far as they go."""
         target = self._target
         folder = work.texts(self._texts_key(inputs))
@@ -84,13 +84,13 @@ class _Build:
             raise ConfigError(f"--input {' '.join(one.name for one in inputs)}: the inputs hold no text")
         return FolderTexts(folder)
 
-    def _texts_key(self, inputs: Sequence[Input]) -> str:
+    def _texts_key(self, inputs: Sequence[CorpusInput]) -> str:
         target = self._target
         template = target.tokenizer.chat_template
         files = [(str(one.path), one.sha256) for one in inputs]
         return key_of(FORMAT, target.tokenizer_hash, template, target.spec.vocab_size, target.longest, files)
 
-    def _choose(self, texts: FolderTexts) -> Choice:
+    def _choose(self, texts: FolderTexts) -> TextSelection:
         """Decide which texts are kept."""
         settings, rows = self._settings, texts.rows
         is_short, is_repeated = dropped(rows, settings.min_tokens)
@@ -111,7 +111,7 @@ class _Build:
         is_kept = np.zeros(len(rows), np.bool_)
         is_kept[kept] = True
         has_threshold = not settings.is_covering
-        return Choice(
+        return TextSelection(
             rows, is_short, is_repeated, is_outside, perplexities, is_kept, settings.is_per_input, has_threshold
         )
 
@@ -158,7 +158,7 @@ class _Build:
             finally:
                 file.close()
 
-    def _write(self, texts: FolderTexts, choice: Choice, inputs: Sequence[Input]) -> Manifest:
+    def _write(self, texts: FolderTexts, choice: TextSelection, inputs: Sequence[CorpusInput]) -> Manifest:
         """Write the snapshot of the kept texts, in the order of reading."""
         settings = self._settings
         out, shown = settings.out, SnapshotBar()
@@ -177,7 +177,7 @@ class _Build:
         self._phases.count("snapshot", manifest.tokens)
         return manifest
 
-    def _about(self, choice: Choice, inputs: Sequence[Input]) -> Description:
+    def _about(self, choice: TextSelection, inputs: Sequence[CorpusInput]) -> Description:
         target = self._target
         found = figures(choice, inputs)
         is_refined = self._settings.is_refined

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.corpus.inputs import Input
+from app.corpus.inputs import CorpusInput
 from retrieval_store.refine.selection import Bools, Numbers, repeated, too_short
 from retrieval_store.refine.texts import FolderTexts, Rows
 
@@ -18,7 +18,7 @@ Perplexities = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TextSelection:
     """Which texts are kept, and why the others are not."""
 
     rows: Rows  # [n], all texts
@@ -66,7 +66,7 @@ def outside(texts: FolderTexts, mine: Bools, vocab_size: int) -> Bools:
     return found
 
 
-def figures(choice: Choice, inputs: Sequence[Input]) -> list[dict[str, Any]]:
+def figures(choice: TextSelection, inputs: Sequence[CorpusInput]) -> list[dict[str, Any]]:
     """Counts and perplexities by input."""
     return [
         {"name": one.name, "sha256": one.sha256, "bytes": one.bytes, **_counts(choice, choice.rows["source"] == i)}
@@ -74,12 +74,12 @@ def figures(choice: Choice, inputs: Sequence[Input]) -> list[dict[str, Any]]:
     ]
 
 
-def totals(choice: Choice) -> dict[str, Any]:
+def totals(choice: TextSelection) -> dict[str, Any]:
     """Counts and perplexities over all inputs."""
     return _counts(choice, np.ones(len(choice.rows), np.bool_))
 
 
-def _counts(choice: Choice, mine: Bools) -> dict[str, Any]:
+def _counts(choice: TextSelection, mine: Bools) -> dict[str, Any]:
     lengths = choice.rows["length"].astype(np.int64)
     kept = mine & choice.is_kept
     found: dict[str, Any] = {

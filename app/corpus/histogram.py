@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
-from app.corpus.figures import Choice
-from app.corpus.inputs import Input
+from app.corpus.figures import TextSelection
+from app.corpus.inputs import CorpusInput
 from app.reporting.plotting import LABEL, colour, grid, headroom, label, save
 
 BINS = 60
@@ -19,7 +19,7 @@ ROWS = 10  # of axes; further inputs share the last one
 OUTLIERS = 0.001  # share of the texts that the last bin holds although they are to the right of it
 
 
-def draw(choice: Choice, inputs: Sequence[Input], title: str, path: Path) -> None:
+def draw(choice: TextSelection, inputs: Sequence[CorpusInput], title: str, path: Path) -> None:
     """Write the histogram of a refined corpus as PNG."""
     assert choice.perplexities is not None, "an unrefined corpus has no perplexities"
     is_scored = np.isfinite(choice.perplexities)
@@ -51,7 +51,7 @@ def _edges(low: float, high: float, threshold: float) -> npt.NDArray[np.float64]
     return np.concatenate((threshold * np.exp(-width * below[::-1]), threshold * np.exp(width * above)))
 
 
-def _groups(choice: Choice, inputs: Sequence[Input]) -> list[tuple[str, npt.NDArray[np.bool_]]]:
+def _groups(choice: TextSelection, inputs: Sequence[CorpusInput]) -> list[tuple[str, npt.NDArray[np.bool_]]]:
     """(name, which texts) of each row of axes."""
     shown = len(inputs) if len(inputs) <= ROWS else ROWS - 1
     source = choice.rows["source"]
@@ -62,7 +62,7 @@ def _groups(choice: Choice, inputs: Sequence[Input]) -> list[tuple[str, npt.NDAr
 
 
 def _histogram(
-    ax: Any, choice: Choice, mine: npt.NDArray[np.bool_], edges: npt.NDArray[np.float64], shade: Any
+    ax: Any, choice: TextSelection, mine: npt.NDArray[np.bool_], edges: npt.NDArray[np.float64], shade: Any
 ) -> None:
     assert choice.perplexities is not None
     below = np.zeros(len(edges) - 1)
@@ -77,7 +77,7 @@ def _histogram(
     headroom([ax])
 
 
-def _share(choice: Choice, mine: npt.NDArray[np.bool_]) -> str:
+def _share(choice: TextSelection, mine: npt.NDArray[np.bool_]) -> str:
     kept, scored = int((mine & choice.is_kept).sum()), int(mine.sum())
     return f"{kept} of {scored} texts kept" + (f" ({kept / scored:.1%})" if scored else "")
 

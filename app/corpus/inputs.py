@@ -25,7 +25,7 @@ Batch = list[tuple[Document, int]]  # documents with the number of their input
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class CorpusInput:
     """A file or folder that ``--input`` names, with the hash of its present content."""
 
     name: str  # as it was given
@@ -34,7 +34,7 @@ class Input:
     bytes: int
 
 
-def read_inputs(paths: Sequence[Path]) -> list[Input]:
+def read_inputs(paths: Sequence[Path]) -> list[CorpusInput]:
     """Every input with its hash, for which all bytes are read once.
 
     Raises:
@@ -43,7 +43,7 @@ def read_inputs(paths: Sequence[Path]) -> list[Input]:
     found = []
     for path in paths:
         try:
-            found.append(Input(str(path), path.resolve(), *corpus_hash(path)))
+            found.append(CorpusInput(str(path), path.resolve(), *corpus_hash(path)))
         except CorpusError as error:
             raise ConfigError(f"--input {error}") from error
     return found
@@ -94,7 +94,7 @@ def _blocks(text: str) -> Iterator[str]:
     yield text[first:]
 
 
-def write_texts(inputs: Sequence[Input], encoder: Encoder, folder: Path) -> int:
+def write_texts(inputs: Sequence[CorpusInput], encoder: Encoder, folder: Path) -> int:
     """Write the texts of all inputs to ``folder``, behind those of an earlier run; returns the number of new tokens.
 
     Raises:
@@ -116,7 +116,7 @@ def write_texts(inputs: Sequence[Input], encoder: Encoder, folder: Path) -> int:
     return writer.state.tokens - before.tokens
 
 
-def _batches(inputs: Sequence[Input], skipped: int, shown: Any) -> Iterator[Batch]:
+def _batches(inputs: Sequence[CorpusInput], skipped: int, shown: Any) -> Iterator[Batch]:
     """Documents behind the first ``skipped``, in batches that may be tokenised together."""
     batch: Batch = []
     size = 0
@@ -133,7 +133,7 @@ def _batches(inputs: Sequence[Input], skipped: int, shown: Any) -> Iterator[Batc
         yield batch
 
 
-def _documents(inputs: Sequence[Input]) -> Iterator[tuple[Document, int]]:
+def _documents(inputs: Sequence[CorpusInput]) -> Iterator[tuple[Document, int]]:
     for source, one in enumerate(inputs):
         try:
             for document in read_documents(one.path):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from app.corpus.figures import Choice, figures, totals
-from app.corpus.inputs import Input
+from app.corpus.figures import TextSelection, figures, totals
+from app.corpus.inputs import CorpusInput
 from app.reporting.documents import write_document, write_lines
 from app.reporting.tables import NOTHING, columns
 from retrieval_store.refine.selection import Numbers
@@ -25,9 +25,9 @@ SHOWN = 400  # characters of an example
 def write_report(
     folder: Path,
     facts: Mapping[str, Any],
-    choice: Choice,
+    choice: TextSelection,
     texts: FolderTexts,
-    inputs: Sequence[Input],
+    inputs: Sequence[CorpusInput],
     tokenizer: PreTrainedTokenizerFast,
 ) -> str:
     """Write the three files (an unrefined corpus has no histogram) and return the table.
@@ -65,7 +65,7 @@ def _medians(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _examples(
-    choice: Choice, texts: FolderTexts, inputs: Sequence[Input], tokenizer: PreTrainedTokenizerFast
+    choice: TextSelection, texts: FolderTexts, inputs: Sequence[CorpusInput], tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[dict[str, Any]]:
     """Texts from along the range of perplexities, so that a reader sees what was kept and what was dropped."""
     picked = [(place, int(text)) for place, some in _places(choice) for text in some]
@@ -83,7 +83,7 @@ def _examples(
         }
 
 
-def _places(choice: Choice) -> Iterator[tuple[str, Numbers]]:
+def _places(choice: TextSelection) -> Iterator[tuple[str, Numbers]]:
     """Texts at both ends and on both sides of the threshold; the first texts of an unrefined corpus."""
     if choice.perplexities is None:
         yield "kept", choice.kept[:EACH]

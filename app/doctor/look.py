@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from app.doctor.findings import Finding
 from app.doctor.machine import folders, gpus
-from app.doctor.model import Asked, fit
+from app.doctor.model import ServingSetup, fit
 from app.doctor.network import ports, ray_authentication, store
 from app.doctor.numerics import numerics
 from app.doctor.software import software
@@ -27,7 +27,7 @@ def look(given: argparse.Namespace) -> Iterator[Finding]:
     asked = None
     usable_bytes(1.0 if given.gpu_memory_gib is None else given.gpu_memory_gib, given.usable)
     if given.model is not None:
-        asked = Asked(**{field.name: getattr(given, field.name) for field in fields(Asked)})
+        asked = ServingSetup(**{field.name: getattr(given, field.name) for field in fields(ServingSetup)})
     yield from software()
     yield from gpus()
     yield numerics(given.model, given.dtype, given.quantization)

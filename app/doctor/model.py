@@ -25,7 +25,7 @@ SMALLER = "a smaller --kv-gib or --quantization int8 takes less"  # stages of on
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ServingSetup:
     """What would be served.
 
     Attributes:
@@ -51,7 +51,7 @@ class Asked:
             raise ConfigError(f"--kv-gib is {self.kv_gib:g}; it must be above 0 and at most {1 << 20}, or auto")
 
 
-def fit(asked: Asked, share: float) -> Iterator[Finding]:
+def fit(asked: ServingSetup, share: float) -> Iterator[Finding]:
     """Whether its files are there and its stages have room; ``share`` of a GPU is for weights and KV cache."""
     memory = asked.gpu_memory_gib or gpu_memory_gib()
     dtype = asked.dtype or ("float32" if memory is None else None)
@@ -84,7 +84,7 @@ def fit(asked: Asked, share: float) -> Iterator[Finding]:
         yield _room(max(needs), limit, f"{share:.0%} of a GPU's {memory:g} GiB", SPREAD)
 
 
-def _cache(sizes: ModelSizes, asked: Asked, limit: int | None) -> int:
+def _cache(sizes: ModelSizes, asked: ServingSetup, limit: int | None) -> int:
     """Bytes of KV cache over all stages."""
     if not isinstance(asked.kv_gib, str):
         return int(asked.kv_gib * GIB)

@@ -19,7 +19,7 @@ ASSISTANT = "assistant"
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedTurn:
     """One recorded answer: a turn of a conversation."""
 
     index: int  # of the conversation
@@ -80,20 +80,20 @@ def split(documents: Sequence[Document], fraction: float) -> tuple[list[Document
     return history, test
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document], what: str) -> list[Recorded]:
+def encode(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document], what: str) -> list[RecordedTurn]:
     """Every answer of the conversations with all that came before it as its prompt.
 
     Raises:
         ConfigError: the chat template refuses a conversation, or no answer has a token.
     """
-    turns: list[Recorded] = []
+    turns: list[RecordedTurn] = []
     for index, document in enumerate(documents):
         predicted = encode_prediction(tokenizer, document.prediction)
         for turn, place in enumerate(p for p, m in enumerate(document.messages) if p and m.role == ASSISTANT):
             shown = conversation(document.messages[:place], document.origin, tokenizer, prompt=True)
             prompt, answer = _ids(tokenizer, shown, document.messages[place].content)
             if prompt and answer:
-                turns.append(Recorded(index, turn, prompt, answer, document.id, document.category, predicted))
+                turns.append(RecordedTurn(index, turn, prompt, answer, document.id, document.category, predicted))
     if not turns:
         raise ConfigError(f"{what}: no answer has a token in it")
     return turns

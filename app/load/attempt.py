@@ -7,24 +7,24 @@ from typing import Any
 
 import msgspec
 
-from app.load.failures import BAD_EVENT, Failure
-from app.load.records import BROKEN, ERROR_EVENT, Record
+from app.load.failures import BAD_EVENT, AttemptError
+from app.load.records import BROKEN, ERROR_EVENT, RequestRecord
 
 DONE = b"[DONE]"
-OnChunk = Callable[[Record, str, float], None]
+OnChunk = Callable[[RequestRecord, str, float], None]
 
 
-class Text(msgspec.Struct):
+class ChunkDelta(msgspec.Struct):
     """The text that a chunk of a chat adds."""
 
     content: str | None = None
     reasoning_content: str | None = None  # vLLM's, of models that reason first
 
 
-class Choice(msgspec.Struct):
+class ChunkChoice(msgspec.Struct):
     """One choice of a chunk: ``delta`` in chats, ``text`` in completions."""
 
-    delta: Text | None = None
+    delta: ChunkDelta | None = None
     text: str | None = None
     finish_reason: str | None = None
 
@@ -36,7 +36,7 @@ class Choice(msgspec.Struct):
         return (self.delta.reasoning_content or "") + (self.delta.content or "")
 
 
-class Usage(msgspec.Struct):
+class ChunkUsage(msgspec.Struct):
     """Token counts of the answer so far."""
 
     prompt_tokens: int | None = None
@@ -46,8 +46,8 @@ class Usage(msgspec.Struct):
 class Event(msgspec.Struct):
     """One event of a stream; other fields are skipped."""
 
-    choices: list[Choice] | None = None
-    usage: Usage | None = None
+    choices: list[ChunkChoice] | None = None
+    usage: ChunkUsage | None = None
     metrics: Any = None
     error: Any = None
 
@@ -84,7 +84,7 @@ class Attempt:
         on_chunk: called with the record, the new text and the time.
     """
 
-    def __init__(self, record: Record, on_chunk: OnChunk) -> None:
+    def __init__(self, record: RequestRecord, on_chunk: OnChunk) -> None:
         self._record = record
         self._on_chunk = on_chunk
         self._before = len(record.text)
@@ -97,7 +97,7 @@ class Attempt:
         """Read bytes that came at ``now``.
 
         Raises:
-            Failure: the server sent an error event, or an event that is no chunk.
+            AttemptError: the server sent an error event, or an event that is no chunk.
         """
         for data in self._events.feed(piece):
             if data == DONE:
@@ -109,10 +109,10 @@ class Attempt:
         """Call at the end of the bytes.
 
         Raises:
-            Failure: the answer is incomplete.
+            AttemptError: the answer is incomplete.
         """
         if not self._done:
-            raise Failure(BROKEN, "the stream ended without [DONE]", retryable=True)
+            raise AttemptError(BROKEN, "the stream ended without [DONE]", retryable=True)
 
     def settle(self, is_complete: bool, now: float) -> None:
         """Compare the text with that of earlier attempts; the record keeps a complete text, else the longer one."""
@@ -126,7 +126,7 @@ class Attempt:
 
     def _event(self, event: Event, now: float) -> None:
         if event.error is not None:
-            raise Failure(ERROR_EVENT, error_text(event.error), retryable=True)
+            raise AttemptError(ERROR_EVENT, error_text(event.error), retryable=True)
         record = self._record
         for choice in event.choices or ():
             if added := choice.added:
@@ -156,12 +156,12 @@ def read_event(data: bytes) -> Event:
     """The event of its data.
 
     Raises:
-        Failure: it is no chunk.
+        AttemptError: it is no chunk.
     """
     try:
         return decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Failure(BAD_EVENT, f"{error}: {data[:100]!r}", retryable=False) from error
+        raise AttemptError(BAD_EVENT, f"{error}: {data[:100]!r}", retryable=False) from error
 
 
 def error_text(error: object) -> str:

@@ -1,6 +1,6 @@
 """Sends a streamed request to an OpenAI-compatible server, retries it, and records what came.
 
-A `Watcher` sees text and breaks as they come.
+A `RequestObserver` sees text and breaks as they come.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 import aiohttp
 
 from app.load.attempt import Attempt
-from app.load.failures import Failure, of_exception, of_status
-from app.load.records import OK, Break, Record
+from app.load.failures import AttemptError, of_exception, of_status
+from app.load.records import OK, Break, RequestRecord
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0  # before a retry without Retry-After; doubled each time
 KEEPALIVE_S = 2.0  # below that of servers, which would otherwise close a connection while a request is sent
 ERROR_BYTES = 1 << 14
 
 
-class Watcher:
+class RequestObserver:
     """Is told of text and breaks as they come; this one ignores them."""
 
-    def chunk(self, record: Record, text: str, now: float) -> None:
+    def chunk(self, record: RequestRecord, text: str, now: float) -> None:
         """New text came; text that a retry repeats is not new."""
 
-    def broke(self, record: Record, found: Break) -> None:
+    def broke(self, record: RequestRecord, found: Break) -> None:
         """An attempt failed."""
 
 
@@ -57,7 +57,7 @@ def open_session(tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, headers={"Accept-Encoding": "identity"})
 
 
-class Client:
+class LoadClient:
     """Sends requests.
 
     Args:
@@ -66,15 +66,19 @@ class Client:
     """
 
     def __init__(
-        self, session: aiohttp.ClientSession, endpoint: Endpoint, retries: int = 0, watcher: Watcher | None = None
+        self,
+        session: aiohttp.ClientSession,
+        endpoint: Endpoint,
+        retries: int = 0,
+        watcher: RequestObserver | None = None,
     ) -> None:
         self._session = session
         self._endpoint = endpoint
         self._retries = retries
-        self._watcher = watcher or Watcher()
+        self._watcher = watcher or RequestObserver()
         self._timeout = aiohttp.ClientTimeout(total=endpoint.timeout)
 
-    async def ask(self, body: Mapping[str, Any], record: Record) -> Record:
+    async def ask(self, body: Mapping[str, Any], record: RequestRecord) -> RequestRecord:
         """Send ``body`` (which must ask for a stream) until it is answered or given up; returns ``record``, filled.
 
         A failure of the request is not raised, but becomes the record's outcome; a cancelled record has none.
@@ -95,7 +99,7 @@ class Client:
                 return record
             await asyncio.sleep(_backoff(failure, len(record.breaks)))
 
-    async def _attempt(self, body: Mapping[str, Any], attempt: Attempt) -> Failure | None:
+    async def _attempt(self, body: Mapping[str, Any], attempt: Attempt) -> AttemptError | None:
         """Make one attempt; returns None if the whole answer came."""
         has_begun = False
         endpoint = self._endpoint
@@ -109,18 +113,18 @@ class Client:
                 async for piece in response.content.iter_any():
                     attempt.take(piece, time.monotonic())
                 attempt.check_complete()
-        except Failure as failure:
+        except AttemptError as failure:
             return failure
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             return of_exception(error, has_begun)
         return None
 
 
-def _broken(failure: Failure, record: Record, now: float) -> Break:
+def _broken(failure: AttemptError, record: RequestRecord, now: float) -> Break:
     return Break(failure.kind, failure.message, now, failure.status, failure.retry_after, len(record.text))
 
 
-def _backoff(failure: Failure, n_breaks: int) -> float:
+def _backoff(failure: AttemptError, n_breaks: int) -> float:
     """Seconds until the next attempt: the server's Retry-After, else an exponential backoff."""
     if failure.retry_after is not None:
         return failure.retry_after

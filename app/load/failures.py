@@ -15,7 +15,7 @@ REFUSED, TIMEOUT, BAD_EVENT, TOO_MANY = "no connection", "timeout", "bad event",
 MESSAGE_CHARS = 120
 
 
-class Failure(Exception):  # noqa: N818 - the outcome of an attempt, not a fault of this program
+class AttemptError(Exception):  # noqa: N818 - the outcome of an attempt, not a fault of this program
     """An attempt did not bring the whole answer.
 
     Args:
@@ -37,14 +37,14 @@ class Failure(Exception):  # noqa: N818 - the outcome of an attempt, not a fault
         self.retry_after = retry_after
 
 
-def of_status(status: int, headers: Mapping[str, str], body: bytes) -> Failure:
+def of_status(status: int, headers: Mapping[str, str], body: bytes) -> AttemptError:
     """The failure of a status other than 200; a 5xx, and a 429 with Retry-After, may be sent again."""
     wait = retry_after(headers.get("Retry-After"))
     kind = TOO_MANY if status == 429 else f"HTTP {status}"
-    return Failure(kind, error_message(body), status >= 500 or (status == 429 and wait is not None), status, wait)
+    return AttemptError(kind, error_message(body), status >= 500 or (status == 429 and wait is not None), status, wait)
 
 
-def of_exception(error: Exception, has_begun: bool) -> Failure:
+def of_exception(error: Exception, has_begun: bool) -> AttemptError:
     """The failure of an exception of the HTTP client.
 
     Args:
@@ -52,10 +52,10 @@ def of_exception(error: Exception, has_begun: bool) -> Failure:
     """
     message = f"{type(error).__name__}: {error}"[:MESSAGE_CHARS]
     if isinstance(error, TimeoutError):  # aiohttp's are subclasses
-        return Failure(TIMEOUT, message, retryable=False)
+        return AttemptError(TIMEOUT, message, retryable=False)
     if isinstance(error, aiohttp.InvalidURL):
-        return Failure("bad url", message, retryable=False)
-    return Failure(BROKEN if has_begun else REFUSED, message, retryable=True)
+        return AttemptError("bad url", message, retryable=False)
+    return AttemptError(BROKEN if has_begun else REFUSED, message, retryable=True)
 
 
 def retry_after(value: str | None, now: float | None = None) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from app.load.failures import TOO_MANY
-from app.load.records import STREAM_BREAKS, Record
+from app.load.records import STREAM_BREAKS, RequestRecord
 from app.load.settings import Slo
 from app.reporting.summaries import Percentiles, grouped, percentiles, ratio, summed
 
@@ -26,7 +26,7 @@ class Identity:
     differing: list[str] = field(default_factory=list)  # one description per question whose answers differ
 
 
-class Figures(msgspec.Struct, frozen=True):
+class LoadFigures(msgspec.Struct, frozen=True):
     """Figures of a run, times in seconds; a figure that the records cannot give is None."""
 
     requests: int
@@ -63,14 +63,14 @@ class Figures(msgspec.Struct, frozen=True):
         return not (self.failed or self.diverged or self.identity.differing)
 
 
-def figures(records: Sequence[Record], slo: Slo | None = None, is_greedy: bool = False) -> Figures:
+def figures(records: Sequence[RequestRecord], slo: Slo | None = None, is_greedy: bool = False) -> LoadFigures:
     """Figures of ended requests; latencies are those of whole answers."""
     good = [record for record in records if record.ok]
     breaks = [found for record in records for found in record.breaks]
     broken = [found for found in breaks if found.kind in STREAM_BREAKS]
     seconds = max((r.ended for r in records), default=0.0) - min((r.intended for r in records), default=0.0)
     tokens, met = _sum(r.completion_tokens for r in good), _met(good, slo)
-    return Figures(
+    return LoadFigures(
         requests=len(records),
         ok=len(good),
         failed=len(records) - len(good),
@@ -119,7 +119,7 @@ def speculation(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-def _met(good: Sequence[Record], slo: Slo | None) -> int | None:
+def _met(good: Sequence[RequestRecord], slo: Slo | None) -> int | None:
     """How many answers met the SLO; None without an SLO, or if it is unknown of an answer."""
     verdicts = [] if slo is None else [slo.met(record) for record in good]
     return None if slo is None or None in verdicts else sum(map(bool, verdicts))
@@ -131,7 +131,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
     return None if not known or None in known else sum(value or 0 for value in known)
 
 
-def identity(records: Iterable[Record], is_greedy: bool) -> Identity:
+def identity(records: Iterable[RequestRecord], is_greedy: bool) -> Identity:
     """Compare whole answers to the same prompt and seed; a greedy answer does not depend on the seed.
 
     Requests without a seed are compared only if greedy.
@@ -143,7 +143,7 @@ def identity(records: Iterable[Record], is_greedy: bool) -> Identity:
     return Identity(sum(map(len, several)), len(several), differing)
 
 
-def _difference(group: list[Record]) -> str:
+def _difference(group: list[RequestRecord]) -> str:
     first = group[0]
     for other in group[1:]:
         if (other.text, other.completion_tokens) != (first.text, first.completion_tokens):
@@ -151,7 +151,7 @@ def _difference(group: list[Record]) -> str:
     return ""
 
 
-def _words(a: Record, b: Record) -> str:
+def _words(a: RequestRecord, b: RequestRecord) -> str:
     pairs = zip(a.text, b.text, strict=False)
     at = next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a.text), len(b.text)))
     seeds = f"seed {a.seed}" if a.seed == b.seed else f"seeds {a.seed}, {b.seed}"

@@ -13,7 +13,7 @@ from app.load.settings import POISSON
 Ask = Callable[[int, float], Awaitable[None]]  # index of a request, and its intended time in seconds
 
 
-class Clock:
+class MonotonicClock:
     """The monotonic clock, in seconds."""
 
     def now(self) -> float:
@@ -27,7 +27,7 @@ class Clock:
 
 
 async def closed_loop(
-    ask: Ask, concurrency: int, requests: int | None, duration: float | None, clock: Clock | None = None
+    ask: Ask, concurrency: int, requests: int | None, duration: float | None, clock: MonotonicClock | None = None
 ) -> None:
     """Run ``concurrency`` clients; each sends its next request when its last one is done.
 
@@ -37,7 +37,7 @@ async def closed_loop(
         duration: seconds in which requests begin; None: no limit.
         clock: for tests.
     """
-    clock = clock or Clock()
+    clock = clock or MonotonicClock()
     end = None if duration is None else clock.now() + duration
     indices: Iterator[int] = itertools.count() if requests is None else iter(range(requests))
 
@@ -53,7 +53,7 @@ async def closed_loop(
             group.create_task(client())
 
 
-async def open_loop(ask: Ask, offsets: Iterable[float], clock: Clock | None = None) -> None:
+async def open_loop(ask: Ask, offsets: Iterable[float], clock: MonotonicClock | None = None) -> None:
     """Send requests at given moments, however many are unanswered; returns when all are done.
 
     Args:
@@ -61,7 +61,7 @@ async def open_loop(ask: Ask, offsets: Iterable[float], clock: Clock | None = No
         offsets: arrivals, in seconds from now, ascending.
         clock: for tests.
     """
-    clock = clock or Clock()
+    clock = clock or MonotonicClock()
     began = clock.now()
     async with asyncio.TaskGroup() as group:
         for index, offset in enumerate(offsets):

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from app.load.records import Record
+from app.load.records import RequestRecord
 from app.load.settings import Slo
 from app.reporting.plotting import LABEL, colour, grid, headroom, label, save
 
@@ -17,7 +17,7 @@ BINS = 60  # of the timeline, at most
 SHORTEST_BIN_S = 0.1
 
 
-def plots(records: Sequence[Record], folder: Path, slo: Slo | None = None) -> list[Path]:
+def plots(records: Sequence[RequestRecord], folder: Path, slo: Slo | None = None) -> list[Path]:
     """Draw what the records allow; returns the files, none without records.
 
     ``latency.png``: distributions of TTFT, TPOT and gaps between chunks, with the SLO's limits. ``timeline.png``:
@@ -31,7 +31,7 @@ def plots(records: Sequence[Record], folder: Path, slo: Slo | None = None) -> li
     return drawn
 
 
-def tokens_by_bin(records: Sequence[Record], began: float, width: float, n_bins: int) -> list[float]:
+def tokens_by_bin(records: Sequence[RequestRecord], began: float, width: float, n_bins: int) -> list[float]:
     """Output tokens per second in each bin of ``width`` seconds; a request's tokens are shared evenly by its chunks.
 
     Without usage of every answer: chunks per second.
@@ -45,7 +45,7 @@ def tokens_by_bin(records: Sequence[Record], began: float, width: float, n_bins:
     return rates
 
 
-def _latencies(records: Sequence[Record], slo: Slo) -> Figure:
+def _latencies(records: Sequence[RequestRecord], slo: Slo) -> Figure:
     figure, axes = grid(1, 3, (11, 3.4))
     good = [record for record in records if record.ok]
     _distribution(axes[0], (r.ttft for r in good), "TTFT, ms", slo.ttft)
@@ -67,7 +67,7 @@ def _distribution(ax: Any, values: Iterable[float | None], what: str, limit: flo
     label(ax, what)
 
 
-def _timeline(records: Sequence[Record]) -> Figure:
+def _timeline(records: Sequence[RequestRecord]) -> Figure:
     heights = [3, 2, 1] if any(record.breaks for record in records) else [3, 2]
     figure, axes = grid(len(heights), 1, (9, 1.07 * sum(heights)), sharex=True, height_ratios=heights)
     began, ended = min(r.intended for r in records), max(r.ended for r in records)
@@ -87,7 +87,7 @@ def _timeline(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _in_flight(records: Sequence[Record], began: float) -> tuple[list[float], list[int]]:
+def _in_flight(records: Sequence[RequestRecord], began: float) -> tuple[list[float], list[int]]:
     changes = sorted([(r.intended - began, 1) for r in records] + [(r.ended - began, -1) for r in records])
     counts, running = [], 0
     for _, change in changes:
@@ -96,7 +96,7 @@ def _in_flight(records: Sequence[Record], began: float) -> tuple[list[float], li
     return [at for at, _ in changes], counts
 
 
-def _failures(ax: Any, records: Sequence[Record], began: float) -> None:
+def _failures(ax: Any, records: Sequence[RequestRecord], began: float) -> None:
     """A line of marks for each kind of failed attempt; crosses are final."""
     marks: dict[str, list[tuple[float, bool]]] = defaultdict(list)
     for record in records:

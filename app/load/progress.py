@@ -7,15 +7,15 @@ import time
 from types import TracebackType
 from typing import Self
 
-from app.load.client import Watcher
-from app.load.records import Break, Record
+from app.load.client import RequestObserver
+from app.load.records import Break, RequestRecord
 from app.reporting.progress import bar
 
 PERIOD_S = 0.5
 FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}{postfix}]"
 
 
-class Progress(Watcher):
+class LoadProgressBar(RequestObserver):
     """A bar over requests, or over seconds if the number of requests is unknown; use it as a context.
 
     Args:
@@ -46,11 +46,11 @@ class Progress(Watcher):
         self._show()
         self._bar.close()
 
-    def chunk(self, record: Record, text: str, now: float) -> None:
+    def chunk(self, record: RequestRecord, text: str, now: float) -> None:
         """Count a chunk."""
         self._chunks += 1
 
-    def broke(self, record: Record, found: Break) -> None:
+    def broke(self, record: RequestRecord, found: Break) -> None:
         """Count a failed attempt."""
         self._retried += 1
 
@@ -58,7 +58,7 @@ class Progress(Watcher):
         """Count a request in flight."""
         self._running += 1
 
-    def ends(self, record: Record) -> None:
+    def ends(self, record: RequestRecord) -> None:
         """Count a request as done."""
         self._running -= 1
         self._done += 1

@@ -24,7 +24,7 @@ class Break:
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """One request with all its attempts; times are seconds of one monotonic clock."""
 
     index: int  # of the request

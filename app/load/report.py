@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from app.load.figures import Figures
-from app.load.records import Record
+from app.load.figures import LoadFigures
+from app.load.records import RequestRecord
 from app.load.run import Ran
-from app.load.settings import Load, Slo
+from app.load.settings import LoadProfile, Slo
 from app.reporting.documents import write_document, write_lines
 from app.reporting.summaries import Percentiles
 from app.reporting.tables import NOTHING, markdown, number
@@ -31,7 +31,7 @@ LATE_S = 0.02  # above, the client's lateness distorts latencies
 def publish(
     document: Mapping[str, Any],
     tables: str,
-    records: Sequence[Record],
+    records: Sequence[RequestRecord],
     slo: Slo | None,
     folder: Path | None,
     file: Path | None,
@@ -49,13 +49,13 @@ def publish(
     plots(records, folder, slo)
 
 
-def write_records(records: Sequence[Record], path: Path) -> None:
+def write_records(records: Sequence[RequestRecord], path: Path) -> None:
     """Write a line per request: its text, and all its times in seconds from the first intended arrival."""
     zero = min((record.intended for record in records), default=0.0)
     write_lines((_shifted(record, zero) for record in records), path)
 
 
-def _shifted(record: Record, zero: float) -> dict[str, Any]:
+def _shifted(record: RequestRecord, zero: float) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(record)
     for name in ("intended", "sent", "ended"):
         fields[name] = round(fields[name] - zero, 6)
@@ -65,7 +65,7 @@ def _shifted(record: Record, zero: float) -> dict[str, Any]:
     return fields
 
 
-def document(load: Load, asked: Mapping[str, Any], found: Figures, ran: Ran) -> dict[str, Any]:
+def document(load: LoadProfile, asked: Mapping[str, Any], found: LoadFigures, ran: Ran) -> dict[str, Any]:
     """The JSON document of a run."""
     loop = "closed" if load.rate is None else "open"
     chunks = sum(len(record.chunks) for record in ran.records)
@@ -93,7 +93,7 @@ def document(load: Load, asked: Mapping[str, Any], found: Figures, ran: Ran) -> 
     return {"settings": settings, **figures, "is_good": found.is_good, "warmup": warmup, "client": client}
 
 
-def tables(load: Load, found: Figures, ran: Ran) -> str:
+def tables(load: LoadProfile, found: LoadFigures, ran: Ran) -> str:
     """The report as Markdown, with warnings below the tables."""
     spreads = [(name, getattr(found, key), factor) for name, (key, factor) in LATENCIES.items()]
     rows = [_row(name, values, factor) for name, values, factor in spreads if values is not None]
@@ -104,7 +104,7 @@ def tables(load: Load, found: Figures, ran: Ran) -> str:
     return "\n\n".join([*parts, *notes(found, ran)])
 
 
-def notes(found: Figures, ran: Ran) -> list[str]:
+def notes(found: LoadFigures, ran: Ran) -> list[str]:
     """Warnings that concern the figures, one line each."""
     lines = []
     if found.ok and found.output_tokens is None:
@@ -123,7 +123,7 @@ def notes(found: Figures, ran: Ran) -> list[str]:
     return lines
 
 
-def _totals(found: Figures) -> list[list[str]]:
+def _totals(found: LoadFigures) -> list[list[str]]:
     rows = [
         ("requests answered", f"{found.ok} of {found.requests}"),
         ("seconds", number(found.seconds)),
@@ -161,7 +161,7 @@ def _row(name: str, values: Percentiles, factor: float) -> list[str]:
     return [name, *(number(factor * value) for value in shown), str(values.n)]
 
 
-def _failures(found: Figures) -> Sequence[list[str]]:
+def _failures(found: LoadFigures) -> Sequence[list[str]]:
     return [
         [kind, found.messages[kind], str(n), str(found.errors.get(kind, 0))]
         for kind, n in found.failed_attempts.items()

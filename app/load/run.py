@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from app.load.client import Client, Endpoint, open_session
+from app.load.client import Endpoint, LoadClient, open_session
 from app.load.loops import Ask, arrivals, closed_loop, open_loop
-from app.load.progress import Progress
-from app.load.records import Record
-from app.load.settings import Load, Plan
+from app.load.progress import LoadProgressBar
+from app.load.records import RequestRecord
+from app.load.settings import LoadProfile, RequestPlan
 from engine.errors import ConfigError
 
 MODELS_TIMEOUT_S = 30.0
@@ -27,8 +27,8 @@ T = TypeVar("T")
 class Ran:
     """The records of a run, in the order of requests, and the CPU time of the client."""
 
-    records: list[Record]
-    warmup: list[Record]
+    records: list[RequestRecord]
+    warmup: list[RequestRecord]
     cpu_seconds: float
     seconds: float
 
@@ -38,7 +38,7 @@ class Ran:
         return self.cpu_seconds / self.seconds if self.seconds else 0.0
 
 
-def run(load: Load, plan: Plan) -> Ran:
+def run(load: LoadProfile, plan: RequestPlan) -> Ran:
     """Load the server until the run ends."""
     return _in_loop(_run(load, plan))
 
@@ -61,7 +61,7 @@ def _in_loop(work: Coroutine[Any, Any, T]) -> T:
     return uvloop.run(work)
 
 
-async def _run(load: Load, plan: Plan) -> Ran:
+async def _run(load: LoadProfile, plan: RequestPlan) -> Ran:
     async with open_session(load.tls) as session:
         warmup = await _warm_up(session, load, plan)
         cpu, began = time.process_time(), time.monotonic()
@@ -69,7 +69,7 @@ async def _run(load: Load, plan: Plan) -> Ran:
         return Ran(records, warmup, time.process_time() - cpu, time.monotonic() - began)
 
 
-def _loop(load: Load) -> Callable[[Ask], Coroutine[Any, Any, None]]:
+def _loop(load: LoadProfile) -> Callable[[Ask], Coroutine[Any, Any, None]]:
     if load.rate is None:
         n = load.concurrency or 1
         return lambda ask: closed_loop(ask, n, load.requests, load.duration)
@@ -77,7 +77,7 @@ def _loop(load: Load) -> Callable[[Ask], Coroutine[Any, Any, None]]:
     return lambda ask: open_loop(ask, times)
 
 
-async def _warm_up(session: aiohttp.ClientSession, load: Load, plan: Plan) -> list[Record]:
+async def _warm_up(session: aiohttp.ClientSession, load: LoadProfile, plan: RequestPlan) -> list[RequestRecord]:
     """Send requests -1, -2, .. in a closed loop."""
     if not load.warmup:
         return []
@@ -91,16 +91,16 @@ async def _warm_up(session: aiohttp.ClientSession, load: Load, plan: Plan) -> li
 
 async def _phase(
     session: aiohttp.ClientSession,
-    load: Load,
-    plan: Plan,
+    load: LoadProfile,
+    plan: RequestPlan,
     what: str,
     requests: int | None,
     duration: float | None,
     loop: Callable[[Ask], Awaitable[None]],
-) -> list[Record]:
-    records: list[Record] = []
-    async with Progress(what, requests, duration) as progress:
-        client = Client(session, Endpoint(load.url, load.headers, load.timeout), load.retries, progress)
+) -> list[RequestRecord]:
+    records: list[RequestRecord] = []
+    async with LoadProgressBar(what, requests, duration) as progress:
+        client = LoadClient(session, Endpoint(load.url, load.headers, load.timeout), load.retries, progress)
 
         async def ask(index: int, intended: float) -> None:
             record = plan.record(index, intended)

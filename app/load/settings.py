@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from app.inputs.prompts import CHAT
-from app.load.records import Record
+from app.load.records import RequestRecord
 from engine.errors import ConfigError
 
 PATHS = {CHAT: "/chat/completions", "completions": "/completions"}
@@ -42,7 +42,7 @@ class Slo:
         limits = {name: getattr(self, name) for name in SLO_NAMES}
         return ",".join(f"{name}={limit:g}" for name, limit in limits.items() if limit is not None)
 
-    def met(self, record: Record) -> bool | None:
+    def met(self, record: RequestRecord) -> bool | None:
         """Whether the whole answer came within all limits; None if the server did not report its number of tokens.
 
         The end of an answer without text counts as its first text; an answer of one token has no TPOT to limit.
@@ -60,7 +60,7 @@ class Slo:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadProfile:
     """How the server is loaded."""
 
     base: str  # of the API, ending in ``/v1``
@@ -92,7 +92,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RequestPlan:
     """Prompt, seed and body of every request of a run."""
 
     prompts: Sequence[Mapping[str, Any]]  # fields that each prompt adds to a body
@@ -101,13 +101,13 @@ class Plan:
     # number of different requests, which are repeated in turn; None: each request has a seed of its own
     distinct: int | None = None
 
-    def record(self, index: int, intended: float) -> Record:
+    def record(self, index: int, intended: float) -> RequestRecord:
         """An empty record of request ``index``; negative indices are those of the warm-up."""
         item = index if self.distinct is None or index < 0 else index % self.distinct
         seed = None if self.seed is None else self.seed + (item if item >= 0 else WARMUP_SEED - item)
-        return Record(index, item % len(self.prompts), seed, intended)
+        return RequestRecord(index, item % len(self.prompts), seed, intended)
 
-    def body(self, record: Record) -> dict[str, Any]:
+    def body(self, record: RequestRecord) -> dict[str, Any]:
         """The body of a record's request, which asks for a stream; fields that are None are left out."""
         body = {"stream": True, "stream_options": {"include_usage": True}, **self.prompts[record.prompt]}
         if record.seed is not None:

@@ -18,7 +18,7 @@ from engine.text import Detokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GeneratedAnswer:
     """One answered turn."""
 
     index: int  # of the question
@@ -98,7 +98,7 @@ class Generator:
         self._raw = raw
         self._trace = trace
 
-    def answers(self, questions: Sequence[Question], batch_size: int) -> Iterator[Answer]:
+    def answers(self, questions: Sequence[Question], batch_size: int) -> Iterator[GeneratedAnswer]:
         """Every turn's answer, as it is complete; turns of one question in order.
 
         Raises:
@@ -130,12 +130,12 @@ class Generator:
         request = Request(prompt, self._params, self._method, self._max_nodes, prediction=predicted, trace=self._trace)
         return self._engine.submit(request)
 
-    def _finish(self, turn: _Turn, event: StepEvent, todo: list[_Turn]) -> Answer:
+    def _finish(self, turn: _Turn, event: StepEvent, todo: list[_Turn]) -> GeneratedAnswer:
         assert event.finish_reason is not None
         assert event.stats is not None
         shown = turn.token_ids[:-1] if event.finish_reason == STOP else turn.token_ids
         text = self._tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        answer = Answer(
+        answer = GeneratedAnswer(
             turn.index,
             turn.conversation.turn,
             str(text),

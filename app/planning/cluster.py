@@ -21,7 +21,7 @@ def tokens_per_forward(nodes: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
+class DecodingRates:
     """Rates of ``streams`` streams that decode at a time."""
 
     streams: int
@@ -79,12 +79,12 @@ class Cluster:
         """Of a stage for the keys and values of a micro-batch."""
         return b * self.context * self.profile.context_s
 
-    def decoding(self, streams: int, nodes: int = 0, tokens_per_step: float = 1.0) -> Decoding:
+    def decoding(self, streams: int, nodes: int = 0, tokens_per_step: float = 1.0) -> DecodingRates:
         """The best split of ``streams`` into micro-batches: the shortest cycle, then the fewest steps."""
         cycle_s, m = min((self.cycle_s(split(streams, m), nodes), m) for m in range(1, streams + 1))
-        return Decoding(streams, nodes, m, cycle_s, tokens_per_step)
+        return DecodingRates(streams, nodes, m, cycle_s, tokens_per_step)
 
-    def speculating(self, streams: int, nodes: int) -> Decoding:
+    def speculating(self, streams: int, nodes: int) -> DecodingRates:
         """With trees of ``nodes`` nodes that earn ``tokens_per_forward``."""
         return self.decoding(streams, nodes, tokens_per_forward(nodes))
 
@@ -96,7 +96,7 @@ class Cluster:
         """The tree that brings most tokens per second."""
         return max(choices, key=lambda nodes: (self.speculating(streams, nodes).tokens_per_s, -nodes))
 
-    def with_prompts(self, found: Decoding, prompt: int, output: int) -> float:
+    def with_prompts(self, found: DecodingRates, prompt: int, output: int) -> float:
         """Tokens per second when every stream reads a prompt and writes ``output`` tokens, one request on another.
 
         Prompts take the stages' time (``prompt_row_s`` a row) from decoding, and the stream's own first.

@@ -23,7 +23,7 @@ TAU = "1 + 0.31 ln(1 + nodes): a fit to three measured methods on other models, 
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class PlanningInput:
     """One figure."""
 
     name: str
@@ -33,7 +33,7 @@ class Input:
 
 def inputs_of(
     hardware: Hardware, profile: tuple[str, PipelineProfile] | None, tokens_per_forward: float | None
-) -> list[Input]:
+) -> list[PlanningInput]:
     """Every figure that rates were calculated from.
 
     Args:
@@ -42,12 +42,17 @@ def inputs_of(
     """
     default = Hardware()
     named = {
-        name: Input(name, value, SOURCES[name] if value == getattr(default, name) else GIVEN)
+        name: PlanningInput(name, value, SOURCES[name] if value == getattr(default, name) else GIVEN)
         for name, value in asdict(hardware).items()
     }
     if profile is not None:
         named = {name: named[name] for name in ("hop_s", "turn_s")}
-        named = {"profile": Input("profile", profile[0], "docs/scaling.md lists profiles and their sources"), **named}
-        named |= {name: Input(f"profile.{name}", value, profile[0]) for name, value in asdict(profile[1]).items()}
-    tau = Input("tokens_per_forward", tokens_per_forward or TAU, TAU if tokens_per_forward is None else GIVEN)
+        named = {
+            "profile": PlanningInput("profile", profile[0], "docs/scaling.md lists profiles and their sources"),
+            **named,
+        }
+        named |= {
+            name: PlanningInput(f"profile.{name}", value, profile[0]) for name, value in asdict(profile[1]).items()
+        }
+    tau = PlanningInput("tokens_per_forward", tokens_per_forward or TAU, TAU if tokens_per_forward is None else GIVEN)
     return [*named.values(), tau]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from app.planning.cluster import Cluster, Decoding, split
+from app.planning.cluster import Cluster, DecodingRates, split
 from app.planning.sizes import ModelSizes
 from engine.errors import ConfigError
 from engine.model.partition import GIB
@@ -35,7 +35,7 @@ class Drafts:
                 "nodes of a tree and the bonus token"
             )
 
-    def of(self, cluster: Cluster, streams: int) -> Decoding:
+    def of(self, cluster: Cluster, streams: int) -> DecodingRates:
         """Rates of so many streams with drafts."""
         if self.tokens_per_forward is not None:
             return cluster.decoding(streams, self.nodes, self.tokens_per_forward)
@@ -53,7 +53,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GpuLayout:
     """A way to use all GPUs."""
 
     replicas: int  # pipelines
@@ -67,7 +67,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LayoutConstraints:
     """What is planned."""
 
     gpus: int  # of all replicas
@@ -90,8 +90,8 @@ class Wanted:
 
 
 def layouts(
-    sizes: ModelSizes, wanted: Wanted, profiles: Profiles, software: tuple[float, float], drafts: Drafts
-) -> list[Layout]:
+    sizes: ModelSizes, wanted: LayoutConstraints, profiles: Profiles, software: tuple[float, float], drafts: Drafts
+) -> list[GpuLayout]:
     """Every layout, fewest stages first.
 
     Args:
@@ -107,14 +107,19 @@ def layouts(
     return [_layout(sizes, wanted, n, profiles, software, drafts) for n in wanted.cuts if n <= sizes.spec.n_layers]
 
 
-def chosen(found: Sequence[Layout]) -> Layout | None:
+def chosen(found: Sequence[GpuLayout]) -> GpuLayout | None:
     """The layout that holds most sequences, of several the one with fewest stages; None: the model fits in none."""
     return max((one for one in found if not one.why_not), key=lambda one: one.sequences, default=None)
 
 
 def _layout(
-    sizes: ModelSizes, wanted: Wanted, stages: int, profiles: Profiles, software: tuple[float, float], drafts: Drafts
-) -> Layout:
+    sizes: ModelSizes,
+    wanted: LayoutConstraints,
+    stages: int,
+    profiles: Profiles,
+    software: tuple[float, float],
+    drafts: Drafts,
+) -> GpuLayout:
     replicas = wanted.gpus // stages
     blocks = -(-wanted.context // BLOCK) + 1  # one for the tree behind the text
     sequence = blocks * BLOCK * sizes.kv_token_bytes
@@ -123,12 +128,12 @@ def _layout(
     except ConfigError:
         largest = max(one.weights + one.kv for one in sizes.stages(sizes.split(stages, sequence), sequence)) / GIB
         lacks = f"a stage would hold {largest:.1f} GiB, one sequence's cache included, of {wanted.usable / GIB:.1f}"
-        return Layout(replicas, stages, why_not=lacks)
+        return GpuLayout(replicas, stages, why_not=lacks)
     kv_bytes = sizes.kv_room(ranges, wanted.usable)
     fits = kv_bytes // sequence
     cluster = Cluster(profiles(ranges), stages, *software, wanted.context)
     rates = [_rate(cluster, n, replicas, drafts) for n in STREAMS if n <= fits * replicas]
-    return Layout(replicas, stages, sizes.stages(ranges, kv_bytes), kv_bytes, fits * replicas, rates)
+    return GpuLayout(replicas, stages, sizes.stages(ranges, kv_bytes), kv_bytes, fits * replicas, rates)
 
 
 def _rate(cluster: Cluster, streams: int, replicas: int, drafts: Drafts) -> Rate:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from app.inputs.simulation import profile_at
 from app.planning.hardware import Hardware, derived_profile, spread
 from app.planning.inputs import inputs_of
-from app.planning.layouts import Drafts, Wanted, chosen, layouts
-from app.planning.report import Plan
+from app.planning.layouts import Drafts, LayoutConstraints, chosen, layouts
+from app.planning.report import DeploymentPlan
 from app.planning.sizes import sizes_of, usable_bytes
 from engine.errors import ConfigError
 from engine.model.ranges import LayerRange
@@ -21,7 +21,7 @@ MOST_NODES = 4096
 DEFAULT_CONTEXT = 4096
 
 
-def make_plan(given: argparse.Namespace, disks: Sequence[float]) -> Plan:
+def make_plan(given: argparse.Namespace, disks: Sequence[float]) -> DeploymentPlan:
     """The plan of parsed flags.
 
     Raises:
@@ -35,7 +35,9 @@ def make_plan(given: argparse.Namespace, disks: Sequence[float]) -> Plan:
     )
     drafts = Drafts(given.tokens_per_forward, given.nodes)
     usable = usable_bytes(given.gpu_memory_gib, given.usable)
-    wanted = Wanted(given.gpus, usable, DEFAULT_CONTEXT if given.context is None else given.context, given.stages)
+    wanted = LayoutConstraints(
+        given.gpus, usable, DEFAULT_CONTEXT if given.context is None else given.context, given.stages
+    )
     profile = None if given.profile is None else (given.profile, profile_at(given.profile, "--profile"))
     sizes = sizes_of(given.model, given.revision, given.dtype, given.quantization)
     if given.context is None:
@@ -48,7 +50,7 @@ def make_plan(given: argparse.Namespace, disks: Sequence[float]) -> Plan:
 
     found = layouts(sizes, wanted, profiles, (hardware.hop_s, hardware.turn_s), drafts)
     inputs = inputs_of(hardware, profile, given.tokens_per_forward)
-    return Plan(given.model, _model_flags(given), sizes, wanted, disks, found, chosen(found), inputs)
+    return DeploymentPlan(given.model, _model_flags(given), sizes, wanted, disks, found, chosen(found), inputs)
 
 
 def _model_flags(given: argparse.Namespace) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from app.planning.inputs import Input
-from app.planning.layouts import Layout, Wanted
+from app.planning.inputs import PlanningInput
+from app.planning.layouts import GpuLayout, LayoutConstraints
 from app.planning.sizes import ModelSizes
 from app.reporting.tables import columns
 from engine.model.partition import GIB
@@ -18,17 +18,17 @@ ESTIMATES = "Rates and times are estimates: formulas of docs/scaling.md, nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DeploymentPlan:
     """All of it."""
 
     model: str  # as it was named
     model_flags: str  # of ``spectra serve``, for that model in its dtype and quantization
     sizes: ModelSizes
-    wanted: Wanted
+    wanted: LayoutConstraints
     disks: Sequence[float]  # bytes a second at which one stage reads its weights, each a case
-    found: Sequence[Layout]
-    best: Layout | None  # the layout to take; None: the model does not fit
-    inputs: Sequence[Input]
+    found: Sequence[GpuLayout]
+    best: GpuLayout | None  # the layout to take; None: the model does not fit
+    inputs: Sequence[PlanningInput]
 
     @property
     def command(self) -> str:
@@ -45,7 +45,7 @@ class Plan:
         )
 
 
-def document(plan: Plan) -> dict[str, Any]:
+def document(plan: DeploymentPlan) -> dict[str, Any]:
     """For programs; sizes in bytes, times in seconds."""
     sizes = plan.sizes
     return {
@@ -65,7 +65,7 @@ def document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def text(plan: Plan) -> str:
+def text(plan: DeploymentPlan) -> str:
     """For a terminal."""
     sizes, wanted = plan.sizes, plan.wanted
     dtype = str(sizes.dtype).removeprefix("torch.")
@@ -93,7 +93,7 @@ def text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _layouts(plan: Plan) -> str:
+def _layouts(plan: DeploymentPlan) -> str:
     streams = [rate.streams for rate in max((one.rates for one in plan.found), key=len, default=())]
     head = ["replicas x stages", "weights, GiB", "KV cache, GiB", "sequences"]
     head += [f"load at {disk / 1e9:g} GB/s, s" for disk in plan.disks]
@@ -118,7 +118,7 @@ def _layouts(plan: Plan) -> str:
     return "\n".join([*said, *refused])
 
 
-def _layout(one: Layout, plan: Plan) -> dict[str, Any]:
+def _layout(one: GpuLayout, plan: DeploymentPlan) -> dict[str, Any]:
     stages = [
         {"layers": [stage.layers.first, stage.layers.last], "weight_bytes": stage.weights, "kv_bytes": stage.kv}
         for stage in one.held
@@ -137,7 +137,7 @@ def _layout(one: Layout, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _told(inputs: Sequence[Input]) -> list[Input]:
+def _told(inputs: Sequence[PlanningInput]) -> list[PlanningInput]:
     """Without those that are zero by default."""
     return [one for one in inputs if one.value]
 

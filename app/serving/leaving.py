@@ -30,7 +30,7 @@ def handle_of(deployment: str) -> Any:
     return handle
 
 
-class Leaving:
+class GracefulShutdown:
     """The end of an application.
 
     Args:

@@ -27,7 +27,7 @@ PATIENCE_S = 15.0  # without a line, before one says what is waited for
 logger = logging.getLogger(__name__)
 
 
-class Progress:
+class StartProgress:
     """Prints a line per stage of the start; stdout is for ``Ready`` alone.
 
     Args:

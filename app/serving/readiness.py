@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from app.serving.leaving import APP_NAME, handle_of
-from app.serving.progress import Progress, phases_of
+from app.serving.progress import StartProgress, phases_of
 from app.serving.ray_session import log_folder
 from engine.errors import ConfigError
 
@@ -24,7 +24,7 @@ TARGET = "Target"  # what the names of targets' deployments begin with, as in ``
 
 
 def wait_until_ready(
-    base: str, client: Callable[[float], httpx.Client], progress: Progress, stop: threading.Event
+    base: str, client: Callable[[float], httpx.Client], progress: StartProgress, stop: threading.Event
 ) -> None:
     """Return once a request would succeed, or ``stop`` is set.
 
@@ -50,7 +50,7 @@ def wait_until_ready(
         raise ConfigError(f"the server did not become ready within {READY_S:.0f} s; see {log_folder()}")
 
 
-def _is_running(progress: Progress) -> bool:
+def _is_running(progress: StartProgress) -> bool:
     from ray.serve.context import _get_global_client
 
     # Not ``serve.status()``: that pickles a class for every deployment, and took half of this process's time.

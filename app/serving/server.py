@@ -32,9 +32,9 @@ from app.serving.environment import (
 )
 from app.serving.haproxy import BINARY, LOOPBACK, in_url, install_certificate
 from app.serving.joining import write_environment
-from app.serving.leaving import APP_NAME, Leaving
+from app.serving.leaving import APP_NAME, GracefulShutdown
 from app.serving.preflight import check_gpus, check_model, check_store
-from app.serving.progress import Progress
+from app.serving.progress import StartProgress
 from app.serving.ray_session import end_ray, init_ray, log_folder, ray_address
 from app.serving.readiness import wait_until_ready
 from deployments.metrics.certificates import HTTPS
@@ -77,7 +77,7 @@ class Server:
         self._stop = threading.Event()
         self._ray_thread = ThreadPoolExecutor(1)  # must live as long as Ray: its processes die with their parent thread
         self._has_ray = False  # imported, and perhaps started
-        self._progress = Progress(config.log_format == JSON)
+        self._progress = StartProgress(config.log_format == JSON)
 
     def announce(self, text: str) -> None:
         """Say what a person at the terminal waits for; stdout is for ``Ready`` alone."""
@@ -236,7 +236,7 @@ class Server:
             import ray
 
             if ray.is_initialized():  # Serve's shutdown would start a cluster if there is none
-                Leaving(self._base, self._client, self.config.grace, is_local=self._address is None).end()
+                GracefulShutdown(self._base, self._client, self.config.grace, is_local=self._address is None).end()
             if self._address is None:
                 end_ray()
             else:

@@ -24,7 +24,7 @@ class Refusal:
     message: str
 
 
-class Usage(NamedTuple):
+class ExchangeUsage(NamedTuple):
     """What an answer cost; tokens that a client did not wait for count too."""
 
     n: int  # choices of each prompt
@@ -53,7 +53,7 @@ class Exchange:
     refusal: Refusal | None = None  # the last
     is_client_gone: bool = False
     figures: Callable[[], Mapping[str, object]] | None = None  # of the answer; asked once, at the end
-    usage: Callable[[], Usage] | None = None  # likewise
+    usage: Callable[[], ExchangeUsage] | None = None  # likewise
 
 
 _current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from app.telemetry.exchange import Exchange, Usage
+from app.telemetry.exchange import Exchange, ExchangeUsage
 from deployments.metrics.families import CHOICES, MODEL, OURS, VLLM, Families, token_buckets
 
 OTHER, ANONYMOUS = "other", "anonymous"
@@ -75,7 +75,7 @@ class EdgeMetrics:
         if exchange.usage is not None:
             self._count_usage(self._known(exchange.account), exchange.usage())
 
-    def _count_usage(self, tenant: str, usage: Usage) -> None:
+    def _count_usage(self, tenant: str, usage: ExchangeUsage) -> None:
         if not usage.generation_tokens:
             return
         amounts = {"requests": 1, "prompt_tokens": usage.prompt_tokens, "generation_tokens": usage.generation_tokens}

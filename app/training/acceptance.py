@@ -10,7 +10,7 @@ from torch import Tensor
 
 from app.training.drafted import draft
 from app.training.labels import Labeller
-from app.training.texts import Texts, choose_roots
+from app.training.texts import PaddedTexts, choose_roots
 from engine.drafter.networks.build import AnyNetwork
 from engine.errors import ConfigError
 
@@ -35,7 +35,7 @@ class Measured:
 @torch.no_grad()
 def measure(
     network: AnyNetwork,
-    batches: Iterable[Texts],
+    batches: Iterable[PaddedTexts],
     n_depths: int,
     *,
     n_roots: int = 64,

@@ -10,7 +10,7 @@ from torch import Tensor
 from app.training.blocks import block_outputs, markov_logits
 from app.training.groups import group_outputs
 from app.training.steps import step_outputs
-from app.training.texts import Roots, Texts, take
+from app.training.texts import PaddedTexts, Roots, take
 from engine.drafter.networks.build import AnyNetwork
 from engine.drafter.networks.dflash import DFlash
 from engine.drafter.networks.medusa import Medusa
@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class DraftedDepth:
     """Drafts of the first ``c`` roots at one depth; all before are the text's tokens."""
 
     logits: Tensor  # [b, c, draft_vocab_size]
@@ -27,7 +27,9 @@ class Drafted:
     chances: Tensor | None = None  # [b, c], estimated, of acceptance
 
 
-def draft(network: AnyNetwork, texts: Texts, roots: Roots, counts: list[int], noise: Tensor | None) -> list[Drafted]:
+def draft(
+    network: AnyNetwork, texts: PaddedTexts, roots: Roots, counts: list[int], noise: Tensor | None
+) -> list[DraftedDepth]:
     """Drafts of depths 0, 1, .. of a batch's roots.
 
     Args:
@@ -42,7 +44,7 @@ def draft(network: AnyNetwork, texts: Texts, roots: Roots, counts: list[int], no
         if len(counts) > network.spec.n_heads:
             raise ConfigError(f"n_depths is {len(counts)}: the drafter has {network.spec.n_heads} heads")
         logits = network(take(_noisy(texts.known_final(), noise), roots.at - 1))
-        return [Drafted(logits[:, :count, depth], None) for depth, count in enumerate(counts)]
+        return [DraftedDepth(logits[:, :count, depth], None) for depth, count in enumerate(counts)]
     if isinstance(network, DFlash):
         outputs = block_outputs(network, texts.tokens, _noisy(texts.known_tapped(), noise), roots, len(counts))
         return _with_chances(network, texts, roots, outputs)
@@ -55,16 +57,16 @@ def draft(network: AnyNetwork, texts: Texts, roots: Roots, counts: list[int], no
     else:
         outputs = group_outputs(network, texts.tokens, states, roots, counts)
     regresses = isinstance(network, PairNetwork) and not network.has_norms
-    return [Drafted(network.logits(output), output if regresses else None) for output in outputs]
+    return [DraftedDepth(network.logits(output), output if regresses else None) for output in outputs]
 
 
-def _with_chances(network: DFlash, texts: Texts, roots: Roots, outputs: list[Tensor]) -> list[Drafted]:
+def _with_chances(network: DFlash, texts: PaddedTexts, roots: Roots, outputs: list[Tensor]) -> list[DraftedDepth]:
     scored = markov_logits(network, outputs, texts.tokens, roots)
     if not network.spec.has_confidence:
-        return [Drafted(logits, None) for logits in scored]
+        return [DraftedDepth(logits, None) for logits in scored]
     previous = [take(texts.tokens, roots.at + depth) for depth in range(len(outputs))]
     chances = [network.acceptance(output, token) for output, token in zip(outputs, previous, strict=True)]
-    return [Drafted(logits, None, chance) for logits, chance in zip(scored, chances, strict=True)]
+    return [DraftedDepth(logits, None, chance) for logits, chance in zip(scored, chances, strict=True)]
 
 
 def _noisy(states: Tensor, noise: Tensor | None) -> Tensor:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from app.training.settings import Labels
-from app.training.texts import Texts, take
+from app.training.texts import PaddedTexts, take
 from engine.drafter.networks.base import TargetParts
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DraftLabels:
     """Of drafts ``[b, c]``; tokens are the drafter's own ids."""
 
     token: Tensor  # int64 [b, c], the text's; -1: the drafter has no such token
@@ -62,7 +62,7 @@ class Labeller:
         self._temperature, self._outside_counts = temperature, outside_counts
 
     @torch.no_grad()
-    def wanted(self, texts: Texts, at: Tensor, counted: Tensor) -> Wanted:
+    def wanted(self, texts: PaddedTexts, at: Tensor, counted: Tensor) -> DraftLabels:
         """What stands at positions ``[b, c]``; those behind the end weigh nothing.
 
         Raises:
@@ -76,11 +76,11 @@ class Labeller:
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self._temperature
             chances, best = logits.softmax(-1), logits.argmax(-1)
         if self._draft_ids is None:
-            return Wanted(token, chances, weights)
+            return DraftLabels(token, chances, weights)
         chances = None if chances is None else chances[..., self._draft_ids]
         if not self._outside_counts:
             weights = weights * (self._own_ids(best) >= 0)
-        return Wanted(self._own_ids(token), chances, weights)
+        return DraftLabels(self._own_ids(token), chances, weights)
 
     def _own_ids(self, tokens: Tensor) -> Tensor:
         """The drafter's ids, -1 where it has none."""

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from app.training.texts import Texts
+from app.training.texts import PaddedTexts
 from engine.errors import ConfigError
 
-Loss = Callable[[Texts, torch.Generator], Tensor]
+Loss = Callable[[PaddedTexts, torch.Generator], Tensor]
 SMOOTHING = 0.97
 
 
-class Stream(Protocol):
+class BatchStream(Protocol):
     """Endless batches, on the network's device."""
 
-    def batch(self) -> Texts:
+    def batch(self) -> PaddedTexts:
         """The next one."""
 
     def state(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class LoopSettings:
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainingProgress:
     """What a run has used so far."""
 
     seconds: float = 0.0
@@ -71,7 +71,7 @@ class Progress:
     loss: float = 0.0  # nats, smoothed
 
 
-class Run:
+class TrainingRun:
     """One drafter's training; owns the optimiser, the random numbers and the checkpoint file.
 
     Args:
@@ -84,10 +84,10 @@ class Run:
     """
 
     def __init__(
-        self, network: nn.Module, loss: Loss, stream: Stream, checkpoint: Path, settings: LoopSettings
+        self, network: nn.Module, loss: Loss, stream: BatchStream, checkpoint: Path, settings: LoopSettings
     ) -> None:
         self.network, self.loss, self.stream, self.settings = network, loss, stream, settings
-        self.checkpoint, self.progress = checkpoint, Progress()
+        self.checkpoint, self.progress = checkpoint, TrainingProgress()
         self._weights = [weight for weight in network.parameters() if weight.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self._weights, lr=settings.rate, betas=settings.betas, weight_decay=settings.weight_decay
@@ -97,7 +97,7 @@ class Run:
         if checkpoint.exists():
             self._resume()
 
-    def train(self, until_step: int | None = None) -> Progress:
+    def train(self, until_step: int | None = None) -> TrainingProgress:
         """Train until the budget is used up, or, as if interrupted, until so many steps are made."""
         started = time.monotonic() - self.progress.seconds
         self.network.train()
@@ -165,5 +165,5 @@ class Run:
             raise ConfigError(f"{self.checkpoint} is the checkpoint of another drafter's training: {error}") from error
         self.stream.restore(state["stream"])
         self._generator.set_state(state["generator"])
-        self.progress = Progress(**state["progress"])
+        self.progress = TrainingProgress(**state["progress"])
         self._saved_at = self.progress.seconds

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from app.training.drafted import Drafted, draft, noise_like
-from app.training.labels import Labeller, Wanted
+from app.training.drafted import DraftedDepth, draft, noise_like
+from app.training.labels import DraftLabels, Labeller
 from app.training.settings import LossSettings
-from app.training.texts import Roots, Texts, choose_roots, take
+from app.training.texts import PaddedTexts, Roots, choose_roots, take
 from engine.drafter.networks.build import AnyNetwork
 from engine.drafter.spec import DrafterSpec
 from engine.errors import ConfigError
@@ -36,11 +36,11 @@ class DraftLoss:
         self.network, self.settings, self.n_roots = network, settings, n_roots
         self.labeller = Labeller(network.target, settings.labels, draft_ids)
 
-    def __call__(self, texts: Texts, generator: torch.Generator | None = None) -> Tensor:
+    def __call__(self, texts: PaddedTexts, generator: torch.Generator | None = None) -> Tensor:
         """The loss, a scalar in nats, of roots and noise drawn with ``generator`` (on the CPU)."""
         return self.at(texts, choose_roots(texts, self.n_roots, generator), generator)
 
-    def at(self, texts: Texts, roots: Roots, generator: torch.Generator | None = None) -> Tensor:
+    def at(self, texts: PaddedTexts, roots: Roots, generator: torch.Generator | None = None) -> Tensor:
         """The loss of these roots."""
         settings = self.settings
         noise = noise_like(self._states(texts), settings.noise, generator) if settings.noise else None
@@ -50,10 +50,10 @@ class DraftLoss:
             total = total + settings.depth_weight(depth) * self._mean(texts, roots, depth, drafts)
         return total
 
-    def _states(self, texts: Texts) -> Tensor:
+    def _states(self, texts: PaddedTexts) -> Tensor:
         return texts.known_tapped() if self.network.spec.taps else texts.known_final()
 
-    def _mean(self, texts: Texts, roots: Roots, depth: int, drafts: Drafted) -> Tensor:
+    def _mean(self, texts: PaddedTexts, roots: Roots, depth: int, drafts: DraftedDepth) -> Tensor:
         """The mean of a depth's drafts, 0 if none counts."""
         n_roots = drafts.logits.shape[1]
         at = roots.drafted(depth, n_roots)
@@ -65,7 +65,7 @@ class DraftLoss:
             each = each + self.settings.regression * F.smooth_l1_loss(drafts.states, right, reduction="none").mean(-1)
         return (each * wanted.weights).sum() / wanted.weights.sum().clamp(min=1e-9)
 
-    def _terms(self, drafts: Drafted, wanted: Wanted) -> Tensor:
+    def _terms(self, drafts: DraftedDepth, wanted: DraftLabels) -> Tensor:
         """``[b, c]``: what compares distributions."""
         settings = self.settings
         each = settings.cross_entropy * wanted.cross_entropy(drafts.logits)

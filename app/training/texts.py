@@ -11,7 +11,7 @@ from engine.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class PaddedTexts:
     """Texts of one length, padded at their ends, all on one device."""
 
     tokens: Tensor  # int64 [b, n]
@@ -47,7 +47,7 @@ class Roots:
         return self.at[:, :n_roots] + 1 + depth
 
 
-def choose_roots(texts: Texts, n_roots: int, generator: torch.Generator | None = None) -> Roots:
+def choose_roots(texts: PaddedTexts, n_roots: int, generator: torch.Generator | None = None) -> Roots:
     """Up to ``n_roots`` places of every text, drawn without repetition from those whose next token counts; no more than
     the text with the most of them has."""
     eligible = torch.zeros_like(texts.weights, dtype=torch.bool)

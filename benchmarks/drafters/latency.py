@@ -22,7 +22,7 @@ import torch
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
-from app.training.running.architecture import Asked, new_spec
+from app.training.running.architecture import ArchitectureOptions, new_spec
 from benchmarks.support.reporting import Report, table
 from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.networks.base import TargetParts
@@ -38,14 +38,14 @@ from engine.sampling.params import SamplingParams
 
 BLOCK, N_NEW = 64, 2  # tokens per block; committed rows of a step
 BASE = "eagle 1"
-METHODS: dict[str, tuple[Any, Asked]] = {
-    BASE: ("eagle", Asked(generation=1)),
-    "eagle 3": ("eagle", Asked()),
-    "parallelspec-eagle": ("parallelspec-eagle", Asked()),
-    "parallelspec-medusa": ("parallelspec-medusa", Asked()),
-    "p-eagle, 1 layer": ("p-eagle", Asked(layers=1)),
-    "dflash, 2 layers": ("dflash", Asked(layers=2)),
-    "medusa": ("medusa", Asked()),
+METHODS: dict[str, tuple[Any, ArchitectureOptions]] = {
+    BASE: ("eagle", ArchitectureOptions(generation=1)),
+    "eagle 3": ("eagle", ArchitectureOptions()),
+    "parallelspec-eagle": ("parallelspec-eagle", ArchitectureOptions()),
+    "parallelspec-medusa": ("parallelspec-medusa", ArchitectureOptions()),
+    "p-eagle, 1 layer": ("p-eagle", ArchitectureOptions(layers=1)),
+    "dflash, 2 layers": ("dflash", ArchitectureOptions(layers=2)),
+    "medusa": ("medusa", ArchitectureOptions()),
 }
 COLUMNS = {"method": "drafter", "batch": "sequences", "forwards": "forwards", "ms": "ms a step", "ratio": "of eagle 1"}
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from app.load.client import Client, Endpoint, Watcher, open_session
-from app.load.records import Record
+from app.load.client import Endpoint, LoadClient, RequestObserver, open_session
+from app.load.records import RequestRecord
 
 Body: TypeAlias = Mapping[str, Any]
 FAILURE_PAUSE_S = 0.2
@@ -22,7 +22,7 @@ def chat(model: str, question: str, max_tokens: int, **more: Any) -> dict[str, A
     return body | {"stream_options": {"include_usage": True}} | more
 
 
-class Streams(Watcher):
+class Streams(RequestObserver):
     """Clients that ask without pause. In their records ``index`` is the client and ``prompt`` the question.
 
     Args:
@@ -43,14 +43,14 @@ class Streams(Watcher):
     ) -> None:
         self.n = n
         self.reference: list[str] = []  # the right answer to every question
-        self.records: list[Record] = []  # all requests, those that still run included
+        self.records: list[RequestRecord] = []  # all requests, those that still run included
         self._endpoint = Endpoint(f"{url}/v1/chat/completions", headers or {})
         self._choose = choose
         self._retries = retries
         self._fresh: set[int] = set()  # clients that have received text since ``all_flow`` was called
         self._stopping = False
 
-    def chunk(self, record: Record, text: str, now: float) -> None:
+    def chunk(self, record: RequestRecord, text: str, now: float) -> None:
         """Notes that the client received text."""
         self._fresh.add(record.index)
 
@@ -62,11 +62,11 @@ class Streams(Watcher):
         """
         began, slots = time.monotonic(), asyncio.Semaphore(at_once)
         async with open_session() as session:
-            client = Client(session, self._endpoint)
+            client = LoadClient(session, self._endpoint)
 
-            async def ask(question: int) -> Record:
+            async def ask(question: int) -> RequestRecord:
                 async with slots:
-                    return await client.ask(bodies[question], Record(question, question, None, began))
+                    return await client.ask(bodies[question], RequestRecord(question, question, None, began))
 
             found = await asyncio.gather(*(ask(question) for question in range(len(bodies))))
         if failed := [record.breaks[-1].message for record in found if not record.ok]:
@@ -78,7 +78,7 @@ class Streams(Watcher):
     async def running(self) -> AsyncIterator[None]:
         """All clients ask within the block; at its end, requests that have begun are awaited."""
         async with open_session() as session:
-            client = Client(session, self._endpoint, self._retries, self)
+            client = LoadClient(session, self._endpoint, self._retries, self)
             tasks = [asyncio.create_task(self._ask_on(client, number)) for number in range(self.n)]
             try:
                 yield
@@ -89,10 +89,10 @@ class Streams(Watcher):
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask_on(self, client: Client, number: int) -> None:
+    async def _ask_on(self, client: LoadClient, number: int) -> None:
         while not self._stopping:
             question, body = self._choose(number)
-            record = Record(number, question, None, time.monotonic())
+            record = RequestRecord(number, question, None, time.monotonic())
             self.records.append(record)
             await client.ask(body, record)
             if not record.ok:
@@ -130,6 +130,6 @@ class Streams(Watcher):
         """Why requests failed for good."""
         return [f"client {r.index}: {r.outcome}: {r.breaks[-1].message}" for r in self.records if not r.ok]
 
-    def is_different(self, record: Record) -> bool:
+    def is_different(self, record: RequestRecord) -> bool:
         """Whether the answer, or its beginning after a retry, is not the right one."""
         return record.ok and (record.diverged or record.text != self.reference[record.prompt])

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.http import Api
-from app.api.service import Settings
+from app.api.service import ServiceSettings
 from deployments.submission.messages import Health, ModelCard
 from engine.errors import OverloadedError, SpectraError, TargetLostError, UnknownMethodError
 from engine.events import LENGTH, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob, histogram
@@ -155,7 +155,8 @@ def backend(tokenizer: PreTrainedTokenizerFast) -> ScriptedBackend:
 @pytest.fixture
 def app(backend: ScriptedBackend, tokenizer: PreTrainedTokenizerFast) -> object:
     return create_app(
-        Api(backend, tokenizer, Settings(version="9.9", default_max_tokens=200)), AccessOptions(trust_clients=True)
+        Api(backend, tokenizer, ServiceSettings(version="9.9", default_max_tokens=200)),
+        AccessOptions(trust_clients=True),
     )
 
 
@@ -166,7 +167,7 @@ def client_of(app: object) -> httpx.AsyncClient:
 def app_with_context(backend: ScriptedBackend, n_tokens: int) -> object:
     """An application whose model has ``n_tokens`` of context."""
     backend.model_card = msgspec.structs.replace(backend.model_card, max_model_len=n_tokens)
-    return create_app(Api(backend, backend.tokenizer, Settings()))
+    return create_app(Api(backend, backend.tokenizer, ServiceSettings()))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from app.cli import parser
 from app.training.losses import check_terms
-from app.training.running.architecture import Asked, check_asked, new_spec
+from app.training.running.architecture import ArchitectureOptions, check_asked, new_spec
 from app.training.running.train import loss_settings
 from benchmarks.contiguity.load import Load
 from benchmarks.drafters import ablations, latency
@@ -68,7 +68,9 @@ def test_every_drafter_of_the_latency_benchmark_drafts(
 def test_the_flags_of_every_training_ablation_are_valid(tiny_checkpoint: Path) -> None:
     for flags in ablations.ROWS.values():
         arguments = parser().parse_args(["train", "--out", "out", *flags])
-        asked = Asked(**{field.name: getattr(arguments, field.name) for field in fields(Asked)})
+        asked = ArchitectureOptions(
+            **{field.name: getattr(arguments, field.name) for field in fields(ArchitectureOptions)}
+        )
         check_asked(arguments.method, asked)
         spec = new_spec(arguments.method, asked, tiny_checkpoint, load_spec(tiny_checkpoint), ())
         check_terms(spec, loss_settings(arguments, spec))

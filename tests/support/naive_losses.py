@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from app.training.settings import LossSettings
-from app.training.texts import Roots, Texts
+from app.training.texts import PaddedTexts, Roots
 from engine.drafter.spec import DrafterSpec
 from tests.support.naive_drafter import NaiveDrafter
 from tests.support.tiny_drafters import TinyDrafter
@@ -21,7 +21,7 @@ WRITTEN = ((3, 10), (4, 8))  # the tokens of each text that the target wrote; pa
 ROOTS = ((6, 2, 4, 8), (3, 6, 5, 1))
 
 
-def some_texts(spec: DrafterSpec) -> Texts:
+def some_texts(spec: DrafterSpec) -> PaddedTexts:
     """Two texts, prompts first; the second is padded."""
     generator = torch.Generator().manual_seed(11)
     tokens = torch.randint(0, spec.vocab_size, (2, LENGTH), generator=generator)
@@ -32,7 +32,7 @@ def some_texts(spec: DrafterSpec) -> Texts:
     weights = torch.zeros(2, LENGTH, dtype=torch.float64)
     for text, (begin, end) in enumerate(WRITTEN):
         weights[text, begin:end] = 1
-    return Texts(tokens, weights, final, tapped if spec.taps else None)
+    return PaddedTexts(tokens, weights, final, tapped if spec.taps else None)
 
 
 def some_roots() -> Roots:
@@ -58,7 +58,7 @@ class Draft:
     chance: float | None  # estimated, of acceptance
 
 
-def drafts_of(drafter: TinyDrafter, texts: Texts, roots: Roots, n_depths: int) -> Iterator[tuple[int, Draft]]:
+def drafts_of(drafter: TinyDrafter, texts: PaddedTexts, roots: Roots, n_depths: int) -> Iterator[tuple[int, Draft]]:
     """Drafts of tokens that the target wrote, of all roots that count, with the places of their roots."""
     naive, spec = NaiveDrafter(drafter), drafter.spec
     states = texts.tapped if spec.taps else texts.final
@@ -87,7 +87,7 @@ def drafts_of(drafter: TinyDrafter, texts: Texts, roots: Roots, n_depths: int) -
 
 
 def naive_loss(
-    drafter: TinyDrafter, settings: LossSettings, texts: Texts, roots: Roots, draft_ids: list[int] | None
+    drafter: TinyDrafter, settings: LossSettings, texts: PaddedTexts, roots: Roots, draft_ids: list[int] | None
 ) -> float:
     sums, weights = [0.0] * settings.n_depths, [0.0] * settings.n_depths
     n_roots = roots.at.shape[1]
@@ -120,7 +120,7 @@ def naive_loss(
     return sum(settings.first * settings.decay**depth * mean for depth, mean in enumerate(means))
 
 
-def target_chances(drafter: TinyDrafter, texts: Texts, draft: Draft) -> np.ndarray:
+def target_chances(drafter: TinyDrafter, texts: PaddedTexts, draft: Draft) -> np.ndarray:
     return softmax(drafter.head @ texts.final[draft.text, draft.at - 1].numpy())
 
 

@@ -18,8 +18,8 @@ from app.api.answers.logprobs import (
 )
 from app.api.answers.message import finish_reason, whole_message
 from app.api.answers.trace import untold_steps
-from app.api.choice import Choice
-from app.api.piece import Piece
+from app.api.choice import CompletionChoice
+from app.api.piece import ChoiceDelta
 from app.api.requests.predictions import prediction_usage
 from engine.events import RequestStats, SourceCounts
 
@@ -52,7 +52,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+def usage(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     """Token counts; a prompt with several choices, and its cached tokens, count once."""
     prompt = sum(len(c.request.prompt) for c in choices if c.request.params.choice == 0)
     completion = sum(c.n_tokens for c in choices)
@@ -72,7 +72,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     return figures | ({"completion_tokens_details": details} if details else {})
 
 
-def speculative_metrics(choices: Sequence[Choice], texts: TokenTexts) -> dict[str, Any]:
+def speculative_metrics(choices: Sequence[CompletionChoice], texts: TokenTexts) -> dict[str, Any]:
     """``metrics`` of a response, with the steps that were not told before if the request wants to see them."""
     figures = _speculative_figures(choices)
     if choices[0].request.trace:
@@ -80,7 +80,7 @@ def speculative_metrics(choices: Sequence[Choice], texts: TokenTexts) -> dict[st
     return {"speculative_decoding": figures} if figures else {}
 
 
-def _speculative_figures(choices: Sequence[Choice]) -> dict[str, Any]:
+def _speculative_figures(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     """Sums over choices; empty if a choice has no statistics.
 
     Every decode forward counts as a step, also one without drafts; the bonus token counts as accepted length.
@@ -117,7 +117,9 @@ def _speculative_figures(choices: Sequence[Choice]) -> dict[str, Any]:
     return figures
 
 
-def choice_fields(envelope: Envelope, choice: Choice, piece: Piece, texts: TokenTexts) -> dict[str, Any]:
+def choice_fields(
+    envelope: Envelope, choice: CompletionChoice, piece: ChoiceDelta, texts: TokenTexts
+) -> dict[str, Any]:
     """Fields of a choice, in chunks and whole responses alike, except its text."""
     fields: dict[str, Any] = {"index": choice.index, "logprobs": None}
     if piece.logprobs is not None:
@@ -132,7 +134,9 @@ def choice_fields(envelope: Envelope, choice: Choice, piece: Piece, texts: Token
     return fields
 
 
-def whole_response(envelope: Envelope, done: Sequence[tuple[Choice, Piece]], texts: TokenTexts) -> bytes:
+def whole_response(
+    envelope: Envelope, done: Sequence[tuple[CompletionChoice, ChoiceDelta]], texts: TokenTexts
+) -> bytes:
     """A response without streaming, as JSON; ``done`` holds each choice with its pieces joined."""
     fields = envelope.fields(chunk=False)
     fields["choices"] = entries = []
@@ -172,7 +176,7 @@ class _PromptParts(NamedTuple):
 _NOTHING = _PromptParts()
 
 
-def _prompt_parts(envelope: Envelope, first: Choice, texts: TokenTexts) -> _PromptParts:
+def _prompt_parts(envelope: Envelope, first: CompletionChoice, texts: TokenTexts) -> _PromptParts:
     """Those that the response tells of the prompt of a ``first`` choice, which has them."""
     entries = first.prompt_logprobs
     if entries is None:
@@ -186,7 +190,7 @@ def _prompt_parts(envelope: Envelope, first: Choice, texts: TokenTexts) -> _Prom
 
 
 def add_prompt_ids(
-    fields: dict[str, Any], envelope: Envelope, choices: Sequence[Choice], entries: list[dict[str, Any]]
+    fields: dict[str, Any], envelope: Envelope, choices: Sequence[CompletionChoice], entries: list[dict[str, Any]]
 ) -> None:
     """Prompt ids where vLLM puts them: at the top for a chat, in every choice otherwise."""
     if not envelope.return_token_ids:

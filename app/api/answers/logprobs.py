@@ -107,7 +107,7 @@ def behind_echo(echoed: dict[str, bytes], fields: dict[str, Any]) -> dict[str, m
     }
 
 
-class _Known(msgspec.Struct, gc=False):
+class _PromptLogprob(msgspec.Struct, gc=False):
     """What is told of a token in vLLM's ``prompt_logprobs``."""
 
     logprob: float
@@ -120,13 +120,13 @@ def prompt_logprobs(entries: Sequence[TokenLogprob], n: int, texts: TokenTexts) 
     return msgspec.Raw(b"[%b]" % _items(chain((None,), (_known(entry, n, texts) for entry in entries))))
 
 
-def _known(entry: TokenLogprob, n: int, texts: TokenTexts) -> dict[int, _Known]:
+def _known(entry: TokenLogprob, n: int, texts: TokenTexts) -> dict[int, _PromptLogprob]:
     """The token itself, whose rank is not known unless it is among the best that were told, and the ``n`` best."""
     token = entry.token_id
     rank = next((rank for rank, (other, _) in enumerate(entry.top, 1) if other == token), None)
-    known = {token: _Known(max(entry.logprob, FLOOR), rank, texts[token][0])}
+    known = {token: _PromptLogprob(max(entry.logprob, FLOOR), rank, texts[token][0])}
     for rank, (token, value) in enumerate(entry.top[:n], 1):
-        known[token] = _Known(max(value, FLOOR), rank, texts[token][0])
+        known[token] = _PromptLogprob(max(value, FLOOR), rank, texts[token][0])
     return known
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from app.api.tools.answer import AnswerReader
-from app.api.tools.parts import Arguments, CallBegin, Part, Reasoning, Text
+from app.api.tools.parts import Arguments, CallBegin, Part, Reasoning, TextPart
 from engine.events import STOP
 
 TOOL_CALLS = "tool_calls"  # the finish reason of an answer that ended with its calls
@@ -15,7 +15,7 @@ TOOL_CALLS = "tool_calls"  # the finish reason of an answer that ended with its 
 def whole_message(reader: AnswerReader, text: str) -> dict[str, Any]:
     """The message of a complete text; content is null if there are calls and no text."""
     parts = [*reader.push(text), *reader.flush()]
-    content = "".join(part.text for part in parts if isinstance(part, Text))
+    content = "".join(part.text for part in parts if isinstance(part, TextPart))
     reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
     calls: dict[int, dict[str, Any]] = {}
     for part in parts:
@@ -40,7 +40,7 @@ def deltas(parts: Iterable[Part]) -> list[dict[str, Any]]:
 
 def _delta(part: Part) -> dict[str, Any]:
     match part:
-        case Text(text=text):
+        case TextPart(text=text):
             return {"content": text}
         case Reasoning(text=text):
             return {"reasoning_content": text}

@@ -22,8 +22,8 @@ from app.api.answers.completions import (
 from app.api.answers.logprobs import TokenTexts
 from app.api.answers.message import deltas, finish_reason
 from app.api.answers.trace import untold_steps
-from app.api.choice import Choice
-from app.api.piece import Piece
+from app.api.choice import CompletionChoice
+from app.api.piece import ChoiceDelta
 from app.api.requests.parts import StreamOptions
 
 DONE = b"data: [DONE]\n\n"
@@ -35,7 +35,11 @@ class StreamWriter:
     """Writes the server-sent events of one response."""
 
     def __init__(
-        self, envelope: Envelope, choices: Sequence[Choice], texts: TokenTexts, options: StreamOptions | None = None
+        self,
+        envelope: Envelope,
+        choices: Sequence[CompletionChoice],
+        texts: TokenTexts,
+        options: StreamOptions | None = None,
     ) -> None:
         self._envelope = envelope
         self._choices = choices
@@ -56,7 +60,7 @@ class StreamWriter:
             self._tail = b"}" + self._tail
         self._tail += b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
 
-    def whole(self, done: Sequence[tuple[Choice, Piece]]) -> bytes:
+    def whole(self, done: Sequence[tuple[CompletionChoice, ChoiceDelta]]) -> bytes:
         """The response without streaming, as JSON."""
         return whole_response(self._envelope, done, self._texts)
 
@@ -64,7 +68,7 @@ class StreamWriter:
         """Raises ``error``: chunks have no words for it."""
         raise error
 
-    def event(self, choice: Choice, piece: Piece) -> bytes:
+    def event(self, choice: CompletionChoice, piece: ChoiceDelta) -> bytes:
         """The chunks of one piece; none if its text is held back as the possible start of a stop string or a call."""
         if self._is_plain and piece.finish_reason is None and choice.index in self._started:
             if not piece.text:
@@ -84,7 +88,7 @@ class StreamWriter:
         }
         return _sse(fields) + DONE
 
-    def _full_event(self, choice: Choice, piece: Piece) -> bytes:
+    def _full_event(self, choice: CompletionChoice, piece: ChoiceDelta) -> bytes:
         is_first = choice.index not in self._started
         if not (is_first or self._has_tokens or piece.text or piece.finish_reason):
             return b""
@@ -98,7 +102,7 @@ class StreamWriter:
         role = {"role": "assistant"} if is_first else {}
         return self._chunk(choice, entry | {"delta": role | {"content": piece.text}}, is_first)
 
-    def _read_event(self, choice: Choice, piece: Piece, entry: dict[str, Any], is_first: bool) -> bytes:
+    def _read_event(self, choice: CompletionChoice, piece: ChoiceDelta, entry: dict[str, Any], is_first: bool) -> bytes:
         """A chunk per part that became certain; the first has the piece's ids and log-probabilities, and the finish
         reason is in one without a part."""
         reader = self._readers[choice.index]
@@ -122,7 +126,7 @@ class StreamWriter:
             is_first = False
         return b"".join(chunks)
 
-    def _chunk(self, choice: Choice, entry: dict[str, Any], is_first: bool, ends: bool = True) -> bytes:
+    def _chunk(self, choice: CompletionChoice, entry: dict[str, Any], is_first: bool, ends: bool = True) -> bytes:
         fields = self._envelope.fields(chunk=True) | {"choices": [entry]}
         if self._options.continuous_usage_stats:
             fields["usage"] = usage(self._choices)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from app.api.answers.logprobs import TokenTexts
-from app.api.choice import Choice, TracedStep
+from app.api.choice import CompletionChoice, TracedStep
 from engine.events import StepTrace
 
 
-def untold_steps(choice: Choice, texts: TokenTexts) -> list[dict[str, Any]]:
+def untold_steps(choice: CompletionChoice, texts: TokenTexts) -> list[dict[str, Any]]:
     """The steps that no earlier part of the response told, as JSON."""
     return [_step(step, texts) for step in choice.take_trace()]
 

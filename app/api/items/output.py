@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from app.api.tools.parts import Arguments, CallBegin, Part, Reasoning, Text
+from app.api.tools.parts import Arguments, CallBegin, Part, Reasoning, TextPart
 
 COMPLETED, INCOMPLETE = "completed", "incomplete"
 Event = dict[str, Any]
@@ -33,7 +33,7 @@ class Items:
         self._logprobs += logprobs
         for part in parts:
             match part:
-                case Text(text=text):
+                case TextPart(text=text):
                     yield from self._text("message", text)
                 case Reasoning(text=text):
                     yield from self._text("reasoning", text)

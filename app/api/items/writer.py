@@ -9,12 +9,12 @@ from typing import Any
 
 from app.api.answers.completions import Envelope, encode, speculative_metrics, usage
 from app.api.answers.logprobs import TokenTexts, chat_logprobs
-from app.api.choice import Choice
+from app.api.choice import CompletionChoice
 from app.api.errors import answer_for
 from app.api.items.body import ResponsesRequest
 from app.api.items.output import COMPLETED, INCOMPLETE, Event, Items
-from app.api.piece import Piece
-from app.api.tools.answer import AnswerReader, Reading
+from app.api.piece import ChoiceDelta
+from app.api.tools.answer import AnswerFormat, AnswerReader
 from engine.events import LENGTH
 
 FAILED = "failed"
@@ -23,21 +23,23 @@ FAILED = "failed"
 class ResponseWriter:
     """Writes one response, which has one choice."""
 
-    def __init__(self, asked: ResponsesRequest, envelope: Envelope, choice: Choice, texts: TokenTexts) -> None:
+    def __init__(
+        self, asked: ResponsesRequest, envelope: Envelope, choice: CompletionChoice, texts: TokenTexts
+    ) -> None:
         self._asked, self._envelope, self._choice = asked, envelope, choice
         self._texts = texts
-        self._reader = choice.form.reader() or AnswerReader(Reading())
+        self._reader = choice.form.reader() or AnswerReader(AnswerFormat())
         self._items = Items(envelope.id.partition("_")[2])
         self._n_events = 0
 
-    def whole(self, done: Sequence[tuple[Choice, Piece]]) -> bytes:
+    def whole(self, done: Sequence[tuple[CompletionChoice, ChoiceDelta]]) -> bytes:
         """The response without streaming, as JSON."""
         for choice, piece in done:
             for _ in self._grown(choice, piece):
                 pass
         return encode(self._response(self._status))
 
-    def event(self, choice: Choice, piece: Piece) -> bytes:
+    def event(self, choice: CompletionChoice, piece: ChoiceDelta) -> bytes:
         """The events of one step."""
         first: list[Event] = []
         if not self._n_events:
@@ -67,7 +69,7 @@ class ResponseWriter:
     def _status(self) -> str:
         return INCOMPLETE if self._choice.finish_reason == LENGTH else COMPLETED
 
-    def _grown(self, choice: Choice, piece: Piece) -> Iterable[Event]:
+    def _grown(self, choice: CompletionChoice, piece: ChoiceDelta) -> Iterable[Event]:
         parts = self._reader.push(piece.text)
         if piece.finish_reason is not None:
             parts += self._reader.flush()

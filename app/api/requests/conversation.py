@@ -12,10 +12,10 @@ import jinja2
 import msgspec
 from jinja2.defaults import DEFAULT_NAMESPACE
 
-from app.api.requests.parts import Message
+from app.api.requests.parts import ChatMessage
 from app.api.requests.tool_fields import FunctionTool, ToolCall, ToolFields
-from app.api.tools.answer import Reading
-from app.api.tools.families import FAMILIES, Family, family_of
+from app.api.tools.answer import AnswerFormat
+from app.api.tools.families import FAMILIES, CallFamily, family_of
 from app.api.tools.grammar import CallGrammars
 from app.api.tools.reasoning import CLOSE, OPEN
 from engine.errors import RequestError
@@ -55,13 +55,13 @@ class ChatTemplate:
         self._source = _source(tokenizer, None)
         self._with_tools = _source(tokenizer, [{}])
         named = FAMILIES.get(tool_parser)
-        self.family: Family | None = family_of(self._with_tools) if tool_parser == AUTO else named
+        self.family: CallFamily | None = family_of(self._with_tools) if tool_parser == AUTO else named
         has_think = reasoning_parser == AUTO and CLOSE in self._source + self._with_tools
         self.has_reasoning = has_think or reasoning_parser == "think"
         arguments = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved = {*arguments, *tokenizer.special_tokens_map, *GLOBALS}
 
-    def render(self, messages: Sequence[Message], extras: Extras, *, add_generation_prompt: bool) -> str:
+    def render(self, messages: Sequence[ChatMessage], extras: Extras, *, add_generation_prompt: bool) -> str:
         """The text of a prompt.
 
         Raises:
@@ -99,7 +99,7 @@ class ChatTemplate:
             return None
         return Thought(CLOSE, "" if end.endswith(OPEN) else OPEN)
 
-    def reading(self, fields: ToolFields, thought: Thought | None, *, has_form: bool) -> Reading | None:
+    def reading(self, fields: ToolFields, thought: Thought | None, *, has_form: bool) -> AnswerFormat | None:
         """The parts that an answer may have; None: content alone. ``has_form``: a grammar governs the content."""
         has_reasoning = self.has_reasoning and not (has_form and thought is None)
         if not fields.offered and not has_reasoning:
@@ -107,7 +107,7 @@ class ChatTemplate:
         names = frozenset(tool.function.name for tool in fields.offered)
         most = None if fields.parallel_tool_calls else 1
         is_open = thought is not None and not thought.opening
-        return Reading(self.family if names else None, names, most, has_reasoning, is_open, has_form)
+        return AnswerFormat(self.family if names else None, names, most, has_reasoning, is_open, has_form)
 
     def grammar(self, fields: ToolFields, form: Grammar | None, thought: Thought | None) -> Grammar | None:
         """The grammar of an answer: its form, calls of tools, or either of them; None: it is free.
@@ -137,7 +137,7 @@ class ChatTemplate:
             raise RequestError(f"tools make a grammar of {len(source)} characters; at most {MOST_CHARS} go", "tools")
         return source
 
-    def _check(self, messages: Sequence[Message], extras: Extras, source: str) -> None:
+    def _check(self, messages: Sequence[ChatMessage], extras: Extras, source: str) -> None:
         """Refuse what the template would pass over in silence."""
         if extras.tools:
             if not _mentions(source, "tools"):
@@ -160,7 +160,7 @@ class ChatTemplate:
             ):
                 raise RequestError(f"messages[{i}]: this model's chat template takes no tools", f"messages[{i}]")
 
-    def _turn(self, number: int, message: Message, source: str) -> dict[str, Any]:
+    def _turn(self, number: int, message: ChatMessage, source: str) -> dict[str, Any]:
         role = message.role
         if role == "developer" and "developer" not in source:
             role = "system"  # its older name

@@ -14,12 +14,12 @@ from app.api.requests.conversation import ChatTemplate, Extras
 from app.api.requests.echoes import check_logprobs_of_prompts
 from app.api.requests.grants import granted
 from app.api.requests.parsing import shorten
-from app.api.requests.parts import Message
+from app.api.requests.parts import ChatMessage
 from app.api.requests.predictions import prediction_ids
 from app.api.requests.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
 from app.api.requests.tokenizing import TextEncoder
-from app.api.service import Settings
-from app.api.tools.answer import Reading
+from app.api.service import ServiceSettings
+from app.api.tools.answer import AnswerFormat
 from app.telemetry.exchange import current
 from deployments.submission.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError
@@ -38,7 +38,7 @@ PROMPT_END = 16  # tokens that spell a mark and the spaces after it
 class Converter:
     """Turns HTTP bodies into requests for one model."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, card: ModelCard, settings: Settings) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, card: ModelCard, settings: ServiceSettings) -> None:
         self._tokenizer = tokenizer
         self._encoder = TextEncoder(tokenizer)
         self._template = ChatTemplate(tokenizer, settings.tool_parser, settings.reasoning_parser)
@@ -100,7 +100,7 @@ class Converter:
 
     def encode_chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         extras: Extras | None = None,
         *,
         add_generation_prompt: bool = True,
@@ -115,7 +115,7 @@ class Converter:
         text = self._template.render(messages, extras or Extras(), add_generation_prompt=add_generation_prompt)
         return self._encoder.encode(text, "messages", self.card.max_model_len, add_special_tokens=add_special_tokens)
 
-    def reading(self, body: ChatCompletionRequest | CompletionRequest, prompt: list[int]) -> Reading | None:
+    def reading(self, body: ChatCompletionRequest | CompletionRequest, prompt: list[int]) -> AnswerFormat | None:
         """The parts that an answer may have in addition to content; None: its text is content as it is."""
         if not isinstance(body, ChatCompletionRequest):
             return None

@@ -6,7 +6,7 @@ import hashlib
 
 from app.access.caller import Caller
 from app.api.requests.schemas import GenerationRequest
-from app.api.service import Settings
+from app.api.service import ServiceSettings
 from deployments.submission.messages import ModelCard
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -14,7 +14,7 @@ from engine.sampling.params import SamplingParams
 PLAIN = "autoregressive"  # the method without drafts
 
 
-def granted(body: GenerationRequest, caller: Caller, settings: Settings, card: ModelCard) -> Request:
+def granted(body: GenerationRequest, caller: Caller, settings: ServiceSettings, card: ModelCard) -> Request:
     """What all choices of a body have in common: everything but prompt, parameters and id.
 
     Raises:

@@ -19,7 +19,7 @@ Name = Annotated[str, Field(max_length=256)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Message(Strict):
+class ChatMessage(Strict):
     """One turn of a conversation; content may come as a list of text parts, which newlines join."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -58,10 +58,10 @@ class Message(Strict):
         return len(self.content) + len(self.reasoning_content or "") + calls
 
 
-Messages = Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+Messages = Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-def weight_of(messages: list[Message]) -> int:
+def weight_of(messages: list[ChatMessage]) -> int:
     """Work of rendering and tokenising a conversation, in bytes whose parsing takes as long."""
     return sum(4 * (message.n_characters + MESSAGE_COST) for message in messages)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from app.api.tools.calls import CallParser
-from app.api.tools.families import Family
-from app.api.tools.parts import CallBegin, Part, Text, joined
+from app.api.tools.families import CallFamily
+from app.api.tools.parts import CallBegin, Part, TextPart, joined
 from app.api.tools.reasoning import ReasoningReader
 
 
-class Reading(msgspec.Struct, frozen=True):
+class AnswerFormat(msgspec.Struct, frozen=True):
     """What the text of an answer may hold besides content."""
 
-    family: Family | None = None  # None: no calls
+    family: CallFamily | None = None  # None: no calls
     offered: frozenset[str] = frozenset()  # names of the tools
     most_calls: int | None = None  # None: any number
     has_reasoning: bool = False
@@ -28,7 +28,7 @@ class Reading(msgspec.Struct, frozen=True):
 class AnswerReader:
     """Reads a growing text; the same parts come of it, however it is cut."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: AnswerFormat) -> None:
         self._reasoning = reading.reasoning()
         self._calls = None
         if reading.family is not None:
@@ -54,7 +54,7 @@ class AnswerReader:
     def _content(self, text: str) -> list[Part]:
         if self._calls is not None:
             return self._calls.push(text)
-        return [Text(text)] if text else []
+        return [TextPart(text)] if text else []
 
     def _noted(self, parts: list[Part]) -> list[Part]:
         self.has_calls = self.has_calls or any(isinstance(part, CallBegin) for part in parts)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from app.api.tools.call import SPACES, Call, CallWriter
-from app.api.tools.families import Family
+from app.api.tools.families import CallFamily
 from app.api.tools.json_call import JsonCall
 from app.api.tools.marks import MarkFinder
 from app.api.tools.named_call import NamedCall
-from app.api.tools.parts import Part, Text
+from app.api.tools.parts import Part, TextPart
 
 BETWEEN = frozenset(",;}]" + SPACES)  # between two calls; brackets that one closed too much do no harm
 
@@ -26,7 +26,7 @@ class CallParser:
         most: calls that count; the others are dropped. None: any number.
     """
 
-    def __init__(self, family: Family, offered: frozenset[str], most: int | None = None) -> None:
+    def __init__(self, family: CallFamily, offered: frozenset[str], most: int | None = None) -> None:
         self._family = family
         self._offered = offered
         self._most = most
@@ -64,13 +64,13 @@ class CallParser:
     def _counted(self, parts: list[Part]) -> list[Part]:
         if self._most is None:
             return parts
-        return [part for part in parts if isinstance(part, Text) or getattr(part, "index", 0) < self._most]
+        return [part for part in parts if isinstance(part, TextPart) or getattr(part, "index", 0) < self._most]
 
     def _write(self, text: str, parts: list[Part]) -> None:
         text = text.lstrip(SPACES) if self._is_fresh else text
         if text:
             self._is_fresh = False
-            parts.append(Text(text))
+            parts.append(TextPart(text))
 
     def _at_start(self, text: str, parts: list[Part]) -> str:
         """Nothing but spaces so far, of a family whose calls need no mark."""

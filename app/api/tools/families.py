@@ -20,7 +20,7 @@ def _mistral_id() -> str:
 
 
 @dataclass(frozen=True)
-class Family:
+class CallFamily:
     """A way to write calls as JSON.
 
     A call is ``{"name": .., ARGUMENTS: {..}}`` between ``opens`` and ``close``; several stand side by side or in a
@@ -45,9 +45,9 @@ class Family:
 FAMILIES = {
     family.name: family
     for family in (
-        Family("hermes", ("<tool_call>",), "</tool_call>", inner=("</tool_call>",)),
-        Family("llama3", ("<|python_tag|>",), arguments="parameters", is_bare=True),
-        Family("mistral", ("[TOOL_CALLS]",), is_named=True, inner=("[ARGS]", "[CALL_ID]"), new_id=_mistral_id),
+        CallFamily("hermes", ("<tool_call>",), "</tool_call>", inner=("</tool_call>",)),
+        CallFamily("llama3", ("<|python_tag|>",), arguments="parameters", is_bare=True),
+        CallFamily("mistral", ("[TOOL_CALLS]",), is_named=True, inner=("[ARGS]", "[CALL_ID]"), new_id=_mistral_id),
     )
 }
 # What only the templates of a family have; the first that fits counts.
@@ -59,7 +59,7 @@ SIGNS = (
 )
 
 
-def family_of(template: str) -> Family | None:
+def family_of(template: str) -> CallFamily | None:
     """The family of a chat template; None if it is of none that is known."""
     for name, sign in SIGNS:
         if sign.search(template):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.api.tools.families import Family
+from app.api.tools.families import CallFamily
 
 # As models were taught to write JSON, and without choice: a small one writes white space for ever where it may.
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -33,7 +33,7 @@ class CallGrammars:
         ValueError: there is no function.
     """
 
-    family: Family
+    family: CallFamily
     functions: Sequence[Function]
     is_parallel: bool
     special: Mapping[str, int] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class CallGrammars:
         return "\n".join([f"start: {start}", f"call: {calls}", *rules, *more, ""])
 
 
-def call_schema(family: Family, name: str, parameters: dict[str, Any] | None) -> dict[str, Any]:
+def call_schema(family: CallFamily, name: str, parameters: dict[str, Any] | None) -> dict[str, Any]:
     """JSON schema of one call as a family writes it: the tool's name, then its arguments."""
     arguments = dict(parameters or ANY_OBJECT)
     arguments.pop("$schema", None)  # before 2019-09, ``$id`` has no effect next to ``$ref``

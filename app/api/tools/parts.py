@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Text(msgspec.Struct, frozen=True):
+class TextPart(msgspec.Struct, frozen=True):
     """Some of the content."""
 
     text: str
@@ -32,7 +32,7 @@ class Arguments(msgspec.Struct, frozen=True):
     text: str
 
 
-Part = Text | Reasoning | CallBegin | Arguments
+Part = TextPart | Reasoning | CallBegin | Arguments
 
 
 def joined(parts: list[Part]) -> list[Part]:
@@ -41,8 +41,8 @@ def joined(parts: list[Part]) -> list[Part]:
     for part in parts:
         last = out[-1] if out else None
         match last, part:
-            case (Text(text=before), Text(text=text)):
-                out[-1] = Text(before + text)
+            case (TextPart(text=before), TextPart(text=text)):
+                out[-1] = TextPart(before + text)
             case (Reasoning(text=before), Reasoning(text=text)):
                 out[-1] = Reasoning(before + text)
             case (Arguments(index=i, text=before), Arguments(index=j, text=text)) if i == j:

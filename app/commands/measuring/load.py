@@ -152,7 +152,7 @@ def _wrong(found: Any, said: list[str]) -> list[str]:
 def _told(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Settings and plan of the flags; asks the server for its model only if it must."""
     from app.load.run import model_at
-    from app.load.settings import Load, Plan, base_of, common_fields, distinct_of, parse_slo, trusting
+    from app.load.settings import LoadProfile, RequestPlan, base_of, common_fields, distinct_of, parse_slo, trusting
 
     if arguments.arrivals and arguments.rate is None:
         raise ConfigError(f"--arrivals {arguments.arrivals} is for an open loop: give --rate as well")
@@ -160,7 +160,7 @@ def _told(arguments: argparse.Namespace) -> tuple[Any, Any]:
     requests = DEFAULT_REQUESTS if unlimited else arguments.requests
     prompts = read_bodies(arguments.prompts, arguments.endpoint)
     key = arguments.api_key or next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)
-    load = Load(
+    load = LoadProfile(
         base=base_of(arguments.url),
         endpoint=arguments.endpoint,
         headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -181,7 +181,7 @@ def _told(arguments: argparse.Namespace) -> tuple[Any, Any]:
     if not common.get("model"):
         common["model"] = model_at(load.base, load.headers, load.tls)
     seed = None if "seed" in common else arguments.seed
-    return load, Plan(prompts, common, seed, distinct)
+    return load, RequestPlan(prompts, common, seed, distinct)
 
 
 def _fields(arguments: argparse.Namespace) -> dict[str, Any]:

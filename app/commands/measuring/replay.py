@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.bench.records import WARM, Record, RecordFile, Setting, fingerprint
-from app.bench.replay import Plan, Replay, check_methods
+from app.bench.records import WARM, BenchSetting, RecordFile, TurnRecord, fingerprint
+from app.bench.replay import Replay, ReplayPlan, check_methods
 from app.bench.report import publish
 from app.commands.measuring.replay_flags import library, tokenizer_folder
 from app.inputs.prompts import first_of_each
@@ -45,13 +45,13 @@ def replay(arguments: argparse.Namespace) -> dict[str, Any]:
         return {**publish(*_replay(arguments, Path(folder)), Path(folder)), "plots": []}
 
 
-def _replay(arguments: argparse.Namespace, out: Path) -> tuple[list[Record], dict[str, Any]]:
+def _replay(arguments: argparse.Namespace, out: Path) -> tuple[list[TurnRecord], dict[str, Any]]:
     """All records, and what the JSON document says of the run."""
     tokenizer = load_tokenizer(tokenizer_folder(arguments))
     history, test = _logs(arguments)
-    plan = Plan(
+    plan = ReplayPlan(
         methods=arguments.methods,
-        settings=[Setting(warm=state == WARM) for state in arguments.states],
+        settings=[BenchSetting(warm=state == WARM) for state in arguments.states],
         history=encode(tokenizer, history, "--history") if history else [],
         test=encode(tokenizer, test, "--replay"),
         max_nodes=draft_nodes(arguments),
@@ -98,7 +98,7 @@ def _logs(arguments: argparse.Namespace) -> tuple[list[Document], list[Document]
     return history, kept
 
 
-def _settings(arguments: argparse.Namespace, plan: Plan, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def _settings(arguments: argparse.Namespace, plan: ReplayPlan, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     """Everything that decides what the records say; methods can be added to a folder later."""
     template, looked_up = str(tokenizer.chat_template), library(arguments)
     return {

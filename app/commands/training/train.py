@@ -35,11 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, or go on; print the table and the document."""
     questions = check(arguments)
 
-    from app.training.running.architecture import Asked, check_asked  # torch takes seconds to load, a wrong flag none
+    from app.training.running.architecture import (  # torch takes seconds to load, a wrong flag none
+        ArchitectureOptions,
+        check_asked,
+    )
     from app.training.running.report import table
     from app.training.running.train import train
 
-    asked = Asked(**{field.name: getattr(arguments, field.name) for field in fields(Asked)})
+    asked = ArchitectureOptions(**{field.name: getattr(arguments, field.name) for field in fields(ArchitectureOptions)})
     check_asked(arguments.method, asked)
     if arguments.work is None:
         arguments.work = arguments.out / "work"

@@ -13,7 +13,7 @@ from engine.errors import ConfigError
 Key = tuple[str, int, int]
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One answered turn; all ids are the target's."""
 
     question: str  # ``source_of`` all that is asked in the conversation
@@ -49,7 +49,7 @@ class AnswerFile:
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self.path, self._settings = path, settings
-        self.answers: dict[Key, Answer] = {}
+        self.answers: dict[Key, TrainingAnswer] = {}
 
     def __enter__(self) -> AnswerFile:
         content = self.path.read_bytes() if self.path.exists() else b""
@@ -58,7 +58,7 @@ class AnswerFile:
         if head:
             self._check(head)
         for line in lines:
-            answer = self._decoded(line, Answer)
+            answer = self._decoded(line, TrainingAnswer)
             self.answers[answer.key] = answer
         self._file = self.path.open("ab")
         self._file.truncate(len(whole))
@@ -71,12 +71,12 @@ class AnswerFile:
     ) -> None:
         self._file.close()
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: TrainingAnswer) -> None:
         """Keep an answer, on disk too."""
         self.answers[answer.key] = answer
         self._write(answer)
 
-    def _write(self, line: _Head | Answer) -> None:
+    def _write(self, line: _Head | TrainingAnswer) -> None:
         self._file.write(msgspec.json.encode(line) + b"\n")
         self._file.flush()
 

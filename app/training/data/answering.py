@@ -10,7 +10,7 @@ import msgspec
 from transformers import PreTrainedTokenizerFast
 
 from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
-from app.training.data.answer_file import Answer, AnswerFile
+from app.training.data.answer_file import AnswerFile, TrainingAnswer
 from app.training.data.examples import Example, source_of
 from engine.loop import Engine
 from engine.request import Request
@@ -73,7 +73,7 @@ class Asker:
             for index, completion in self._engine.run(requests, self._asking.batch_size):
                 job = jobs[index]
                 file.add(
-                    Answer(
+                    TrainingAnswer(
                         question=job.question,
                         source_hash=job.source,
                         sample=job.sample,
@@ -133,6 +133,6 @@ def n_turns(questions: Sequence[Question], raw: bool) -> int:
     return 1 if raw else max((len(question.turns) for question in questions), default=0)
 
 
-def as_example(answer: Answer) -> Example:
+def as_example(answer: TrainingAnswer) -> Example:
     """What is trained on of an answer."""
     return Example(answer.source_hash, [*answer.prompt, *answer.answer], len(answer.prompt), answer.temperature)

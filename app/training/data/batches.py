@@ -10,7 +10,7 @@ import torch
 
 from app.training.data.capture import Capture
 from app.training.data.examples import Example
-from app.training.texts import Texts
+from app.training.texts import PaddedTexts
 from engine.errors import ConfigError
 
 POOL = 32  # batches whose texts are sorted by length together: little padding, and chance decides nearly all
@@ -25,7 +25,7 @@ class TextStream:
         self._digest = digest(examples)
         self._order = self._shuffled()
 
-    def batch(self) -> Texts:
+    def batch(self) -> PaddedTexts:
         """The next one."""
         if self._next == len(self._order):
             self._epoch, self._next = self._epoch + 1, 0
@@ -66,7 +66,7 @@ class TextStream:
         return [batches[i] for i in torch.randperm(len(batches), generator=random).tolist()]
 
 
-def in_batches(examples: Sequence[Example], capture: Capture, batch_size: int) -> Iterator[Texts]:
+def in_batches(examples: Sequence[Example], capture: Capture, batch_size: int) -> Iterator[PaddedTexts]:
     """All texts once, those of one length together."""
     ranked = sorted(examples, key=lambda example: len(example.tokens))
     for begin in range(0, len(ranked), batch_size):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from app.training.data.examples import Example
-from app.training.texts import Texts
+from app.training.texts import PaddedTexts
 from engine.drafter.networks.base import TargetParts
 from engine.target.whole_texts import WholeTexts
 
@@ -24,13 +24,13 @@ class Capture:
         self._model, self._taps = model, taps
 
     @torch.no_grad()
-    def read(self, examples: Sequence[Example]) -> Texts:
+    def read(self, examples: Sequence[Example]) -> PaddedTexts:
         """Texts, padded to the longest, on the target's last device."""
         last = self._model.shards[-1]
         tokens, weights = padded(examples)
         hidden, tapped = self._model.states(tokens, self._taps)
         joined = torch.cat(tapped, dim=-1).float() if tapped else None
-        return Texts(tokens.to(last.device), weights.to(last.device), last.norm(hidden).float(), joined)
+        return PaddedTexts(tokens.to(last.device), weights.to(last.device), last.norm(hidden).float(), joined)
 
 
 def padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:

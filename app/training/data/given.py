@@ -18,7 +18,7 @@ from retrieval_store.snapshots.corpus import CorpusError, Document, read_documen
 FORMS = '{"prompt": .., "answer": ..} (texts or token ids both) or {"messages": [..]} that end with an answer'
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _AnswerLine(msgspec.Struct, frozen=True):
     """A line of a file of answers; further keys are allowed and ignored."""
 
     prompt: str | list[int] | None = None
@@ -43,7 +43,7 @@ def read_answers(path: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int
         if not raw.strip() or (number == 1 and raw.startswith(b'{"settings":')):
             continue
         try:
-            example = _example(msgspec.json.decode(raw, type=_Line), tokenizer)
+            example = _example(msgspec.json.decode(raw, type=_AnswerLine), tokenizer)
             if not all(0 <= token < vocab_size for token in example.tokens):
                 raise ConfigError(f"has a token outside the model's vocabulary, 0 to {vocab_size - 1}")
         except (msgspec.DecodeError, ConfigError) as error:
@@ -54,7 +54,7 @@ def read_answers(path: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int
     return found
 
 
-def _example(line: _Line, tokenizer: PreTrainedTokenizerFast) -> Example:
+def _example(line: _AnswerLine, tokenizer: PreTrainedTokenizerFast) -> Example:
     if line.messages and line.messages[-1].get("role") == "assistant" and len(line.messages) > 1:
         prompt = encode_chat(tokenizer, line.messages[:-1])
         asked = next((one["content"] for one in line.messages if one["role"] == "user"), "")
@@ -68,7 +68,7 @@ def _example(line: _Line, tokenizer: PreTrainedTokenizerFast) -> Example:
     raise ConfigError(f"is none of {FORMS}")
 
 
-def _joined(prompt: list[int], answer: list[int], question: str, line: _Line) -> Example:
+def _joined(prompt: list[int], answer: list[int], question: str, line: _AnswerLine) -> Example:
     return Example(line.source_hash or source_of(question), [*prompt, *answer], len(prompt), line.temperature)
 
 

@@ -18,7 +18,7 @@ from engine.model.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ArchitectureOptions:
     """What may be asked of a drafter; None and False: nothing, so that it is as published."""
 
     generation: int | None = None
@@ -53,13 +53,13 @@ LAYERS = {"p-eagle": 4, "dflash": 5}  # others: 1
 DSPARK_DRAFTS = 7
 
 
-def check_asked(method: Method, asked: Asked) -> None:
+def check_asked(method: Method, asked: ArchitectureOptions) -> None:
     """What is wrong whatever the target is.
 
     Raises:
         ConfigError: names the flag, its value, and what would be right.
     """
-    for field in fields(Asked):
+    for field in fields(ArchitectureOptions):
         value = getattr(asked, field.name)
         if value not in (None, False) and field.name not in USES[method]:
             able = ", ".join(name for name, used in USES.items() if field.name in used)
@@ -77,7 +77,9 @@ def check_asked(method: Method, asked: Asked) -> None:
         raise ConfigError(f"--markov-head is {asked.markov_head}, but there is no such head: --markov-rank is needed")
 
 
-def new_spec(method: Method, asked: Asked, path: Path, target: ModelSpec, mask_tokens: Sequence[int]) -> DrafterSpec:
+def new_spec(
+    method: Method, asked: ArchitectureOptions, path: Path, target: ModelSpec, mask_tokens: Sequence[int]
+) -> DrafterSpec:
     """The drafter for a target.
 
     Args:
@@ -114,7 +116,7 @@ def new_spec(method: Method, asked: Asked, path: Path, target: ModelSpec, mask_t
     return replace(masked, has_mask_state=True) if method == "p-eagle" else _block(masked, asked)
 
 
-def _block(spec: DrafterSpec, asked: Asked) -> DrafterSpec:
+def _block(spec: DrafterSpec, asked: ArchitectureOptions) -> DrafterSpec:
     """DFlash, JetSpec and DSpark."""
     assert spec.layers is not None
     return replace(
@@ -135,14 +137,14 @@ def _shape(path: Path) -> LayerShape:
     return layer_shape(path, msgspec.structs.replace(config, hidden_act=None, layer_types=None), {})
 
 
-def _draft_vocab(asked: Asked, target: ModelSpec) -> int:
+def _draft_vocab(asked: ArchitectureOptions, target: ModelSpec) -> int:
     n = asked.draft_vocab or target.vocab_size
     if n > target.vocab_size:
         raise ConfigError(f"--draft-vocab is {n}; the target has {target.vocab_size} tokens")
     return n
 
 
-def _taps(method: Method, asked: Asked, target: ModelSpec, n_layers: int) -> tuple[int, ...]:
+def _taps(method: Method, asked: ArchitectureOptions, target: ModelSpec, n_layers: int) -> tuple[int, ...]:
     """Published ones of shallow targets may coincide, or lie before the first layer."""
     if asked.taps is None:
         eagle = taps.outputs_by_default(target.n_layers)
@@ -154,7 +156,7 @@ def _taps(method: Method, asked: Asked, target: ModelSpec, n_layers: int) -> tup
     return asked.taps
 
 
-def _mask_token(asked: Asked, target: ModelSpec, mask_tokens: Sequence[int]) -> int:
+def _mask_token(asked: ArchitectureOptions, target: ModelSpec, mask_tokens: Sequence[int]) -> int:
     token = asked.mask_token if asked.mask_token is not None else next(iter(mask_tokens), None)
     if token is None or token >= target.vocab_size:
         raise ConfigError(

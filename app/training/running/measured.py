@@ -14,7 +14,7 @@ from app.training.acceptance import Acceptance, measure
 from app.training.data.batches import in_batches
 from app.training.data.capture import Capture
 from app.training.data.examples import Example
-from app.training.texts import Texts
+from app.training.texts import PaddedTexts
 from engine.drafter.networks.build import AnyNetwork
 
 EAGLE1_DEPTHS = 5  # chains of a drafter that is trained on one step
@@ -60,7 +60,7 @@ def measured(
     return found
 
 
-def _counted(batches: Iterable[Texts], shown: Any) -> Iterator[Texts]:
+def _counted(batches: Iterable[PaddedTexts], shown: Any) -> Iterator[PaddedTexts]:
     for texts in batches:
         yield texts
         shown.update(len(texts.tokens))

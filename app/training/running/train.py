@@ -25,9 +25,9 @@ from app.training.data.examples import most_frequent
 from app.training.data.gathering import gather
 from app.training.data.given import read_answers
 from app.training.data.split import Split, split
-from app.training.loop import LoopSettings, Progress, Run
+from app.training.loop import LoopSettings, TrainingProgress, TrainingRun
 from app.training.losses import DraftLoss, check_terms
-from app.training.running.architecture import Asked, new_spec
+from app.training.running.architecture import ArchitectureOptions, new_spec
 from app.training.running.initial import new_drafter
 from app.training.running.measured import measured
 from app.training.running.report import write_report
@@ -45,7 +45,7 @@ from engine.target.whole_texts import WholeTexts
 CHECKPOINT, SETTINGS = "checkpoint.pt", "settings.json"
 
 
-def train(arguments: argparse.Namespace, asked: Asked, questions: Sequence[Question]) -> dict[str, Any]:
+def train(arguments: argparse.Namespace, asked: ArchitectureOptions, questions: Sequence[Question]) -> dict[str, Any]:
     """Train a drafter, or go on with one; returns the document, which is also in ``--out``.
 
     Raises:
@@ -104,7 +104,7 @@ def _precision(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         yield
 
 
-def _facts(arguments: argparse.Namespace, progress: Progress, stream: TextStream) -> dict[str, Any]:
+def _facts(arguments: argparse.Namespace, progress: TrainingProgress, stream: TextStream) -> dict[str, Any]:
     """What the training used, and how."""
     flags = ("rate", "weight_decay", "batch", "roots", "max_length", "device", "threads", "seed")
     return {
@@ -142,7 +142,7 @@ def mask_tokens(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> list[int
     return [token for token in ids if token is not None and token != ends]
 
 
-def _run(arguments: argparse.Namespace, network: AnyNetwork, loss: DraftLoss, stream: TextStream) -> Run:
+def _run(arguments: argparse.Namespace, network: AnyNetwork, loss: DraftLoss, stream: TextStream) -> TrainingRun:
     """The training, begun or resumed."""
     checkpoint = arguments.work / CHECKPOINT
     if arguments.restart:
@@ -161,7 +161,7 @@ def _run(arguments: argparse.Namespace, network: AnyNetwork, loss: DraftLoss, st
         **{name: getattr(arguments, name) for name in ("rate", "weight_decay", "seed", "batch", "roots", "dtype")},
     }
     _check_same(arguments.work / SETTINGS, json.loads(json.dumps(decides)), checkpoint.exists())
-    return Run(network, loss, stream, checkpoint, settings)
+    return TrainingRun(network, loss, stream, checkpoint, settings)
 
 
 def _check_same(file: Path, settings: dict[str, Any], resumes: bool) -> None:

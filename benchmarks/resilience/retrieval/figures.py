@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from app.load.records import Record
+from app.load.records import RequestRecord
 from benchmarks.resilience.phases import Pairs, pause_figures, within
 from benchmarks.resilience.retrieval.driver import ChangePhase
 from benchmarks.resilience.streams import Streams
@@ -65,7 +65,7 @@ def row_of(phase: ChangePhase, streams: Streams, gaps: Pairs, net: Pairs, latene
     }
 
 
-def _per_forward(records: Sequence[Record]) -> float | None:
+def _per_forward(records: Sequence[RequestRecord]) -> float | None:
     """Tokens per decode forward; the prefill gives the first token of each answer."""
     known = [(r.completion_tokens, r.speculation) for r in records if r.completion_tokens and r.speculation]
     n_steps = sum(speculation["num_spec_steps"] for _, speculation in known)

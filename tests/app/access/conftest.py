@@ -16,7 +16,7 @@ from app.access.keyring import Keyring
 from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.http import Api
-from app.api.service import Settings
+from app.api.service import ServiceSettings
 from tests.app.conftest import client_of
 
 
@@ -60,7 +60,7 @@ def edge(backend: Any, tokenizer: Any, keys: Keys) -> Serve:
         if not options.keys() & {"tenant_header", "trust_clients"}:
             keyring = keyring or Keyring(keys.path, clock=lambda: 0.0)  # rates are never refilled
             options["api_keys"] = str(keys.path)
-        settings = Settings(default_max_tokens=100, shared_namespace="default")
+        settings = ServiceSettings(default_max_tokens=100, shared_namespace="default")
         async with client_of(
             create_app(Api(backend, tokenizer, settings), AccessOptions(**options), keyring)
         ) as client:

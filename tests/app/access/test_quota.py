@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.access.errors import AccessError
-from app.access.quota import Allowance, Limits
+from app.access.quota import Allowance, QuotaLimits
 from tests.app.access.conftest import Keys, Serve
 from tests.app.conftest import error_of
 from tests.support.waiting import wait_until_async
@@ -40,7 +40,7 @@ def refusal(allowance: Allowance, tokens: int | None = None) -> AccessError | No
 
 def test_requests_refill_evenly_up_to_one_minutes_worth() -> None:
     clock = Clock()
-    allowance = Allowance(Limits(requests=6), 1, clock)
+    allowance = Allowance(QuotaLimits(requests=6), 1, clock)
     assert [refusal(allowance) for _ in range(6)] == [None] * 6
     refused = refusal(allowance)
     assert refused is not None
@@ -55,18 +55,18 @@ def test_requests_refill_evenly_up_to_one_minutes_worth() -> None:
 
 
 def test_changed_limits_keep_the_count_of_used_requests() -> None:
-    allowance = Allowance(Limits(requests=10, tokens=100), 1, Clock())
+    allowance = Allowance(QuotaLimits(requests=10, tokens=100), 1, Clock())
     assert [refusal(allowance) for _ in range(8)] == [None] * 8
-    allowance.change(Limits(requests=8, tokens=None, concurrent=8))
+    allowance.change(QuotaLimits(requests=8, tokens=None, concurrent=8))
     assert allowance.headers()["x-ratelimit-remaining-requests"] == "0"
     assert "x-ratelimit-limit-tokens" not in allowance.headers()
-    allowance.change(Limits(requests=20))
+    allowance.change(QuotaLimits(requests=20))
     assert allowance.headers()["x-ratelimit-remaining-requests"] == "12"
 
 
 def test_a_request_above_a_replicas_share_waits_for_the_whole_share_and_leaves_a_debt() -> None:
     clock = Clock()
-    allowance = Allowance(Limits(tokens=120), 4, clock)
+    allowance = Allowance(QuotaLimits(tokens=120), 4, clock)
     assert refusal(allowance, 100) is None
     clock.now += 60 * 3
     assert refusal(allowance, 100) is not None
@@ -81,7 +81,7 @@ def test_a_request_above_a_replicas_share_waits_for_the_whole_share_and_leaves_a
 )
 def test_replicas_never_exceed_the_limit(replicas: int, limit: int, asked: list[tuple[int, float, int]]) -> None:
     clock = Clock()
-    shares = [Allowance(Limits(tokens=limit), replicas, clock) for _ in range(replicas)]
+    shares = [Allowance(QuotaLimits(tokens=limit), replicas, clock) for _ in range(replicas)]
     admitted = 0
     for replica, pause, tokens in asked:
         clock.now += pause

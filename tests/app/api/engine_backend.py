@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.http import Api
-from app.api.service import Settings
+from app.api.service import ServiceSettings
 from deployments.submission.messages import Health, ModelCard
 from engine.events import StepEvent
 from engine.loop import Engine
@@ -66,6 +66,6 @@ async def over_engine(
     spec = target.info.spec
     limits = {"max_model_len": context, "vocab_size": spec.vocab_size, "eos_ids": spec.eos_ids}
     backend = EngineBackend(make_engine(target), ModelCard(name="tiny", method="auto", max_nodes=64, **limits))
-    app = create_app(Api(backend, tokenizer, Settings()), AccessOptions(trust_clients=True))
+    app = create_app(Api(backend, tokenizer, ServiceSettings()), AccessOptions(trust_clients=True))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge") as client:
         yield client

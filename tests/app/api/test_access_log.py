@@ -14,7 +14,7 @@ from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.edge import Edge
 from app.api.http import Api
-from app.api.service import Settings
+from app.api.service import ServiceSettings
 from app.playground.options import PlaygroundOptions
 from app.playground.playground import Playground
 from app.telemetry.access_log import MOST_REFUSALS
@@ -145,7 +145,7 @@ async def test_probes_and_prompts_are_not_logged_by_default(
 ) -> None:
     def client(**settings: Any) -> AsyncClient:
         playground = Playground(PlaygroundOptions())
-        return client_of(create_app(Api(backend, tokenizer, Settings(**settings)), playground=playground))
+        return client_of(create_app(Api(backend, tokenizer, ServiceSettings(**settings)), playground=playground))
 
     backend.is_healthy = False
     async with client() as plain, client(access_log=False) as quiet, client(log_prompts=True) as loud:
@@ -161,7 +161,7 @@ async def test_probes_and_prompts_are_not_logged_by_default(
 async def test_handles_take_the_same_bodies_and_are_logged(
     backend: ScriptedBackend, tokenizer: Any, lines: Lines
 ) -> None:
-    edge = Edge(Api(backend, tokenizer, Settings()), AccessOptions(), None)
+    edge = Edge(Api(backend, tokenizer, ServiceSettings()), AccessOptions(), None)
     chat = await edge.generate({"messages": [USER], "temperature": 0})
     assert chat["choices"][0]["message"]["content"] == backend.answer
     events = [event async for event in edge.generate_stream({"input": "hi", "temperature": 0})]

@@ -7,7 +7,7 @@ from typing import Any
 from httpx import AsyncClient
 from prometheus_client import CollectorRegistry, generate_latest
 
-from app.telemetry.exchange import Exchange, Usage
+from app.telemetry.exchange import Exchange, ExchangeUsage
 from app.telemetry.metrics import ANONYMOUS, MOST_TENANTS, OTHER, EdgeMetrics, Routes
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
@@ -52,7 +52,7 @@ async def test_answers_are_counted_by_route_method_and_status(client: AsyncClien
 def test_tenants_beyond_the_limit_share_a_series_and_unknown_paths_a_route() -> None:
     metrics = EdgeMetrics(CollectorRegistry(), "tiny", 100)
     for number in range(MOST_TENANTS + 50):
-        usage = Usage(1, 1, 1, 1)
+        usage = ExchangeUsage(1, 1, 1, 1)
         exchange = Exchange("id", "POST", "/v1/completions", account=f"t{number}", usage=lambda usage=usage: usage)
         metrics.count(exchange, "")
     lines = generate_latest(metrics.registry).decode().splitlines()

@@ -13,8 +13,8 @@ from httpx import AsyncClient
 from transformers import AutoModelForCausalLM
 
 from app.api.answers.stream_writer import StreamWriter
-from app.api.choice import Choice
-from app.api.piece import Piece
+from app.api.choice import CompletionChoice
+from app.api.piece import ChoiceDelta
 from app.api.requests.echoes import MAX_LOGPROBS_OF_PROMPTS, OFFSET_COST, check_logprobs_of_prompts
 from app.api.requests.schemas import CompletionRequest
 from app.inputs.tokenizers import load_tokenizer
@@ -100,7 +100,7 @@ async def test_many_log_probabilities_are_written_in_a_thread(
     whole, loops = StreamWriter.whole, threading.get_ident()
     is_here: list[bool] = []
 
-    def noted(writer: StreamWriter, done: Sequence[tuple[Choice, Piece]]) -> bytes:
+    def noted(writer: StreamWriter, done: Sequence[tuple[CompletionChoice, ChoiceDelta]]) -> bytes:
         is_here.append(threading.get_ident() == loops)
         return whole(writer, done)
 

@@ -16,11 +16,11 @@ from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.edge import Edge
 from app.api.http import Api
-from app.api.service import Settings
+from app.api.service import ServiceSettings
 from app.composition.sampling import sampling_defaults
 from app.config.errors import config_of
 from app.doctor.findings import PROBLEM
-from app.doctor.model import Asked, fit
+from app.doctor.model import ServingSetup, fit
 from app.serving.preflight import check_model
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.checkpoint_files import GENERATION_CONFIG as FILE
@@ -44,7 +44,7 @@ def fields_of(params: SamplingParams) -> dict[str, float]:
 
 @pytest.fixture
 def api(backend: ScriptedBackend) -> Api:
-    return Api(backend, backend.tokenizer, Settings(sampling=dict(RECOMMENDED)))
+    return Api(backend, backend.tokenizer, ServiceSettings(sampling=dict(RECOMMENDED)))
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -150,7 +150,7 @@ def test_serve_and_doctor_refuse_such_a_value_before_anything_starts(tiny_checkp
     (folder / FILE).write_text(json.dumps({"eos_token_id": 2, "top_p": 1.5}))
     with pytest.raises(ConfigError, match=r"top_p is 1.5; it must be at most 1.0") as refused:
         check_model(config_of({"model": str(folder)}), is_local=True)
-    asked = Asked(str(folder), stages=1, kv_gib=0.01, gpu_memory_gib=None, dtype=None, quantization=None)
+    asked = ServingSetup(str(folder), stages=1, kv_gib=0.01, gpu_memory_gib=None, dtype=None, quantization=None)
     found = [one for one in fit(asked, 0.9) if one.status == PROBLEM]
     assert [(one.name, one.says) for one in found] == [("model", str(refused.value))]
 

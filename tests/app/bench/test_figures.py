@@ -12,12 +12,12 @@ import pytest
 
 from app.bench.figures import compare, step_curve, steps_before
 from app.bench.plots import plots
-from app.bench.records import Record, Setting
+from app.bench.records import BenchSetting, TurnRecord
 from app.bench.report import document, tables
 from app.reporting.summaries import Quartiles
 
 
-def record(method: str, index: int, steps: list[int], times: list[float], **changes: Any) -> Record:
+def record(method: str, index: int, steps: list[int], times: list[float], **changes: Any) -> TurnRecord:
     """A record whose prefill took one second."""
     values: dict[str, Any] = {
         "method": method,
@@ -31,10 +31,10 @@ def record(method: str, index: int, steps: list[int], times: list[float], **chan
         "seconds": 1 + sum(times),
         "category": "math" if index == 0 else "code",
     }
-    return Record(**(values | changes))
+    return TurnRecord(**(values | changes))
 
 
-def sample() -> list[Record]:
+def sample() -> list[TurnRecord]:
     """Two questions of four decode tokens; pld is faster on the first and slower on the second."""
     return [
         record("autoregressive", 0, [1, 1, 1, 1], [1.0, 1.0, 1.0, 1.0]),
@@ -45,7 +45,7 @@ def sample() -> list[Record]:
 
 
 def test_acceptance_throughput_and_speedup_prompt_by_prompt() -> None:
-    [reference, pld] = compare(sample())[Setting()]
+    [reference, pld] = compare(sample())[BenchSetting()]
     total = pld.total
     assert (pld.method, total.turns, total.tokens, total.forwards) == ("pld", 2, 8, 5)
     assert total.tokens_per_forward == pytest.approx(8 / 5)
@@ -67,7 +67,7 @@ def test_steps_after_the_start_of_a_loop_are_left_out_of_pre_loop() -> None:
     looping = record("pld", 0, [1, 2, 8], [1.0, 1.0, 1.0], token_ids=[5] * 12)  # its first 8-gram recurs at 1
     other = record("pld", 1, [1, 1], [1.0, 1.0])
     late = record("pld", 2, [3, 9, 9], [1.0] * 3, token_ids=[9, 8, 7, 6, *[5] * 18])  # loops from 5 on
-    [row] = compare([looping, other, late])[Setting()]
+    [row] = compare([looping, other, late])[BenchSetting()]
     assert row.total.looping == pytest.approx(2 / 3)
     assert row.total.tokens_per_forward == pytest.approx((11 + 2 + 21) / 8)
     # Steps begin at 1, 2, 4 (none before 1), at 1, 2 (both), and at 1, 4, 13 (two before 5).
@@ -84,7 +84,7 @@ def test_a_changed_or_missing_token_is_noticed(where: int | None) -> None:
     else:
         records[3].token_ids[where] += 1
     found = compare(records)
-    [reference, pld] = found[Setting()]
+    [reference, pld] = found[BenchSetting()]
     assert (pld.total.identical, pld.total.compared, pld.total.is_identical) == (1, 2, False)
     assert (pld.by_category["math"].is_identical, pld.by_category["code"].is_identical) == (True, False)
     assert reference.total.is_identical is True
@@ -94,20 +94,20 @@ def test_a_changed_or_missing_token_is_noticed(where: int | None) -> None:
 
 def test_unknown_figures_are_none() -> None:
     untimed = [
-        Record(method=m, index=0, prompt_tokens=2, token_ids=[1, 2, 3], step_tokens=steps, category="chat")
+        TurnRecord(method=m, index=0, prompt_tokens=2, token_ids=[1, 2, 3], step_tokens=steps, category="chat")
         for m, steps in (("autoregressive", [1, 1]), ("pld", [2]))
     ]
-    total = compare(untimed)[Setting()][1].total
+    total = compare(untimed)[BenchSetting()][1].total
     assert (total.tokens_per_forward, total.is_identical) == (2, True)
     assert (total.speedup, total.speedup_total, total.mic_tp, total.mac_tp) == (None,) * 4
     assert step_curve(untimed) == {}
     assert document(compare(untimed), untimed)["methods"]["pld"]["speedup"] is None
     unreferenced = sample()[2:]
-    assert compare(unreferenced)[Setting()][0].total.is_identical is None
+    assert compare(unreferenced)[BenchSetting()][0].total.is_identical is None
     assert document(compare(unreferenced), unreferenced)["identical_to_autoregressive"] is None
     assert "no autoregressive decoding to compare" in tables(compare(unreferenced))
     one_token = [record(m, 0, [], []) for m in ("autoregressive", "pld")]
-    total = compare(one_token)[Setting()][1].total
+    total = compare(one_token)[BenchSetting()][1].total
     assert (total.tokens_per_forward, total.pre_loop, total.mac_tp, total.mic_tp) == (None, None, None, 1)
     json.dumps(document(compare(one_token), one_token), allow_nan=False)
 

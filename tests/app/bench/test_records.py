@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from app.bench.records import Key, Record, RecordFile, Setting, fingerprint
+from app.bench.records import BenchSetting, Key, RecordFile, TurnRecord, fingerprint
 from engine.errors import ConfigError
 
 SETTINGS = {"model": "m", "temperatures": [0.0, 0.8], "repeats": 1}
 
 
-def record(index: int = 0, **changes: Any) -> Record:
+def record(index: int = 0, **changes: Any) -> TurnRecord:
     values: dict[str, Any] = {"method": "pld", "index": index, "category": "math", "question_id": "q7", "seconds": 0.5}
     values |= {
         "prompt_tokens": 3,
@@ -24,7 +24,7 @@ def record(index: int = 0, **changes: Any) -> Record:
         "step_seconds": [0.25],
     }
     values |= {"target_seconds": [0.125], "by_source": {"pld": {"drafted": 4, "accepted": 1}}}
-    return Record(**(values | changes))
+    return TurnRecord(**(values | changes))
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def test_records_are_on_disk_at_once_and_read_back(path: Path) -> None:
             assert json.loads(path.read_bytes().splitlines()[-1])["index"] == one.index
     with RecordFile(path, SETTINGS) as file:
         assert file.records == written
-        assert Key(Setting(0.8, True), "pld", 2, 1, 1) in file
-        assert Key(Setting(0.8, False), "pld", 2, 1, 1) not in file
+        assert Key(BenchSetting(0.8, True), "pld", 2, 1, 1) in file
+        assert Key(BenchSetting(0.8, False), "pld", 2, 1, 1) not in file
 
 
 @pytest.mark.parametrize("torn", [b'{"method":"pld","ind', b"\xff\xfe"])

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.bench.records import Record, RecordFile, Setting
-from app.bench.runs import Bench, Plan, rotated
+from app.bench.records import BenchSetting, RecordFile, TurnRecord
+from app.bench.runs import BenchPlan, BenchRunner, rotated
 from app.inputs.prompts import Question
 from app.inputs.tokenizers import load_tokenizer
 from engine.errors import ConfigError, UnknownMethodError
@@ -28,7 +28,7 @@ QUESTIONS = [
 TURNS = ((0, 0), (0, 1), (1, 0), (2, 0))
 METHODS = ("autoregressive", "pld", "remembering")
 N = len(TURNS) * len(METHODS)  # records of one setting and repeat
-COLD, WARM, SAMPLED = Setting(0.0, False), Setting(0.0, True), Setting(0.8)
+COLD, WARM, SAMPLED = BenchSetting(0.0, False), BenchSetting(0.0, True), BenchSetting(0.8)
 
 
 @pytest.fixture(scope="module")
@@ -69,28 +69,30 @@ def speculator() -> Remembering:
     return Remembering()
 
 
-MakeBench = Callable[..., Bench]
+MakeBench = Callable[..., BenchRunner]
 
 
 @pytest.fixture
 def bench(target: LocalTarget, tiny_checkpoint: Path, speculator: Remembering) -> MakeBench:
     """``bench(repeats=2)``: a bench of a small plan with changes."""
 
-    def make(pools: dict[bool, SpeculatorPool] | None = None, **changes: Any) -> Bench:
+    def make(pools: dict[bool, SpeculatorPool] | None = None, **changes: Any) -> BenchRunner:
         plan: dict[str, Any] = {"methods": METHODS, "settings": [COLD], "questions": QUESTIONS, "warm_passes": 1}
         plan["params"] = SamplingParams(max_tokens=12, seed=3, stop_ids=target.info.spec.eos_ids)
         pool = SpeculatorPool(extra={"remembering": lambda options: speculator})
-        made = Plan(**(plan | changes))
-        return Bench(target, load_tokenizer(tiny_checkpoint), pools or {s.warm: pool for s in made.settings}, made)
+        made = BenchPlan(**(plan | changes))
+        return BenchRunner(
+            target, load_tokenizer(tiny_checkpoint), pools or {s.warm: pool for s in made.settings}, made
+        )
 
     return make
 
 
 @pytest.fixture
-def run(bench: MakeBench, tmp_path: Path) -> Callable[..., list[Record]]:
+def run(bench: MakeBench, tmp_path: Path) -> Callable[..., list[TurnRecord]]:
     """Runs a plan from the start and returns its records."""
 
-    def records(**changes: Any) -> list[Record]:
+    def records(**changes: Any) -> list[TurnRecord]:
         with RecordFile(tmp_path / "records.jsonl", {}, restart=True) as file:
             bench(**changes).run(file, lambda: None)
             return file.records
@@ -98,7 +100,7 @@ def run(bench: MakeBench, tmp_path: Path) -> Callable[..., list[Record]]:
     return records
 
 
-Run = Callable[..., list[Record]]
+Run = Callable[..., list[TurnRecord]]
 
 
 def test_every_turn_of_every_method_is_recorded_once_with_the_same_text(run: Run) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.chat.answers import Sources
+from app.chat.answers import TokenSources
 
 Tokens = list[tuple[str, str | None]]
 
@@ -25,7 +25,7 @@ def trace(*tokens: tuple[str, str | None]) -> list[dict[str, Any]]:
     ]
 
 
-def shown(sources: Sources, *texts: str) -> Tokens:
+def shown(sources: TokenSources, *texts: str) -> Tokens:
     pieces: Tokens = []
     for text in texts:
         sources.of(text, lambda piece, source: pieces.append((piece, source)))
@@ -47,7 +47,7 @@ BYTES: Tokens = [("bytes:\\xf0\\x9f", "pld"), ("bytes:\\xa6\\x8a", "pld"), (" fo
     ids=["whole", "cut", "a character of several tokens", "a token without text"],
 )
 def test_each_token_has_its_source(tokens: Tokens, texts: list[str], pieces: Tokens) -> None:
-    sources = Sources()
+    sources = TokenSources()
     sources.told(trace(*tokens))
     assert shown(sources, *texts) == pieces
     assert sources.counts == Counter(source for _, source in tokens)
@@ -65,7 +65,7 @@ def test_each_token_has_its_source(tokens: Tokens, texts: list[str], pieces: Tok
     ],
 )
 def test_a_trace_of_another_form_has_no_sources(trace: Any) -> None:
-    sources = Sources()
+    sources = TokenSources()
     sources.told(trace)
     assert shown(sources, "One") == [("One", None)]
 
@@ -76,6 +76,6 @@ TOKENS = st.one_of(st.text("ab \ufffd", max_size=3), st.just("bytes:\\xf0"))
 
 @given(PIECES, st.lists(st.tuples(TOKENS, st.sampled_from([None, "pld"])), max_size=8))
 def test_the_whole_text_is_shown_with_any_trace(texts: list[str], tokens: Tokens) -> None:
-    sources = Sources()
+    sources = TokenSources()
     sources.told(trace(*tokens))
     assert "".join(piece for piece, _ in shown(sources, *texts)) == "".join(texts)

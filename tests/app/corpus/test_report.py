@@ -6,25 +6,27 @@ from pathlib import Path
 
 import numpy as np
 
-from app.corpus.figures import Choice, dropped, figures, quantiles, totals
-from app.corpus.inputs import Input
+from app.corpus.figures import TextSelection, dropped, figures, quantiles, totals
+from app.corpus.inputs import CorpusInput
 from app.corpus.report import table
 from retrieval_store.refine.texts import ROW
 
 NAN, INF = float("nan"), float("inf")
 
 
-def choice(perplexities: list[float], kept: list[bool], sources: list[int] | None = None, **more: bool) -> Choice:
+def choice(
+    perplexities: list[float], kept: list[bool], sources: list[int] | None = None, **more: bool
+) -> TextSelection:
     rows = np.zeros(len(kept), ROW)
     rows["length"] = 10
     rows["hash"] = rows["document"] = np.arange(len(kept))
     rows["source"] = sources or 0
     none = np.zeros(len(kept), np.bool_)
-    return Choice(rows, none, none, none, np.array(perplexities), np.array(kept), **more)
+    return TextSelection(rows, none, none, none, np.array(perplexities), np.array(kept), **more)
 
 
-def inputs(n: int) -> list[Input]:
-    return [Input(f"folder/in{i}.txt", Path(), "", 5) for i in range(n)]
+def inputs(n: int) -> list[CorpusInput]:
+    return [CorpusInput(f"folder/in{i}.txt", Path(), "", 5) for i in range(n)]
 
 
 def test_every_text_is_counted_once() -> None:
@@ -38,7 +40,7 @@ def test_every_text_is_counted_once() -> None:
     assert is_repeated.tolist() == [False, False, False, True, False, False]  # short ones are no repetitions
     kept = np.array([False, False, False, False, True, True])
     none = np.zeros(6, np.bool_)
-    made = Choice(rows, is_short, is_repeated, none, np.array([NAN, NAN, INF, NAN, 3.0, 5.0]), kept)
+    made = TextSelection(rows, is_short, is_repeated, none, np.array([NAN, NAN, INF, NAN, 3.0, 5.0]), kept)
     first, second = figures(made, inputs(2))
     assert (first["documents"], first["texts"], first["tokens"], first["scored"], first["kept"]) == (4, 5, 38, 2, 1)
     assert first["perplexity"]["dropped"] is None  # only one that is infinite

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from app.load import client as clients
-from app.load.client import Client, Endpoint, Watcher, open_session
+from app.load.client import Endpoint, LoadClient, RequestObserver, open_session
 from app.load.failures import retry_after
-from app.load.records import Break, Record
+from app.load.records import Break, RequestRecord
 from tests.app.load.conftest import TEXT, Script, answer, chat, event, usage
 from tests.support.waiting import LIMIT_S
 
@@ -19,16 +19,16 @@ BODY = {"model": "tiny", "stream": True, "messages": [], "seed": 4}
 BROKEN = [*answer()[:4], Script.BREAK]
 
 
-class Seen(Watcher):
+class Seen(RequestObserver):
     def __init__(self) -> None:
         self.text = ""
         self.breaks: list[Break] = []
 
-    def chunk(self, record: Record, text: str, now: float) -> None:
+    def chunk(self, record: RequestRecord, text: str, now: float) -> None:
         assert now == record.chunks[-1]
         self.text += text
 
-    def broke(self, record: Record, found: Break) -> None:
+    def broke(self, record: RequestRecord, found: Break) -> None:
         self.breaks.append(found)
 
 
@@ -44,10 +44,12 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-async def ask(url: str, retries: int = 0, timeout: float = LIMIT_S, watcher: Watcher | None = None) -> Record:
-    record = Record(0, 0, 4, 0.0)
+async def ask(
+    url: str, retries: int = 0, timeout: float = LIMIT_S, watcher: RequestObserver | None = None
+) -> RequestRecord:
+    record = RequestRecord(0, 0, 4, 0.0)
     async with open_session() as session:
-        client = Client(session, Endpoint(f"{url}/v1/chat/completions", {}, timeout), retries, watcher)
+        client = LoadClient(session, Endpoint(f"{url}/v1/chat/completions", {}, timeout), retries, watcher)
         assert await client.ask(BODY, record) is record
     assert record.ended >= record.sent > 0
     return record

@@ -11,17 +11,17 @@ import pytest
 
 from app.load.figures import figures, identity
 from app.load.plots import plots
-from app.load.records import Break, Record
+from app.load.records import Break, RequestRecord
 from app.load.report import write_records
 from app.load.settings import Slo, parse_slo
 from engine.errors import ConfigError
 
 
-def record(index: int = 0, **fields: Any) -> Record:
+def record(index: int = 0, **fields: Any) -> RequestRecord:
     """Intended for 10, sent at 10.5, text at 11, 11.5, 13; ended at 14; four tokens."""
     values = {"prompt": index, "seed": index, "intended": 10.0, "sent": 10.5, "ended": 14.0}
     values |= {"chunks": [11.0, 11.5, 13.0], "text": "abc", "outcome": "ok"}
-    return Record(index, **(values | {"prompt_tokens": 7, "completion_tokens": 4} | fields))  # type: ignore[arg-type]
+    return RequestRecord(index, **(values | {"prompt_tokens": 7, "completion_tokens": 4} | fields))  # type: ignore[arg-type]
 
 
 def test_latencies_count_from_the_intended_arrival() -> None:

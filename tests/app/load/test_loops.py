@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from app.load.loops import Clock, arrivals, closed_loop, open_loop
+from app.load.loops import MonotonicClock, arrivals, closed_loop, open_loop
 
 
-class VirtualClock(Clock):
+class VirtualClock(MonotonicClock):
     """Time that jumps to the next sleeper once all tasks sleep."""
 
     def __init__(self, start: float = 100.0) -> None:

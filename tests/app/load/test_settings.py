@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.inputs.prompts import BUILTIN, read_bodies
-from app.load.settings import Plan, base_of, common_fields, distinct_of
+from app.load.settings import RequestPlan, base_of, common_fields, distinct_of
 from engine.errors import ConfigError
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
@@ -52,12 +52,12 @@ def test_an_unusable_file_is_refused_with_its_line(tmp_path: Path, line: object,
 
 def test_prompts_repeat_and_seeds_only_with_distinct_questions() -> None:
     bodies: list[dict[str, Any]] = [{"prompt": "a"}, {"prompt": "b"}]
-    plan = Plan(bodies, {"model": "m"}, seed=10)
+    plan = RequestPlan(bodies, {"model": "m"}, seed=10)
     records = [plan.record(i, 0.0) for i in range(4)]
     assert [(r.prompt, r.seed) for r in records] == [(0, 10), (1, 11), (0, 12), (1, 13)]
     sent = {"model": "m", "prompt": "b", "seed": 13, "stream": True, "stream_options": {"include_usage": True}}
     assert plan.body(records[3]) == sent
-    distinct = Plan(bodies, {}, seed=10, distinct=3)
+    distinct = RequestPlan(bodies, {}, seed=10, distinct=3)
     again = [(r.prompt, r.seed) for r in (distinct.record(i, 0.0) for i in range(5))]
     assert again == [(0, 10), (1, 11), (0, 12), (0, 10), (1, 11)]
     warmup = {distinct.record(-1 - i, 0.0).seed for i in range(5)}
@@ -66,7 +66,9 @@ def test_prompts_repeat_and_seeds_only_with_distinct_questions() -> None:
 
 def test_a_null_removes_a_field_and_the_loads_own_fields_are_refused() -> None:
     common = common_fields({"temperature": 0.0, "max_tokens": 5}, {"max_tokens": None, "max_completion_tokens": 5})
-    body = Plan([{"messages": []}], {**common, "stream_options": None}).body(Plan([{}], {}).record(0, 0.0))
+    body = RequestPlan([{"messages": []}], {**common, "stream_options": None}).body(
+        RequestPlan([{}], {}).record(0, 0.0)
+    )
     assert body == {"messages": [], "stream": True, "seed": 0, "temperature": 0.0, "max_completion_tokens": 5}
     for name in ("stream", "n", "prompt", "messages", "seed"):
         with pytest.raises(ConfigError, match=f"--extra sets '{name}'"):

@@ -9,7 +9,7 @@ import torch
 
 from app.planning.cluster import Cluster
 from app.planning.hardware import Hardware, spread
-from app.planning.layouts import BLOCK, Drafts, Layout, Wanted, chosen, layouts
+from app.planning.layouts import BLOCK, Drafts, GpuLayout, LayoutConstraints, chosen, layouts
 from app.planning.sizes import ModelSizes
 from engine.errors import ConfigError
 from engine.model.partition import GIB
@@ -25,8 +25,8 @@ def of_paper(ranges: object) -> object:
 
 
 @cache
-def planned(gpus: int, stages: int | None = None, context: int = 1500) -> list[Layout]:
-    wanted = Wanted(gpus, USABLE, context, stages)
+def planned(gpus: int, stages: int | None = None, context: int = 1500) -> list[GpuLayout]:
+    wanted = LayoutConstraints(gpus, USABLE, context, stages)
     return layouts(SEVENTY, wanted, of_paper, (3e-4, 5e-4), Drafts())  # type: ignore[arg-type]
 
 
@@ -54,9 +54,9 @@ def test_a_model_that_is_too_large_is_reported_and_not_chosen() -> None:
 
 
 def test_the_layout_that_holds_most_sequences_is_chosen_fewest_stages_first() -> None:
-    held = [Layout(8 // n, n, sequences=most) for n, most in ((1, 9), (2, 12), (4, 12), (8, 10))]
+    held = [GpuLayout(8 // n, n, sequences=most) for n, most in ((1, 9), (2, 12), (4, 12), (8, 10))]
     assert chosen(held) is held[1]
-    assert chosen([Layout(8, 1, sequences=9, why_not="too large"), held[3]]) is held[3]
+    assert chosen([GpuLayout(8, 1, sequences=9, why_not="too large"), held[3]]) is held[3]
 
 
 def test_streams_are_divided_among_replicas_and_all_counted() -> None:
@@ -71,9 +71,9 @@ def test_streams_are_divided_among_replicas_and_all_counted() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Wanted(0, USABLE, 10), "--gpus is 0"),
-        (lambda: Wanted(8, USABLE, 10, 3), "--stages is 3; it must divide --gpus, 8"),
-        (lambda: Wanted(8, USABLE, 0), "--context is 0"),
+        (lambda: LayoutConstraints(0, USABLE, 10), "--gpus is 0"),
+        (lambda: LayoutConstraints(8, USABLE, 10, 3), "--stages is 3; it must divide --gpus, 8"),
+        (lambda: LayoutConstraints(8, USABLE, 0), "--context is 0"),
         (lambda: Drafts(0.5), "--tokens-per-forward is 0.5"),
         (lambda: Drafts(9.0, 4), "it must be 1 to 5"),
         (lambda: Hardware(memory_bytes_per_s=0), "--memory-tbs"),

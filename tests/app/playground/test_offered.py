@@ -15,7 +15,7 @@ from app.access.keyring import Keyring
 from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.http import Api
-from app.api.service import Settings
+from app.api.service import ServiceSettings
 from deployments.options import RouterOptions
 from deployments.router.admission import as_served, offered_methods
 from engine.errors import UnknownMethodError
@@ -58,7 +58,9 @@ async def test_a_key_is_offered_its_own_methods_and_limits(backend: Any, tmp_pat
     records = [{"id": n, "sha256": digest_of(keys[n]), "tenant": n, **fields} for n, fields in rights.items()]
     file = tmp_path / "keys.jsonl"
     file.write_text("\n".join(map(json.dumps, records)))
-    app = create_app(Api(backend, backend.tokenizer, Settings()), AccessOptions(api_keys=str(file)), Keyring(file))
+    app = create_app(
+        Api(backend, backend.tokenizer, ServiceSettings()), AccessOptions(api_keys=str(file)), Keyring(file)
+    )
     offered = {}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge") as client:
         for name, key in keys.items():

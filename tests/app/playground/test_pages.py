@@ -16,7 +16,7 @@ from app.access.keyring import Keyring
 from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.http import Api
-from app.api.service import Settings
+from app.api.service import ServiceSettings
 from app.cli import parser
 from app.commands.serve import config_from
 from app.composition.playground import playground_options
@@ -52,7 +52,7 @@ async def edge(
     peer: str = "127.0.0.1",
     base: str = HERE,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(Api(backend, backend.tokenizer, Settings()), access, keyring, playground)
+    app = create_app(Api(backend, backend.tokenizer, ServiceSettings()), access, keyring, playground)
     transport = httpx.ASGITransport(app=app, client=(peer, 5))
     async with httpx.AsyncClient(transport=transport, base_url=base) as client:
         yield client

@@ -11,7 +11,7 @@ from app.config.serve import ServeConfig
 from app.inputs import devices
 from app.serving import ray_session
 from app.serving.preflight import check_gpus, check_store
-from app.serving.progress import Progress, phases_of
+from app.serving.progress import StartProgress, phases_of
 from app.serving.ray_session import RAY_GAVE_UP
 from app.serving.server import Server
 from benchmarks.support.server_process import free_port
@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 
 
 def test_each_deployment_is_reported_as_it_starts_and_when_it_is_up(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress()
+    progress = StartProgress()
     for router, target in (("UPDATING", "UPDATING"), ("UPDATING", "HEALTHY"), ("HEALTHY", "HEALTHY")):
         progress.follow({"Router": router, "Target-2": target})
     printed = capsys.readouterr()
@@ -31,14 +31,14 @@ def test_each_deployment_is_reported_as_it_starts_and_when_it_is_up(capsys: pyte
 def test_a_slow_deployment_is_named_and_progress_is_logged_on_request(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for progress in (Progress(patience=-1.0), Progress(patience=float("inf"))):
+    for progress in (StartProgress(patience=-1.0), StartProgress(patience=float("inf"))):
         progress.follow({"Router": "UPDATING", "Target": "HEALTHY"})
         progress.follow({"Router": "HEALTHY", "Target": "HEALTHY"})
     printed = capsys.readouterr().err
     assert printed.count("waiting for Router\n") == 1
     assert "waiting for Target" not in printed
     with caplog.at_level("INFO"):
-        Progress(is_logged=True).say("starting Ray")
+        StartProgress(is_logged=True).say("starting Ray")
     assert [record.message for record in caplog.records] == ["starting Ray"]
 
 
@@ -48,14 +48,14 @@ def test_a_target_reports_the_times_of_its_start(capsys: pytest.CaptureFixture[s
         {"load_seconds": {"import": 5.0, "check": 0.02, "read": 7.0, "build": 0.6}, "read_bytes": 2 << 30},
     ]
     state = {"load_seconds": {"plan": 1.0, "connect": 0.2, "ready": 16.0}, "stages": stages}
-    Progress().follow({"Target": "HEALTHY"}, lambda name: phases_of(state))
+    StartProgress().follow({"Target": "HEALTHY"}, lambda name: phases_of(state))
     phases = "import 5.0 s, plan 1.0 s, resolve 2.0 s, read 9.0 s, build 0.6 s, connect 0.2 s, 5.00 GiB of weights"
     assert capsys.readouterr().err.splitlines()[-1].endswith(f"Target is up: {phases}")
     assert phases_of({"load_seconds": {}, "stages": [{"load_seconds": {}, "read_bytes": 0}]}) == ""
 
 
 def test_only_a_store_that_does_not_answer_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    say = Progress().say
+    say = StartProgress().say
     check_store(ServeConfig(retrieval="redis://user:secret@127.0.0.1:1"), say)
     printed = capsys.readouterr()
     assert "--retrieval: the store does not answer, serving without it until it does: redis://" in printed.err
@@ -79,7 +79,7 @@ def test_too_few_gpus_fail_a_local_ray_and_are_reported_on_a_cluster_that_may_gr
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("app.serving.preflight.n_gpus", lambda: 3.0)
-    say = Progress().say
+    say = StartProgress().say
     lack = "--stage-gpus is 0.5: the stages need 4 GPUs, but Ray has 3"
     wanted = {"device": "cuda", "stages": 4, "replicas": 2, "stage_gpus": 0.5}
     with pytest.raises(ConfigError, match=lack):

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from app.training.acceptance import measure
-from app.training.loop import LoopSettings, Run
+from app.training.loop import LoopSettings, TrainingRun
 from app.training.losses import DraftLoss
 from app.training.settings import published
-from app.training.texts import Texts
+from app.training.texts import PaddedTexts
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import AnyNetwork, new_network
 from engine.drafter.spec import DrafterSpec
@@ -38,9 +38,9 @@ class Memory:
         final = 12 * torch.nn.functional.normalize(head, dim=1)[tokens.roll(-1, dims=2)]
         tapped = torch.randn(2, 2, 12, spec.target_hidden_size * len(spec.taps), generator=generator)
         weights = torch.ones(2, 12)
-        self.batches = [Texts(tokens[i], weights, final[i], tapped[i] if spec.taps else None) for i in range(2)]
+        self.batches = [PaddedTexts(tokens[i], weights, final[i], tapped[i] if spec.taps else None) for i in range(2)]
 
-    def batch(self) -> Texts:
+    def batch(self) -> PaddedTexts:
         self.n += 1
         return self.batches[self.n % 2]
 
@@ -59,10 +59,10 @@ def made(spec: DrafterSpec) -> tuple[AnyNetwork, Memory]:
     return new_network(spec, target), Memory(spec, head)
 
 
-def a_run(spec: DrafterSpec, checkpoint: Path, n_roots: int, **settings: Any) -> Run:
+def a_run(spec: DrafterSpec, checkpoint: Path, n_roots: int, **settings: Any) -> TrainingRun:
     network, memory = made(spec)
     loss = DraftLoss(network, published(spec), n_roots=n_roots, draft_ids=ids_of(spec))
-    return Run(network, loss, memory, checkpoint, LoopSettings(rate=1e-2, **settings))
+    return TrainingRun(network, loss, memory, checkpoint, LoopSettings(rate=1e-2, **settings))
 
 
 @pytest.mark.parametrize("name", [n if n == "eagle 3" else pytest.param(n, marks=pytest.mark.matrix) for n in SPECS])
@@ -112,7 +112,7 @@ def test_frozen_weights_do_not_change_and_a_loss_of_nan_ends_the_run(tmp_path: P
     run = a_run(DFLASH["jetspec"], tmp_path / "checkpoint", 5, steps=2)
     fc = run.network.get_parameter("fc.weight")
     fc.requires_grad_(False)
-    frozen = Run(run.network, run.loss, run.stream, tmp_path / "other", run.settings)
+    frozen = TrainingRun(run.network, run.loss, run.stream, tmp_path / "other", run.settings)
     before, norm = fc.clone(), run.network.get_parameter("norm.weight").clone()
     frozen.train()
     assert torch.equal(before, fc)

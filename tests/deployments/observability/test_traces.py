@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from app.api.application import create_app
 from app.api.http import Api
-from app.api.service import Settings
+from app.api.service import ServiceSettings
 from deployments.observability.request_spans import RequestSpans
 from deployments.observability.traces import Tracer
 from tests.app.conftest import ScriptedBackend
@@ -66,7 +66,7 @@ async def test_the_span_of_the_edge_is_a_child_of_the_clients_and_the_parent_of_
     tokenizer = tiny_tokenizer(400)
     backend = ScriptedBackend(tokenizer)
     tracer = Tracer("http://collector", "Ingress")
-    transport = httpx.ASGITransport(app=create_app(Api(backend, tokenizer, Settings(), tracer)))
+    transport = httpx.ASGITransport(app=create_app(Api(backend, tokenizer, ServiceSettings(), tracer)))
     async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
         body = {"model": "tiny", "prompt": "x", "max_tokens": 9, "temperature": 0}
         for flag, more in (("01", {}), ("00", {}), ("01", {"n": 0})):

@@ -14,7 +14,7 @@ from app.access.keyring import Keyring
 from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.http import Api
-from app.api.service import Settings
+from app.api.service import ServiceSettings
 from app.playground.options import PlaygroundOptions
 from app.playground.playground import Playground
 from benchmarks.support.browser import Browser
@@ -125,7 +125,7 @@ def test_a_page_asks_for_a_key_and_only_an_admin_s_shows_drafts(
         for i, key in enumerate((plain, admin))
     ]
     file.write_text("\n".join(map(json.dumps, rows)))
-    api = Api(backend, backend.tokenizer, Settings())
+    api = Api(backend, backend.tokenizer, ServiceSettings())
     app = create_app(api, AccessOptions(api_keys=str(file)), Keyring(file), Playground(PlaygroundOptions()))
     with listening(app) as window.base:
         window.open()
@@ -147,7 +147,7 @@ def test_a_page_asks_for_a_key_and_only_an_admin_s_shows_drafts(
 
 def test_html_that_a_model_writes_is_shown_as_text(window: Browser, backend: ScriptedBackend) -> None:
     backend.answer = HOSTILE
-    app = create_app(Api(backend, backend.tokenizer, Settings()), playground=Playground(PlaygroundOptions(True)))
+    app = create_app(Api(backend, backend.tokenizer, ServiceSettings()), playground=Playground(PlaygroundOptions(True)))
     with listening(app) as window.base:
         window.open()
         window.wait_for(READY)

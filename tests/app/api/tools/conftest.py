@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.http import Api
-from app.api.service import Settings
+from app.api.service import ServiceSettings
 from tests.app.api.tools.chat_templates import OF_FAMILY, QWEN_3
 from tests.app.conftest import ANSWER, ScriptedBackend, listening
 from tests.support.recorded_calls import Recorded
@@ -34,7 +34,7 @@ def edge_of(template: Any, answer: str = ANSWER, **settings: Any) -> tuple[objec
     backend.answer = answer
     backend.model_card = msgspec.structs.replace(backend.model_card, max_model_len=8192, vocab_size=len(tokenizer))
     settings = {"default_max_tokens": 2000} | settings
-    return create_app(Api(backend, tokenizer, Settings(**settings)), AccessOptions()), backend
+    return create_app(Api(backend, tokenizer, ServiceSettings(**settings)), AccessOptions()), backend
 
 
 @contextmanager

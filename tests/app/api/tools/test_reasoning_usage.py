@@ -10,8 +10,8 @@ import pytest
 from tokenizers import AddedToken
 
 from app.api.answer_form import AnswerForm
-from app.api.choice import Choice
-from app.api.tools.answer import Reading
+from app.api.choice import CompletionChoice
+from app.api.tools.answer import AnswerFormat
 from deployments.submission.messages import ModelCard
 from engine.events import StepEvent
 from engine.request import Request
@@ -32,11 +32,11 @@ def ids_of(*parts: str) -> list[int]:
 def count(steps: list[list[int]], finish: str | None, **params: Any) -> tuple[int, int]:
     """Tokens of an answer, and how many of them are reasoning."""
     shown = frozenset(ids_of("<think>", "</think>"))
-    form = AnswerForm(reading=Reading(has_reasoning=True), shown=shown)
+    form = AnswerForm(reading=AnswerFormat(has_reasoning=True), shown=shown)
     card = ModelCard(
         name="tiny", method="auto", max_nodes=64, max_model_len=400, vocab_size=len(TOKENIZER), eos_ids=(EOS,)
     )
-    choice = Choice(0, Request([1], SamplingParams(max_tokens=50, **params)), TOKENIZER, card, form)
+    choice = CompletionChoice(0, Request([1], SamplingParams(max_tokens=50, **params)), TOKENIZER, card, form)
     for step, following in pairwise([*steps, None]):
         choice.feed(StepEvent(token_ids=step or [], finish_reason=None if following else finish))
         if choice.finish_reason is not None:

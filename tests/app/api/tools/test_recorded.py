@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.api.answers.message import whole_message
-from app.api.tools.answer import AnswerReader, Reading
+from app.api.tools.answer import AnswerFormat, AnswerReader
 from app.api.tools.families import FAMILIES
-from app.api.tools.parts import Arguments, CallBegin, Reasoning, Text
+from app.api.tools.parts import Arguments, CallBegin, Reasoning, TextPart
 from tests.support.recorded_calls import RECORDED, Recorded
 
 OFFERED = frozenset({"get_weather", "search", "now"})
 
 
 def reader_of(family: str, **more: Any) -> AnswerReader:
-    return AnswerReader(Reading(FAMILIES[family], OFFERED, has_reasoning=True, **more))
+    return AnswerReader(AnswerFormat(FAMILIES[family], OFFERED, has_reasoning=True, **more))
 
 
 def parsed(reader: AnswerReader, pieces: Iterable[str]) -> Recorded:
@@ -29,7 +29,7 @@ def parsed(reader: AnswerReader, pieces: Iterable[str]) -> Recorded:
     parts = [part for piece in pieces for part in reader.push(piece)] + reader.flush()
     for part in parts:
         match part:
-            case Text():
+            case TextPart():
                 content += part.text
             case Reasoning():
                 reasoning += part.text

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from app.inputs.prompts import Question, encode_chat
-from app.training.data.answer_file import Answer, AnswerFile
+from app.training.data.answer_file import AnswerFile, TrainingAnswer
 from app.training.data.answering import Asker, Asking, as_example, distinct, question_name
 from app.training.data.examples import source_of
 from app.training.data.given import read_answers, read_texts
@@ -29,7 +29,7 @@ QUESTIONS = [Question(["a fox?", "and then?"]), Question(["a town"]), Question([
 N = 9  # tokens
 
 
-def ask(file: Path, questions: list[Question], seed: int = 0, **how: Any) -> dict[tuple[str, int, int], Answer]:
+def ask(file: Path, questions: list[Question], seed: int = 0, **how: Any) -> dict[tuple[str, int, int], TrainingAnswer]:
     path = saved_checkpoint()
     target = LocalTarget.load(TargetOptions(str(path), kv_bytes=1 << 22, max_model_len=120), path)
     params = SamplingParams(max_tokens=N, seed=seed, stop_ids=target.info.spec.eos_ids)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.training.running.architecture import Asked, check_asked, new_spec
+from app.training.running.architecture import ArchitectureOptions, check_asked, new_spec
 from app.training.running.initial import new_drafter
 from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.checkpoint.read import read_drafter
@@ -25,9 +25,9 @@ from tests.support.tiny_models import FAMILIES, VOCAB, saved_model, tiny_model
 def spec_of(
     method: Method, family: str = "llama", masks: tuple[int, ...] = (0,), n_layers: int = 4, **asked: Any
 ) -> DrafterSpec:
-    check_asked(method, Asked(**asked))
+    check_asked(method, ArchitectureOptions(**asked))
     path = saved_model(family)
-    return new_spec(method, Asked(**asked), path, replace(load_spec(path), n_layers=n_layers), masks)
+    return new_spec(method, ArchitectureOptions(**asked), path, replace(load_spec(path), n_layers=n_layers), masks)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
