@@ -40,7 +40,15 @@ from app.reporting.documents import as_line
 from app.reporting.loops import loop_start
 from app.speculation.heads import encoded, ensure_heads, longest_prompt
 from app.speculation.vocabulary import beginnings, read_rows
-from benchmarks.acceptance_rows import Row, draft_rows, peers_rows, pld_plus_rows, retrieval_rows, rows, trained_rows
+from benchmarks.acceptance_rows import (
+    AcceptanceRow,
+    draft_rows,
+    peers_rows,
+    pld_plus_rows,
+    retrieval_rows,
+    rows,
+    trained_rows,
+)
 from benchmarks.paper_rows import paper_rows
 from benchmarks.support.prompt_sets import FILES, USUAL, questions
 from benchmarks.support.reporting import heading, row
@@ -108,7 +116,12 @@ def figures(done: Mapping[str, list[Completion]]) -> dict[str, Any]:
 
 
 def run_row(
-    target: LocalTarget, row: Row, prompts: Mapping[str, list[list[int]]], params: SamplingParams, batch: int, bar: Any
+    target: LocalTarget,
+    row: AcceptanceRow,
+    prompts: Mapping[str, list[list[int]]],
+    params: SamplingParams,
+    batch: int,
+    bar: Any,
 ) -> dict[str, list[Completion]]:
     """All prompts, each with cold state unless the row is warm."""
     options = row.options or SpeculatorOptions()
@@ -128,11 +141,11 @@ def run_row(
     return done
 
 
-def table_of(arguments: argparse.Namespace, target: LocalTarget) -> dict[str, Row]:
+def table_of(arguments: argparse.Namespace, target: LocalTarget) -> dict[str, AcceptanceRow]:
     """The rows of ``--rows``, ``--draft-model`` and ``--only``."""
     model = arguments.model
     if arguments.rows == "draft":
-        table = {"autoregressive": Row("autoregressive")}
+        table = {"autoregressive": AcceptanceRow("autoregressive")}
     elif arguments.rows == "trained":
         assert target.info.drafter is not None, "parsed() refuses this"
         table = trained_rows(target.info.drafter.method, read_rows(target, beginnings(model)))
@@ -210,7 +223,7 @@ def report(
     target: LocalTarget,
     prompts: Mapping[str, list[list[int]]],
     params: SamplingParams,
-    table: Mapping[str, Row],
+    table: Mapping[str, AcceptanceRow],
     arguments: argparse.Namespace,
 ) -> None:
     """Run every row and print the table and the JSON document."""

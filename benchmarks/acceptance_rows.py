@@ -25,7 +25,7 @@ from speculators.successors.vocabulary import VocabularyRows
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AcceptanceRow:
     """One line of the table."""
 
     method: str
@@ -35,7 +35,7 @@ class Row:
     warm: bool = False  # one pass over the prompts, one by one, with state kept from each to the next
 
 
-def rows(which: str, vocabulary: VocabularyRows | None = None) -> dict[str, Row]:
+def rows(which: str, vocabulary: VocabularyRows | None = None) -> dict[str, AcceptanceRow]:
     """Rows by label; ``short`` leaves the ablations out, ``ngrams`` compares the n-gram methods."""
     if which == "ngrams":
         return ngram_rows()
@@ -43,12 +43,12 @@ def rows(which: str, vocabulary: VocabularyRows | None = None) -> dict[str, Row]
         return mixed_rows(vocabulary)
     paper, ours = SpectraCoreConfig.paper(), SpectraCoreConfig()
     short = {
-        "autoregressive": Row("autoregressive"),
-        "pld": Row("pld"),
-        "spectra-core, as published, 128 nodes": Row("spectra-core", paper, 128),
-        "spectra-core": Row("spectra-core", ours),
-        "spectra-core, 16 nodes": Row("spectra-core", ours, 16),
-        "pld+spectra-core": Row("pld+spectra-core", ours),
+        "autoregressive": AcceptanceRow("autoregressive"),
+        "pld": AcceptanceRow("pld"),
+        "spectra-core, as published, 128 nodes": AcceptanceRow("spectra-core", paper, 128),
+        "spectra-core": AcceptanceRow("spectra-core", ours),
+        "spectra-core, 16 nodes": AcceptanceRow("spectra-core", ours, 16),
+        "pld+spectra-core": AcceptanceRow("pld+spectra-core", ours),
     }
     if which == "short":
         return short
@@ -75,115 +75,121 @@ def rows(which: str, vocabulary: VocabularyRows | None = None) -> dict[str, Row]
     }
     return (
         short
-        | {label: Row("spectra-core", config, 128) for label, config in published.items()}
-        | {label: Row("spectra-core", config) for label, config in default.items()}
+        | {label: AcceptanceRow("spectra-core", config, 128) for label, config in published.items()}
+        | {label: AcceptanceRow("spectra-core", config) for label, config in default.items()}
     )
 
 
-def mixed_rows(vocabulary: VocabularyRows | None) -> dict[str, Row]:
+def mixed_rows(vocabulary: VocabularyRows | None) -> dict[str, AcceptanceRow]:
     """The mixed model, its halves, what they come from, and what other methods add to it."""
     ours = SpeculatorOptions(vocabulary=vocabulary)
     both = "suffix+token-recycling"
     prompt = SpeculatorOptions().having(SuffixConfig(mode="paper"), TokenRecyclingConfig(mode="paper"))
     paper = prompt.having(TokenRecyclingConfig(mode="paper", use_prompt=False))
     return {
-        "autoregressive": Row("autoregressive"),
-        "suffix, published": Row("suffix", options=paper),
-        "suffix": Row("suffix"),
-        "token-recycling, published, 80 nodes": Row("token-recycling", max_nodes=80, options=paper),
-        "token-recycling, published + prompt's logits, 80 nodes": Row("token-recycling", max_nodes=80, options=prompt),
-        "token-recycling": Row("token-recycling", options=ours),
-        both: Row(both, options=ours),
-        f"{both}, 16 nodes": Row(both, max_nodes=16, options=ours),
-        f"{both}, 8 nodes": Row(both, max_nodes=8, options=ours),
-        f"{both}, vocabulary not read": Row(both),
-        f"{both}, vocabulary not read, 16 nodes": Row(both, max_nodes=16),
-        "both published, combined": Row(both, options=prompt),
-        f"{both}+spectra-core": Row(f"{both}+spectra-core", options=ours),
-        f"{both}+lookahead": Row(f"{both}+lookahead", options=ours),
-        f"{both}+pld+anpd": Row(f"{both}+pld+anpd", options=ours),
-        f"{both}, warm": Row(both, options=warmed(ours), warm=True),
-        f"{both}, 16 nodes, warm": Row(both, max_nodes=16, options=warmed(ours), warm=True),
-        "token-recycling, published, 80 nodes, warm": Row("token-recycling", None, 80, warmed(paper), warm=True),
+        "autoregressive": AcceptanceRow("autoregressive"),
+        "suffix, published": AcceptanceRow("suffix", options=paper),
+        "suffix": AcceptanceRow("suffix"),
+        "token-recycling, published, 80 nodes": AcceptanceRow("token-recycling", max_nodes=80, options=paper),
+        "token-recycling, published + prompt's logits, 80 nodes": AcceptanceRow(
+            "token-recycling", max_nodes=80, options=prompt
+        ),
+        "token-recycling": AcceptanceRow("token-recycling", options=ours),
+        both: AcceptanceRow(both, options=ours),
+        f"{both}, 16 nodes": AcceptanceRow(both, max_nodes=16, options=ours),
+        f"{both}, 8 nodes": AcceptanceRow(both, max_nodes=8, options=ours),
+        f"{both}, vocabulary not read": AcceptanceRow(both),
+        f"{both}, vocabulary not read, 16 nodes": AcceptanceRow(both, max_nodes=16),
+        "both published, combined": AcceptanceRow(both, options=prompt),
+        f"{both}+spectra-core": AcceptanceRow(f"{both}+spectra-core", options=ours),
+        f"{both}+lookahead": AcceptanceRow(f"{both}+lookahead", options=ours),
+        f"{both}+pld+anpd": AcceptanceRow(f"{both}+pld+anpd", options=ours),
+        f"{both}, warm": AcceptanceRow(both, options=warmed(ours), warm=True),
+        f"{both}, 16 nodes, warm": AcceptanceRow(both, max_nodes=16, options=warmed(ours), warm=True),
+        "token-recycling, published, 80 nodes, warm": AcceptanceRow(
+            "token-recycling", None, 80, warmed(paper), warm=True
+        ),
     }
 
 
-def ngram_rows() -> dict[str, Row]:
+def ngram_rows() -> dict[str, AcceptanceRow]:
     """pld, anpd, lookahead and spectra-core, and what the options of the middle two do."""
 
-    def anpd(config: AnpdConfig) -> Row:
-        return Row("anpd", options=SpeculatorOptions().having(config))
+    def anpd(config: AnpdConfig) -> AcceptanceRow:
+        return AcceptanceRow("anpd", options=SpeculatorOptions().having(config))
 
-    def lookahead(**changes: Any) -> Row:
-        return Row("lookahead", options=SpeculatorOptions().having(replace(LookaheadConfig.paper(), **changes)))
+    def lookahead(**changes: Any) -> AcceptanceRow:
+        return AcceptanceRow(
+            "lookahead", options=SpeculatorOptions().having(replace(LookaheadConfig.paper(), **changes))
+        )
 
     return {
-        "autoregressive": Row("autoregressive"),
-        "pld": Row("pld"),
+        "autoregressive": AcceptanceRow("autoregressive"),
+        "pld": AcceptanceRow("pld"),
         "anpd, as published (a chain of 6)": anpd(AnpdConfig.paper()),
         "anpd, a chain of 16": anpd(replace(AnpdConfig.paper(), draft_tokens=16)),
-        "anpd": Row("anpd"),
-        "anpd, 16 nodes": Row("anpd", max_nodes=16),
+        "anpd": AcceptanceRow("anpd"),
+        "anpd, 16 nodes": AcceptanceRow("anpd", max_nodes=16),
         "lookahead, as published": lookahead(),
         "+ prompt": lookahead(learn_from_prompt=True),
         "+ output": lookahead(learn_from_output=True),
         "+ prompt and output": lookahead(learn_from_prompt=True, learn_from_output=True),
-        "lookahead": Row("lookahead"),
-        "lookahead, 16 nodes": Row("lookahead", max_nodes=16),
-        "anpd+lookahead": Row("anpd+lookahead"),
-        "spectra-core": Row("spectra-core"),
-        "spectra-core, 16 nodes": Row("spectra-core", max_nodes=16),
+        "lookahead": AcceptanceRow("lookahead"),
+        "lookahead, 16 nodes": AcceptanceRow("lookahead", max_nodes=16),
+        "anpd+lookahead": AcceptanceRow("anpd+lookahead"),
+        "spectra-core": AcceptanceRow("spectra-core"),
+        "spectra-core, 16 nodes": AcceptanceRow("spectra-core", max_nodes=16),
     }
 
 
-def retrieval_rows(library: Library) -> dict[str, Row]:
+def retrieval_rows(library: Library) -> dict[str, AcceptanceRow]:
     """The two parts of SPECTRA, the ways they can share a tree, and rest, with guesses counted by dictionary."""
     labelled = SpectraCoreConfig(label_dictionaries=True)
     ours = SpeculatorOptions(retrieval=lambda: library).having(labelled)
 
-    def spectra(config: SpectraConfig, max_nodes: int = 64, **core: Any) -> Row:
-        return Row("spectra", None, max_nodes, ours.having(config, replace(labelled, **core)))
+    def spectra(config: SpectraConfig, max_nodes: int = 64, **core: Any) -> AcceptanceRow:
+        return AcceptanceRow("spectra", None, max_nodes, ours.having(config, replace(labelled, **core)))
 
     score, priority, flat = (SpectraConfig(mode) for mode in ("score", "priority", "paper"))
     unreserved = SpectraConfig("priority", reserve=0)
     both, three = "suffix+token-recycling", "suffix+token-recycling+spectra-retrieval"
     apart = ours.having(SpectraRetrievalConfig(mode="apart"))
     return {
-        "autoregressive": Row("autoregressive"),
-        "spectra-core": Row("spectra-core", options=ours),
-        "rest": Row("rest", options=ours),
-        "spectra-retrieval": Row("spectra-retrieval", options=ours),
+        "autoregressive": AcceptanceRow("autoregressive"),
+        "spectra-core": AcceptanceRow("spectra-core", options=ours),
+        "rest": AcceptanceRow("rest", options=ours),
+        "spectra-retrieval": AcceptanceRow("spectra-retrieval", options=ours),
         "spectra, score": spectra(score),
         "spectra, priority": spectra(priority),
         "spectra, priority, no reserve": spectra(unreserved),
         "spectra, paper's order": spectra(flat),
         "spectra, score, no probe share": spectra(score, probe_share=0.0),
-        "spectra-core+spectra-retrieval": Row("spectra-core+spectra-retrieval", options=ours),
-        "spectra-core, 16 nodes": Row("spectra-core", None, 16, ours),
+        "spectra-core+spectra-retrieval": AcceptanceRow("spectra-core+spectra-retrieval", options=ours),
+        "spectra-core, 16 nodes": AcceptanceRow("spectra-core", None, 16, ours),
         "spectra, score, 16 nodes": spectra(score, 16),
         "spectra, priority, 16 nodes": spectra(priority, 16),
         "spectra, priority, no reserve, 16 nodes": spectra(unreserved, 16),
         "spectra, paper's order, 16 nodes": spectra(flat, 16),
         "spectra, score, no probe share, 16 nodes": spectra(score, 16, probe_share=0.0),
-        both: Row(both),
-        three: Row(three, options=ours),
-        f"{three}, apart": Row(three, options=apart),
-        f"{three}, 16 nodes": Row(three, None, 16, ours),
-        f"{three}, apart, 16 nodes": Row(three, None, 16, apart),
+        both: AcceptanceRow(both),
+        three: AcceptanceRow(three, options=ours),
+        f"{three}, apart": AcceptanceRow(three, options=apart),
+        f"{three}, 16 nodes": AcceptanceRow(three, None, 16, ours),
+        f"{three}, apart, 16 nodes": AcceptanceRow(three, None, 16, apart),
     }
 
 
-def pld_plus_rows(n_layers: int, heads: Heads) -> dict[str, Row]:
+def pld_plus_rows(n_layers: int, heads: Heads) -> dict[str, AcceptanceRow]:
     """PLD+ by hidden states (h) and by attention of induction heads (a), as published and by our defaults."""
     layer = paper_layer(n_layers)
     paper, ours = PldPlusConfig.paper(layer, heads), PldPlusConfig(layer=layer, heads=heads)
 
-    def plus(method: str, config: PldPlusConfig, max_nodes: int = 64) -> Row:
-        return Row(method, None, max_nodes, SpeculatorOptions(layer=layer, heads=heads).having(config))
+    def plus(method: str, config: PldPlusConfig, max_nodes: int = 64) -> AcceptanceRow:
+        return AcceptanceRow(method, None, max_nodes, SpeculatorOptions(layer=layer, heads=heads).having(config))
 
     return {
-        "autoregressive": Row("autoregressive"),
-        "pld": Row("pld"),
+        "autoregressive": AcceptanceRow("autoregressive"),
+        "pld": AcceptanceRow("pld"),
         "pld-plus-h, as published": plus("pld-plus-h", paper),
         "pld-plus-a, as published": plus("pld-plus-a", paper),
         "pld-plus-h, as published, projected": plus("pld-plus-h", replace(paper, dims=ours.dims)),
@@ -193,45 +199,45 @@ def pld_plus_rows(n_layers: int, heads: Heads) -> dict[str, Row]:
     }
 
 
-def peers_rows(n_layers: int) -> dict[str, Row]:
+def peers_rows(n_layers: int) -> dict[str, AcceptanceRow]:
     """Training-free methods of others beside ours, at equal nodes."""
     ours = SpeculatorOptions(layer=paper_layer(n_layers))
     known = ours.having(StandConfig(noise="target"))
     lookup = ours.having(AdaPldConfig(branches=0, ngram_min=2))
     both = "suffix+token-recycling"
     methods = {"pld": ours, "suffix": ours, "goose": ours, "adapld": ours, "stand": ours, both: ours}
-    table = {"autoregressive": Row("autoregressive")}
+    table = {"autoregressive": AcceptanceRow("autoregressive")}
     for nodes in (64, 16):
         for method, options in methods.items():
-            table[f"{method}, {nodes} nodes"] = Row(method, None, nodes, options)
-        table[f"stand, the target's noise, {nodes} nodes"] = Row("stand", None, nodes, known)
+            table[f"{method}, {nodes} nodes"] = AcceptanceRow(method, None, nodes, options)
+        table[f"stand, the target's noise, {nodes} nodes"] = AcceptanceRow("stand", None, nodes, known)
         for method in ("goose", "stand", both):
-            table[f"{method}, {nodes} nodes, warm"] = Row(method, None, nodes, warmed(ours), warm=True)
+            table[f"{method}, {nodes} nodes, warm"] = AcceptanceRow(method, None, nodes, warmed(ours), warm=True)
         for part in ("goose", "adapld", "stand"):
-            table[f"{both}+{part}, {nodes} nodes"] = Row(f"{both}+{part}", None, nodes, ours)
-        table[f"{both}+adapld without branches, {nodes} nodes"] = Row(f"{both}+adapld", None, nodes, lookup)
+            table[f"{both}+{part}, {nodes} nodes"] = AcceptanceRow(f"{both}+{part}", None, nodes, ours)
+        table[f"{both}+adapld without branches, {nodes} nodes"] = AcceptanceRow(f"{both}+adapld", None, nodes, lookup)
     return table
 
 
-def trained_rows(method: str, vocabulary: VocabularyRows) -> dict[str, Row]:
+def trained_rows(method: str, vocabulary: VocabularyRows) -> dict[str, AcceptanceRow]:
     """A trained drafter's method, the mixed model, and both."""
     options = SpeculatorOptions(trained=method, vocabulary=vocabulary)
     both = "suffix+token-recycling"
     return {
-        "autoregressive": Row("autoregressive"),
-        **{f"{method}, {n} nodes": Row(method, max_nodes=n, options=options) for n in (5, 16, 64)},
-        both: Row(both, options=options),
-        f"{both}+{method}": Row(f"{both}+{method}", options=options),
-        f"{both}+{method}, 16 nodes": Row(f"{both}+{method}", max_nodes=16, options=options),
+        "autoregressive": AcceptanceRow("autoregressive"),
+        **{f"{method}, {n} nodes": AcceptanceRow(method, max_nodes=n, options=options) for n in (5, 16, 64)},
+        both: AcceptanceRow(both, options=options),
+        f"{both}+{method}": AcceptanceRow(f"{both}+{method}", options=options),
+        f"{both}+{method}, 16 nodes": AcceptanceRow(f"{both}+{method}", max_nodes=16, options=options),
     }
 
 
-def draft_rows(path: Path) -> dict[str, Row]:
+def draft_rows(path: Path) -> dict[str, AcceptanceRow]:
     """draft-model with the small model in ``path``: chains, trees, and what lookup adds to them."""
 
-    def drafting(n_nodes: int, k: int = 5, method: str = "draft-model", **changes: Any) -> Row:
+    def drafting(n_nodes: int, k: int = 5, method: str = "draft-model", **changes: Any) -> AcceptanceRow:
         config = DraftModelConfig(draft_tokens=k, tree_nodes=n_nodes, **changes)
-        return Row(method, options=SpeculatorOptions(draft_model=str(path)).having(config))
+        return AcceptanceRow(method, options=SpeculatorOptions(draft_model=str(path)).having(config))
 
     return {
         "draft-model, chain of 5": drafting(0),

@@ -34,7 +34,7 @@ from app.inputs.prompts import encode_chat
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.documents import as_line
 from app.reporting.tables import number
-from benchmarks.hugging_face import K, Text, hugging_face
+from benchmarks.hugging_face import GeneratedText, K, hugging_face
 from benchmarks.support.prompt_sets import questions
 from benchmarks.support.reporting import heading, row
 from engine.loop import Engine
@@ -58,7 +58,7 @@ COLUMNS = (
 class Result:
     """All outputs of one row."""
 
-    texts: list[Text] = field(default_factory=list)
+    texts: list[GeneratedText] = field(default_factory=list)
     seconds: float = 0.0
     drafting: list[float] = field(default_factory=list)  # seconds of every call, ours only
     scoring: list[float] = field(default_factory=list)  # seconds of every step of the target, ours only
@@ -120,7 +120,7 @@ def run_ours(target: LocalTarget, mine: Ours, prompts: Sequence[list[int]], para
     began = time.perf_counter()
     for prompt in prompts:
         done = engine.complete(Request(prompt, params, mine.method))
-        result.texts.append(Text(done.token_ids, 1, done.stats.step_tokens))
+        result.texts.append(GeneratedText(done.token_ids, 1, done.stats.step_tokens))
     result.seconds = time.perf_counter() - began
     del target.step  # the wrapper
     return result

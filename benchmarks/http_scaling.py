@@ -22,7 +22,7 @@ from app.inputs.simulation import profile_at
 from benchmarks.http_speed import at_concurrency
 from benchmarks.pipeline_scheduling.measurement import router_on
 from benchmarks.pipeline_scheduling.requests import made_up
-from benchmarks.pipeline_scheduling.stages import Stages
+from benchmarks.pipeline_scheduling.stages import ProfiledStages
 from benchmarks.support.server_process import ServerProcess
 from deployments.router.router import Router
 from engine.model.loader import load_spec
@@ -38,7 +38,7 @@ Rates = dict[tuple[str, int], float]  # method, streams -> tokens per second
 async def bare(profile: PipelineProfile, stages: int, runs: Sequence[tuple[str, int]], n: int) -> Rates:
     """The router alone."""
     found: Rates = {}
-    with Stages(profile, stages) as pipeline:
+    with ProfiledStages(profile, stages) as pipeline:
         async with router_on(pipeline, stages) as router:
             for method, streams in runs:
                 prompts = made_up(streams, PROMPT, pipeline.info.spec.vocab_size)

@@ -16,7 +16,7 @@ LOOKUP = 10  # looked-up tokens
 
 
 @dataclass(slots=True)
-class Text:
+class GeneratedText:
     """One output: its ids, and how many tokens each forward committed, the first one (the prompt's) apart."""
 
     ids: list[int]
@@ -24,7 +24,7 @@ class Text:
     steps: list[int]
 
 
-class Steps:
+class StepStreamer:
     """A streamer that notes how many tokens come at a time; the first thing put is the prompt."""
 
     def __init__(self) -> None:
@@ -51,9 +51,9 @@ class Counted:
         self.n_forwards += 1
         return self._forward(*args, **kwargs)
 
-    def generate(self, prompt: Sequence[int], arguments: argparse.Namespace, **options: Any) -> Text:
+    def generate(self, prompt: Sequence[int], arguments: argparse.Namespace, **options: Any) -> GeneratedText:
         """One output; every forward must have committed something."""
-        ids, steps = torch.tensor([prompt]), Steps()
+        ids, steps = torch.tensor([prompt]), StepStreamer()
         self.n_forwards = 0
         torch.manual_seed(arguments.seed)
         sampling: dict[str, Any] = {"do_sample": False}
@@ -65,7 +65,7 @@ class Counted:
         )
         committed = steps.puts[1:]
         assert len(committed) == self.n_forwards, (committed, self.n_forwards)
-        return Text(out[0, len(prompt) :].tolist(), committed[0], committed[1:])
+        return GeneratedText(out[0, len(prompt) :].tolist(), committed[0], committed[1:])
 
 
 def assistant(path: Path) -> Any:
@@ -77,11 +77,11 @@ def assistant(path: Path) -> Any:
     return model
 
 
-def hugging_face(arguments: argparse.Namespace) -> dict[str, Callable[[Sequence[int]], Text]]:
+def hugging_face(arguments: argparse.Namespace) -> dict[str, Callable[[Sequence[int]], GeneratedText]]:
     """Rows of Hugging Face by label."""
     counted, small = Counted(arguments.model), assistant(arguments.draft_model)
     lookup: dict[str, Any] = {"prompt_lookup_num_tokens": LOOKUP}
-    rows: dict[str, Callable[[Sequence[int]], Text]] = {
+    rows: dict[str, Callable[[Sequence[int]], GeneratedText]] = {
         "HF generate": lambda prompt: counted.generate(prompt, arguments),
         f"HF assisted, {K} tokens": lambda prompt: counted.generate(prompt, arguments, assistant_model=small),
         f"HF prompt lookup, {LOOKUP}": lambda prompt: counted.generate(prompt, arguments, **lookup),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.acceptance_rows import Row
+from benchmarks.acceptance_rows import AcceptanceRow
 from retrieval_store.index.index import Library
 from speculators.corpus.rest import RestConfig
 from speculators.method import SpeculatorOptions
@@ -23,7 +23,7 @@ READINGS = {"": 0.1, ", explore 0": 0.0, ", explore 0.9": 0.9}  # end of a label
 NODES = 128
 
 
-def paper_rows(library: Library) -> dict[str, Row]:
+def paper_rows(library: Library) -> dict[str, AcceptanceRow]:
     """Baselines, SPECTRA and its ablations; guesses are counted by dictionary (figure 3)."""
     core_settings = replace(SpectraCoreConfig.paper(), label_dictionaries=True)
     published = SpeculatorOptions(retrieval=lambda: library).having(
@@ -34,9 +34,9 @@ def paper_rows(library: Library) -> dict[str, Row]:
         SpectraConfig("paper"),
     )
 
-    def row(method: str, max_nodes: int = NODES, **core: float | bool) -> Row:
+    def row(method: str, max_nodes: int = NODES, **core: float | bool) -> AcceptanceRow:
         settings = replace(core_settings, **core)  # type: ignore[arg-type]  # fields of either type
-        return Row(method, None, max_nodes, published.having(settings))
+        return AcceptanceRow(method, None, max_nodes, published.having(settings))
 
     rows = {
         "autoregressive": row("autoregressive"),

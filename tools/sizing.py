@@ -32,7 +32,7 @@ HEADINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Hardware:
+class SizingAssumptions:
     """What is assumed.
 
     Attributes:
@@ -50,7 +50,7 @@ class Hardware:
     rows: float
 
 
-def row(name: str, quantization: str | None, hardware: Hardware) -> tuple[str, ...]:
+def row(name: str, quantization: str | None, hardware: SizingAssumptions) -> tuple[str, ...]:
     """The cells of one model."""
     sizes = ModelSizes.of(SHAPES[name](), torch.bfloat16, quantization)
     usable, n = int(hardware.gpu * hardware.usable), 1
@@ -74,7 +74,7 @@ def row(name: str, quantization: str | None, hardware: Hardware) -> tuple[str, .
     )
 
 
-def table(hardware: Hardware) -> list[str]:
+def table(hardware: SizingAssumptions) -> list[str]:
     """Lines of Markdown, one for each model in bf16 and int8."""
 
     def line(cells: Sequence[str]) -> str:
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--read", type=float, default=1.5, help="GB/s at which a stage reads weights (default: 1.5)")
     parser.add_argument("--rows", type=float, default=20_000, help="rows a second of a busy replica (default: 20000)")
     given = parser.parse_args(argv)
-    hardware = Hardware(given.gpu_gib * GIB, given.usable, given.room, given.read * 1e9, given.rows)
+    hardware = SizingAssumptions(given.gpu_gib * GIB, given.usable, given.room, given.read * 1e9, given.rows)
     print("\n".join(table(hardware)))
 
 

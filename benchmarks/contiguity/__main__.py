@@ -17,7 +17,7 @@ import torch
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
 from app.reporting.documents import as_line
-from benchmarks.contiguity.load import Figures, Load
+from benchmarks.contiguity.load import Figures, SimulatedLoad
 from benchmarks.contiguity.replay import measure
 from benchmarks.support.reporting import heading, row
 from engine.target.info import TargetInfo
@@ -47,7 +47,7 @@ def main() -> None:
 
 def scheduled(info: TargetInfo, occupancy: float, sharing: bool, warm_up: int) -> Figures:
     """The figures of as many steps as warm the cache up."""
-    load = Load(info, occupancy, sharing)
+    load = SimulatedLoad(info, occupancy, sharing)
     load.warm_up(warm_up)
     for _ in load.steps(warm_up):
         pass

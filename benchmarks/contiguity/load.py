@@ -57,7 +57,7 @@ class Counts:
         }
 
 
-class Load:
+class SimulatedLoad:
     """Arrivals, and a target that ends every answer where it was decided when the request arrived.
 
     Args:

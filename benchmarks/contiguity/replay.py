@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from benchmarks.contiguity.load import Figures, Load
+from benchmarks.contiguity.load import Figures, SimulatedLoad
 from engine.model.shard import ModelShard
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
@@ -20,7 +20,7 @@ from engine.target.info import TargetInfo
 
 
 @dataclass(slots=True)
-class Times:
+class StepSeconds:
     """Processor seconds of steps in which sequences only decode, and of all."""
 
     decoding: list[float] = field(default_factory=list)
@@ -63,7 +63,7 @@ def measure(shard: ModelShard, info: TargetInfo, occupancy: float, sharing: bool
 
     ``decoding_ratio`` is None when every step had rows of a prompt.
     """
-    load = Load(info, occupancy, sharing)
+    load = SimulatedLoad(info, occupancy, sharing)
     load.warm_up(warm)
     room = -(-(info.max_model_len + 64) // info.block_size)
     empty = _EmptyCache(room)
@@ -74,7 +74,7 @@ def measure(shard: ModelShard, info: TargetInfo, occupancy: float, sharing: bool
     apart = Stage(shard, empty.n_places * room, info.block_size)
     _admit(loaded, held)
     _admit(apart, held_apart)
-    times = (Times(), Times())
+    times = (StepSeconds(), StepSeconds())
     for number, (step, step_apart) in enumerate(steps):
         both = [(loaded, step, times[0]), (apart, step_apart, times[1])]
         for stage, one, kept in both if number % 2 else both[::-1]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from app.reporting.progress import bar
-from benchmarks.support.reporting import Report, table
+from benchmarks.support.reporting import BenchmarkReport, table
 
 COLUMNS = {
     "row": "drafter",
@@ -78,7 +78,7 @@ def main() -> int:
     found = table(COLUMNS, rows)
     print(found)
     document = {"target": arguments.target, **budget_of(arguments), "rows": rows}
-    return Report(document, found, failed=False).publish(arguments.out)
+    return BenchmarkReport(document, found, failed=False).publish(arguments.out)
 
 
 def trained(name: str, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import torch
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
 from app.training.running.architecture import ArchitectureOptions, new_spec
-from benchmarks.support.reporting import Report, table
+from benchmarks.support.reporting import BenchmarkReport, table
 from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import new_network
@@ -51,7 +51,7 @@ COLUMNS = {"method": "drafter", "batch": "sequences", "forwards": "forwards", "m
 
 
 @dataclass(slots=True)
-class Drafter:
+class TimedDrafter:
     """One drafter and the sequences that it drafts for."""
 
     runtime: DraftRuntime
@@ -79,7 +79,7 @@ class Drafter:
         return taken
 
 
-def drafter(name: str, model: Path, target: ModelSpec, batch: int, arguments: argparse.Namespace) -> Drafter:
+def drafter(name: str, model: Path, target: ModelSpec, batch: int, arguments: argparse.Namespace) -> TimedDrafter:
     """A drafter with random weights."""
     method, asked = METHODS[name]
     wanted = asked if method == "eagle" else replace(asked, drafts=arguments.depth)
@@ -100,7 +100,7 @@ def drafter(name: str, model: Path, target: ModelSpec, batch: int, arguments: ar
         blocks = BlockTable(BLOCK)
         blocks.extend(range(seq * n_blocks, (seq + 1) * n_blocks))
         runtime.start(seq, blocks, 0)
-    made = Drafter(runtime, target.hidden_size)
+    made = TimedDrafter(runtime, target.hidden_size)
     made.step(batch, arguments.context, None, device, dtype)
     return made
 
@@ -147,7 +147,7 @@ def main() -> int:
     rows = [row for n in arguments.batches.split(",") for row in measure(list(METHODS), int(n), model, arguments)]
     found = table(COLUMNS, rows)
     print(found)
-    return Report({**vars(arguments), "rows": rows}, found, failed=False).publish(None)
+    return BenchmarkReport({**vars(arguments), "rows": rows}, found, failed=False).publish(None)
 
 
 if __name__ == "__main__":

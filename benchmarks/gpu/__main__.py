@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
 
     from benchmarks.gpu.running.runner import parts_of, run_parts
-    from benchmarks.gpu.setting import Setting
+    from benchmarks.gpu.setting import GpuSetting
 
     if device != "cpu" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device; --tiny runs small sizes on a CPU")
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := sorted(set(names) - set(known)):
         parser.error(f"{asked.command} has no part {', '.join(unknown)}; its parts are {', '.join(known)}")
     dtype = torch.float32 if device == "cpu" else torch.bfloat16  # the interpreter has no products in bf16
-    setting = Setting(torch.device(device), dtype, asked.tiny)
+    setting = GpuSetting(torch.device(device), dtype, asked.tiny)
     minutes = asked.budget - (time.monotonic() - began) / 60
     return run_parts(asked.command, [known[name] for name in names], setting, asked.out.resolve(), minutes)
 

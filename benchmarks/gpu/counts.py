@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import KernelInterface
 
 from benchmarks.gpu.measuring.models import LLAMA_8B
-from benchmarks.gpu.measuring.steps import EXACT, FAST, Bench, MakeExecutor, Shape, executor_maker
-from benchmarks.gpu.setting import Part, Row, Setting
+from benchmarks.gpu.measuring.steps import EXACT, FAST, MakeExecutor, Shape, StageBench, executor_maker
+from benchmarks.gpu.setting import GpuSetting, MeasurementPart, Row
 
 VOCAB = 32000  # smaller than the model's, with as many launches
 SHAPES = (Shape(1, 0, 100), Shape(1, 0, 100, is_sampled=True), Shape(1, 63, 100), Shape(32, 15, 100))
@@ -51,7 +51,7 @@ class LaunchCounter(TorchDispatchMode):
         self.n += 1
 
 
-def count_launches(setting: Setting) -> Iterator[Row]:
+def count_launches(setting: GpuSetting) -> Iterator[Row]:
     """Yield a row for each mode and step, greedy and sampled."""
     for mode, has_graphs in product((EXACT, FAST), (False, True)):
         counts = [_count(setting, n_layers, executor_maker(mode, records=has_graphs)) for n_layers in (1, 2)]
@@ -60,10 +60,10 @@ def count_launches(setting: Setting) -> Iterator[Row]:
             yield {"mode": mode, "graphs": has_graphs, "step": step, "a layer": two - one, "the rest": 2 * one - two}
 
 
-def _count(setting: Setting, n_layers: int, make: MakeExecutor) -> list[int]:
+def _count(setting: GpuSetting, n_layers: int, make: MakeExecutor) -> list[int]:
     """Return the launches of a step of each shape."""
     setting, geometry = replace(setting, dtype=torch.bfloat16, is_tiny=False), replace(LLAMA_8B, vocab=VOCAB)
-    bench, found = Bench(setting, replace(geometry, n_layers=n_layers), make, SHAPES), list[int]()
+    bench, found = StageBench(setting, replace(geometry, n_layers=n_layers), make, SHAPES), list[int]()
     counter, substitute = LaunchCounter(), mock.patch.object
     with ExitStack() as stack:
         graph = mock.Mock(replay=counter.launch)
@@ -80,4 +80,4 @@ def _count(setting: Setting, n_layers: int, make: MakeExecutor) -> list[int]:
     return found
 
 
-PARTS = (Part("launches", 1, "How many launches has a step?", count_launches),)
+PARTS = (MeasurementPart("launches", 1, "How many launches has a step?", count_launches),)

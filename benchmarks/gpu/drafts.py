@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.gpu.measuring.clock import measure_latency
 from benchmarks.gpu.measuring.models import BLOCK, LLAMA_8B, SPREAD, Geometry, shrink
-from benchmarks.gpu.setting import Part, Row, Setting, attempt
+from benchmarks.gpu.setting import GpuSetting, MeasurementPart, Row, attempt
 from engine.cuda.drafter import KernelForwards
 from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.networks.base import TargetParts
@@ -48,10 +48,10 @@ def make_spec(kind: str, geometry: Geometry) -> DrafterSpec:
     return DrafterSpec("dflash", 1, *common, n_drafts=15, mask_token_id=1)
 
 
-class Drafting:
+class DraftingSequences:
     """Sequences that draft together, always from the same place."""
 
-    def __init__(self, setting: Setting, kind: str, n_sequences: int, forwards: MakeForwards) -> None:
+    def __init__(self, setting: GpuSetting, kind: str, n_sequences: int, forwards: MakeForwards) -> None:
         geometry, random = shrink(setting, LLAMA_8B), torch.Generator(setting.device).manual_seed(0)
         self._context, self._sequences = CONTEXT_TINY if setting.is_tiny else CONTEXT, range(n_sequences)
 
@@ -87,22 +87,22 @@ class Drafting:
         return branches
 
 
-def time_drafts(setting: Setting) -> Iterator[Row]:
+def time_drafts(setting: GpuSetting) -> Iterator[Row]:
     """Yield a row for each drafter and number of sequences."""
     for kind, n_sequences in product(KINDS, SEQUENCES[:1] if setting.is_tiny else SEQUENCES):
         yield from attempt(setting, f"{kind}, {n_sequences}", partial(_time_draft, setting, kind, n_sequences))
 
 
 @torch.inference_mode()
-def _time_draft(setting: Setting, kind: str, n_sequences: int) -> Iterator[Row]:
+def _time_draft(setting: GpuSetting, kind: str, n_sequences: int) -> Iterator[Row]:
     first: list[tuple[int, int]] = []
     ways: dict[str, MakeForwards] = {"modules": ModuleForwards, "graphs": KernelForwards}
     for way in ways if setting.is_cuda else ("modules",):
-        drafting = Drafting(setting, kind, n_sequences, ways[way])
+        drafting = DraftingSequences(setting, kind, n_sequences, ways[way])
         nodes = [node for one in drafting.draft() for node in zip(one.tokens, one.parents or (), strict=True)]
         first, seconds = first or nodes, measure_latency(setting, drafting.draft, 2 if setting.is_tiny else 30)
         row: Row = {"drafter": kind, "sequences": n_sequences, "by": way, "ms": seconds * 1e3, "nodes": len(nodes)}
         yield {**row, "nodes different": sum(a != b for a, b in zip(first, nodes, strict=False))}
 
 
-PARTS = (Part("drafts", 3, "How long is a draft by modules and in graphs?", time_drafts),)
+PARTS = (MeasurementPart("drafts", 3, "How long is a draft by modules and in graphs?", time_drafts),)

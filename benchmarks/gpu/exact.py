@@ -21,7 +21,7 @@ import torch
 from benchmarks.gpu.measuring.models import BLOCK, LLAMA_8B, fit_layers, make_random_model, shrink
 from benchmarks.gpu.measuring.scoring import HIGHER, reference_logits, rms
 from benchmarks.gpu.measuring.steps import EXACT, executor_maker
-from benchmarks.gpu.setting import Part, Row, Setting, attempt
+from benchmarks.gpu.setting import GpuSetting, MeasurementPart, Row, attempt
 from engine.loop import Completion, Engine
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
@@ -40,7 +40,7 @@ ORACLE_TEXTS, ROUNDING = 8, 1e-6  # of log-probabilities in fp32
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class RunVariant:
     """One way of running the same requests."""
 
     name: str
@@ -53,22 +53,22 @@ class Way:
 
 
 WAYS = (  # the others are compared with the first
-    Way("plain, batch 32"),
-    Way("tree, batch 32", method=TREE),
-    Way("chain, batch 7", batch=7, method=CHAIN, share=0.5),
-    Way("plain, batch 1", batch=1, share=0.125),
-    Way("tree, batch 1", batch=1, method=TREE, share=0.125),
-    Way("chunks of 64 rows", chunk=64),
-    Way("preempted", room=0.5),
-    Way("2 stages", stages=2),
-    Way("tree, batch 7, chunks of 64, preempted, 2 stages", 7, TREE, 64, 2, 0.5, 0.5),
+    RunVariant("plain, batch 32"),
+    RunVariant("tree, batch 32", method=TREE),
+    RunVariant("chain, batch 7", batch=7, method=CHAIN, share=0.5),
+    RunVariant("plain, batch 1", batch=1, share=0.125),
+    RunVariant("tree, batch 1", batch=1, method=TREE, share=0.125),
+    RunVariant("chunks of 64 rows", chunk=64),
+    RunVariant("preempted", room=0.5),
+    RunVariant("2 stages", stages=2),
+    RunVariant("tree, batch 7, chunks of 64, preempted, 2 stages", 7, TREE, 64, 2, 0.5, 0.5),
 )
 
 
-class Writer:
+class VariantWriter:
     """Writes the same texts in every way."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: GpuSetting) -> None:
         self._setting = setting
         n_texts, self._n_tokens, *lengths = (4, 9, 30, 70) if setting.is_tiny else (64, 256, 16, 600)
         self._longest = lengths[1] + self._n_tokens
@@ -79,7 +79,7 @@ class Writer:
         self._prompts = [[rng.randrange(vocab) for _ in range(rng.randint(*lengths))] for _ in range(n_texts)]
         self._first: dict[int, Completion] = {}
 
-    def write(self, way: Way) -> Iterator[Row]:
+    def write(self, way: RunVariant) -> Iterator[Row]:
         """Write the texts in one way and compare them with the first way's."""
         began = time.perf_counter()
         found = self._run(way)
@@ -118,7 +118,7 @@ class Writer:
             "allowed error": allowed, "greedy tokens": greedy, "of these its best": best, "ok": error <= allowed,
         }  # fmt: skip
 
-    def _run(self, way: Way) -> dict[int, Completion]:
+    def _run(self, way: RunVariant) -> dict[int, Completion]:
         """Return completions by text."""
         answers = {tuple(self._prompts[i]): one.token_ids for i, one in self._first.items()}
         tree, chain = RightAmongWrong(answers, DEPTH), AlwaysRight(answers, DEPTH)
@@ -130,7 +130,7 @@ class Writer:
         given = zip(self._prompts, params, strict=False)
         return dict(engine.run([Request(*one, way.method, max_nodes=3 * DEPTH) for one in given], way.batch))
 
-    def _target(self, way: Way) -> LocalTarget:
+    def _target(self, way: RunVariant) -> LocalTarget:
         """Return a target whose cache holds at least one text."""
         each = [-(-(len(prompt) + self._n_tokens + 3 * DEPTH + 1) // BLOCK) for prompt in self._prompts]
         n_blocks = max(max(each) + 1, math.ceil(way.room * sum(sorted(each)[-way.batch :])))
@@ -140,13 +140,13 @@ class Writer:
         return LocalTarget(info, shards, executors=list(map(executor_maker(EXACT), shards)))
 
 
-def write_texts(setting: Setting) -> Iterator[Row]:
+def write_texts(setting: GpuSetting) -> Iterator[Row]:
     """Yield a row for each way, and the oracle's after the first."""
-    writer = Writer(setting)
+    writer = VariantWriter(setting)
     for way in WAYS:
         yield from attempt(setting, way.name, partial(writer.write, way))
         if way is WAYS[0]:
             yield from attempt(setting, "oracle", writer.compare_with_oracle)
 
 
-PARTS = (Part("texts", 8, "Are texts and log-probabilities equal in every way, and right?", write_texts),)
+PARTS = (MeasurementPart("texts", 8, "Are texts and log-probabilities equal in every way, and right?", write_texts),)

@@ -19,7 +19,7 @@ from torch.nn import functional
 from benchmarks.gpu.measuring.clock import measure_throughput
 from benchmarks.gpu.measuring.models import LLAMA_8B, LLAMA_70B, shrink
 from benchmarks.gpu.measuring.products import check_products, count_unequal, relative_error
-from benchmarks.gpu.setting import Part, Row, Setting
+from benchmarks.gpu.setting import GpuSetting, MeasurementPart, Row
 from engine.cuda.kernels.activation import gated
 from engine.cuda.kernels.best import best_ids
 from engine.cuda.kernels.draw import draw
@@ -49,7 +49,7 @@ PARAMS = {
 Case = tuple[str, Callable[[Tensor], Tensor], Tensor]  # name, what is written for rows [n], fp64 of all rows
 
 
-def check_rows(setting: Setting) -> Iterator[Row]:
+def check_rows(setting: GpuSetting) -> Iterator[Row]:
     """Yield a row for each kernel: its error, and the rows whose bits depend on other rows."""
     n, allowed = ROWS_TINY if setting.is_tiny else ROWS, ALLOWED[setting.dtype]
     order = torch.arange(n, device=setting.device)
@@ -65,7 +65,7 @@ def check_rows(setting: Setting) -> Iterator[Row]:
 class RowKernels:
     """Cases with ``n`` rows of 8B."""
 
-    def __init__(self, setting: Setting, n: int) -> None:
+    def __init__(self, setting: GpuSetting, n: int) -> None:
         self._setting, self._n, self._geometry = setting, n, shrink(setting, LLAMA_8B)
         self._random = torch.Generator(setting.device).manual_seed(n)
 
@@ -158,7 +158,7 @@ class RowKernels:
         return "moves", result, arena[..., 1:, :, :].double().flatten()[None].expand(self._n, -1)
 
 
-def check_draws(setting: Setting) -> Iterator[Row]:
+def check_draws(setting: GpuSetting) -> Iterator[Row]:
     """Yield a row for each way of drawing and number of rows: rows unlike a CPU's, and the time.
 
     Logits are rounded to bf16, so that many are equal.
@@ -172,7 +172,7 @@ def check_draws(setting: Setting) -> Iterator[Row]:
         yield _check_best(setting, logits)
 
 
-def _check_draw(setting: Setting, name: str, host: Tensor, params: SamplingParams) -> Row:
+def _check_draw(setting: GpuSetting, name: str, host: Tensor, params: SamplingParams) -> Row:
     n, device, truncation = len(host), setting.device, None
     keys = [(7, 0, row) for row in range(n)]
     expected = draw_tokens(process(host, [params] * n, [None] * n), [None] * n if params.is_greedy else keys)
@@ -186,7 +186,7 @@ def _check_draw(setting: Setting, name: str, host: Tensor, params: SamplingParam
     return {"draw": name, "rows": n, "us": seconds * 1e6, "unlike a CPU's": unlike, "ok": not unlike}
 
 
-def _check_best(setting: Setting, host: Tensor) -> Row:
+def _check_best(setting: GpuSetting, host: Tensor) -> Row:
     logits, n = host.to(setting.device), len(host)
     ids, asked = logits.new_full((n, N_BEST), -1, dtype=torch.int32), logits.new_zeros(n, dtype=torch.int32)
     found = logits.new_empty(n, 1 + N_BEST)
@@ -201,8 +201,10 @@ def _check_best(setting: Setting, host: Tensor) -> Row:
 
 
 PARTS = (
-    Part("rows", 1, "Do norm, activation, embedding, rotation and moves compute what fp64 says?", check_rows),
-    Part("8B", 1, "Are products of 8B what fp64 says, in every row tile?", check_products),
-    Part("70B", 1.5, "Are products of 70B?", partial(check_products, geometry=LLAMA_70B)),
-    Part("draws", 0.5, "Are tokens and best ids a CPU's?", check_draws),
+    MeasurementPart(
+        "rows", 1, "Do norm, activation, embedding, rotation and moves compute what fp64 says?", check_rows
+    ),
+    MeasurementPart("8B", 1, "Are products of 8B what fp64 says, in every row tile?", check_products),
+    MeasurementPart("70B", 1.5, "Are products of 70B?", partial(check_products, geometry=LLAMA_70B)),
+    MeasurementPart("draws", 0.5, "Are tokens and best ids a CPU's?", check_draws),
 )

@@ -18,7 +18,7 @@ Row = Mapping[str, Value]  # bool is an int
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class GpuSetting:
     """Where and how large a part runs."""
 
     device: torch.device
@@ -50,16 +50,16 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MeasurementPart:
     """A step of a command, which runs in a process that a fault or a time limit may end."""
 
     name: str
     minutes: float  # estimate for an H100; the part is ended after twice as long
     question: str
-    run: Callable[[Setting], Iterable[Row]]
+    run: Callable[[GpuSetting], Iterable[Row]]
 
 
-def attempt(setting: Setting, name: str, measure: Callable[[], Iterable[Row]]) -> Iterator[Row]:
+def attempt(setting: GpuSetting, name: str, measure: Callable[[], Iterable[Row]]) -> Iterator[Row]:
     """Yield the rows of ``measure``, or one row with its error, so that the next measurement runs."""
     setting.release_memory()
     try:

@@ -35,9 +35,9 @@ from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell, grid
 from benchmarks.never_slower.engines import CLOCKS
 from benchmarks.never_slower.machines import MACHINES
 from benchmarks.never_slower.prompts import CHAT, EDITS, KINDS, RANDOM, prompts_of
-from benchmarks.never_slower.record_file import RecordFile
+from benchmarks.never_slower.record_file import CellRecordFile
 from benchmarks.never_slower.report import report
-from benchmarks.never_slower.stand import TOGETHER, Stand
+from benchmarks.never_slower.stand import TOGETHER, MethodComparison
 from benchmarks.never_slower.summary import Summary, hopeful
 from engine.errors import ConfigError
 from engine.model.identity import model_hash
@@ -86,7 +86,7 @@ def cells_of(arguments: argparse.Namespace) -> list[Cell]:
     return cells
 
 
-def methods_of(cell: Cell, file: RecordFile, methods: Sequence[str]) -> list[str]:
+def methods_of(cell: Cell, file: CellRecordFile, methods: Sequence[str]) -> list[str]:
     """Methods of a cell's next turn; none: its figures are sure."""
     turns = file.turns(cell)
     if turns and (len(turns) < 2 or len(turns) * cell.streams < LEAST_TEXTS):
@@ -103,10 +103,10 @@ def methods_of(cell: Cell, file: RecordFile, methods: Sequence[str]) -> list[str
     return [AUTO, NONE, *hopeful(known)]
 
 
-def run(arguments: argparse.Namespace, file: RecordFile) -> None:
+def run(arguments: argparse.Namespace, file: CellRecordFile) -> None:
     """All turns that the file lacks: every cell once, then all that are not sure once more, and so on."""
     began, cells = time.monotonic(), cells_of(arguments)
-    stand: Stand | None = None
+    stand: MethodComparison | None = None
     most = {cell: max(2, int(arguments.texts) // cell.streams) for cell in cells}
     with bar(None, sum(most.values()), "turn") as shown:
         shown.update(sum(min(len(file.turns(cell)), most[cell]) for cell in cells))
@@ -126,10 +126,10 @@ def run(arguments: argparse.Namespace, file: RecordFile) -> None:
                     most[cell] = number
 
 
-def stand_of(arguments: argparse.Namespace) -> Stand:
+def stand_of(arguments: argparse.Namespace) -> MethodComparison:
     """Ready to measure; loads the model."""
     prompts = prompts_of(arguments.kinds, arguments.prompts, arguments.model)
-    stand = Stand(arguments.model, prompts, arguments.fixed, arguments.tokens, CLOCKS[arguments.clock])
+    stand = MethodComparison(arguments.model, prompts, arguments.fixed, arguments.tokens, CLOCKS[arguments.clock])
     for machine in arguments.only:
         stand.warm_up(machine)
     return stand
@@ -147,7 +147,7 @@ def main(given: Sequence[str] | None = None) -> int:
         "clock": arguments.clock,
     }
     try:
-        file = RecordFile(None if arguments.out is None else arguments.out / "records.jsonl", settings)
+        file = CellRecordFile(None if arguments.out is None else arguments.out / "records.jsonl", settings)
         run(arguments, file)
     except ConfigError as error:
         raise SystemExit(f"never_slower: {error}") from error

@@ -29,7 +29,7 @@ class Cell(NamedTuple):
         return f"{self.machine} {self.prompts} T={self.temperature:g} x{self.streams}"
 
 
-class Record(msgspec.Struct, frozen=True):
+class CellRecord(msgspec.Struct, frozen=True):
     """One method's run over the streams of a cell: a stream a prompt, all of them submitted at second 0."""
 
     cell: Cell

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from benchmarks.never_slower.machines import Machine, VirtualStages
+from benchmarks.never_slower.machines import PipelineMachine, VirtualStages
 from engine.events import StepEvent
 from engine.loop import Engine
 from engine.protocol import DraftPool
@@ -25,7 +25,7 @@ CLOCKS: dict[str, Clock] = {"processor": time.process_time, "wall": time.perf_co
 
 
 @dataclass(slots=True)
-class Drafted:
+class DraftCounts:
     """Counts over the steps of an engine."""
 
     trees: int = 0  # sequences that decoded, step by step
@@ -57,7 +57,7 @@ class ClockedEngine(Engine):
         super().__init__(self._timed, pool, options, costs)
         self._clock = clock
         self.now = 0.0  # seconds since the engine was made, in which it worked
-        self.drafted = Drafted()
+        self.drafted = DraftCounts()
 
     @property
     def host_s(self) -> float:
@@ -100,7 +100,7 @@ class _TimedTarget:
         return result
 
 
-class _Sent(NamedTuple):
+class _StepInFlight(NamedTuple):
     """A step on its way."""
 
     answered: float  # when its answer is back
@@ -131,16 +131,16 @@ class VirtualEngine(Engine):
         pool: DraftPool,
         options: SchedulerOptions,
         costs: StepCosts,
-        machine: Machine,
+        machine: PipelineMachine,
         clock: Clock = time.process_time,
     ) -> None:
         super().__init__(target, pool, options, costs)
         self._clock = clock
         self._stages = VirtualStages(machine)
-        self._flying: deque[_Sent] = deque()
+        self._flying: deque[_StepInFlight] = deque()
         self.now = 0.0  # seconds since the engine was made
         self.host_s = 0.0  # of these, in which the host worked
-        self.drafted = Drafted()
+        self.drafted = DraftCounts()
 
     def submit(self, request: Request) -> int:
         """Queue a request; the beginning of its speculator takes time."""
@@ -179,7 +179,7 @@ class VirtualEngine(Engine):
         answer = encode(replace(result, seconds=seconds[-1], stage_seconds=seconds))
         stage_s += self._clock() - began
         self.drafted.add(step)
-        self._flying.append(_Sent(self._stages.ends(step, self.now + stage_s, seconds), step, answer))
+        self._flying.append(_StepInFlight(self._stages.ends(step, self.now + stage_s, seconds), step, answer))
         return True
 
     def _host(self, began: float) -> None:

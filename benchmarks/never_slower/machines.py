@@ -18,7 +18,7 @@ TRIP_S = 1e-4  # seconds from the router to the first stage and from the last on
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class PipelineMachine:
     """A pipeline, and what reading ids back adds to its last stage: a pass over the logits of a row that has them
     anyway, the head besides where it has not (most rows of a prompt)."""
 
@@ -31,8 +31,8 @@ class Machine:
 # head is 1.05 GFLOP a row (8B) and 2.1 (70B).
 MACHINES = MappingProxyType(
     {
-        "8b-h200": Machine(PROFILES["8b-h200"], 0.5e-6, 1.8e-6),
-        "70b-h100x4": Machine(PROFILES["70b-h100x4"], 0.8e-6, 5.0e-6),
+        "8b-h200": PipelineMachine(PROFILES["8b-h200"], 0.5e-6, 1.8e-6),
+        "70b-h100x4": PipelineMachine(PROFILES["70b-h100x4"], 0.8e-6, 5.0e-6),
     }
 )
 """Machines by name."""
@@ -45,7 +45,7 @@ class VirtualStages:
         machine: of the stages.
     """
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: PipelineMachine) -> None:
         self._machine = machine
         self._free = [0.0] * machine.profile.stages  # when each stage is idle again
         self._needs: dict[int, Needs] = {}  # of the sequences that the last stage knows
@@ -81,7 +81,7 @@ class VirtualStages:
         return self._machine.node_read_s * rows
 
 
-def simulated_costs(machine: Machine, info: TargetInfo) -> StepCosts:
+def simulated_costs(machine: PipelineMachine, info: TargetInfo) -> StepCosts:
     """What a server on this machine would have measured at its start."""
     stages = VirtualStages(machine)
     now = 0.0

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.never_slower.cells import Cell, Record
+from benchmarks.never_slower.cells import Cell, CellRecord
 from engine.errors import ConfigError
 
-Turn = Mapping[str, Record]  # method -> its run
+Turn = Mapping[str, CellRecord]  # method -> its run
 
 
-class RecordFile:
+class CellRecordFile:
     """All records of a file, by cell and turn; a turn that was cut off is run again.
 
     Args:
@@ -39,7 +39,7 @@ class RecordFile:
             raise ConfigError(f"{path} holds records of other settings, {first.decode(errors='replace')}: use another")
         for number, line in enumerate(lines, start=2):
             try:
-                self._keep(msgspec.json.decode(line, type=dict[str, Record]))
+                self._keep(msgspec.json.decode(line, type=dict[str, CellRecord]))
             except msgspec.DecodeError as error:
                 raise ConfigError(f"{path}, line {number}: {error}") from error
         path.write_bytes(whole or header + b"\n")

@@ -13,7 +13,7 @@ from app.reporting.tables import markdown, number
 from benchmarks.never_slower.cells import AUTO, NONE
 from benchmarks.never_slower.statistics import Interval
 from benchmarks.never_slower.summary import Summary, categories, fixed_methods, medians, misses, shown
-from benchmarks.support.reporting import Report
+from benchmarks.support.reporting import BenchmarkReport
 
 HEAD = (
     "machine",
@@ -31,7 +31,7 @@ HEAD = (
 )
 
 
-def report(summaries: Sequence[Summary], settings: dict[str, Any]) -> Report:
+def report(summaries: Sequence[Summary], settings: dict[str, Any]) -> BenchmarkReport:
     """Everything that a run came to."""
     short = misses(summaries)
     found = categories(summaries)
@@ -48,7 +48,7 @@ def report(summaries: Sequence[Summary], settings: dict[str, Any]) -> Report:
         "over_best_fixed": {name: _figures(one) for name, one in found.items()},
         "misses": short,
     }
-    return Report(document, "\n\n".join(text), bool(short), partial(draw, summaries) if summaries else None)
+    return BenchmarkReport(document, "\n\n".join(text), bool(short), partial(draw, summaries) if summaries else None)
 
 
 def draw(summaries: Sequence[Summary], folder: Path) -> None:

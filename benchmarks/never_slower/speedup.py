@@ -29,13 +29,13 @@ from app.inputs.prompts import BUILTIN, Question, encode_chat
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.progress import bar
 from app.reporting.tables import markdown
-from benchmarks.never_slower.cells import CPU, NONE, Cell, Record
+from benchmarks.never_slower.cells import CPU, NONE, Cell, CellRecord
 from benchmarks.never_slower.record_file import Turn
-from benchmarks.never_slower.stand import Stand
+from benchmarks.never_slower.stand import MethodComparison
 from benchmarks.never_slower.statistics import Comparison, Interval, compare
 from benchmarks.never_slower.summary import shown
 from benchmarks.support.prompt_sets import halved, questions
-from benchmarks.support.reporting import Report
+from benchmarks.support.reporting import BenchmarkReport
 
 METHODS = ("auto@64", "suffix+token-recycling@8", "suffix+token-recycling@64", "pld@8")
 HEAD = ("method", "batch", "T", "over autoregressive (95 %)", "by kind", "tokens/s", "tokens per forward", "identical")
@@ -72,7 +72,9 @@ def prompts_of(arguments: argparse.Namespace) -> dict[str, list[list[int]]]:
 
 def measure(arguments: argparse.Namespace, prompts: Mapping[str, Sequence[list[int]]]) -> dict[Cell, list[Turn]]:
     """Run every turn of every combination; each prompt is in one turn, or in two to fill the last batch."""
-    stand = Stand(model_path(arguments.model), prompts, arguments.methods, arguments.tokens, time.process_time)
+    stand = MethodComparison(
+        model_path(arguments.model), prompts, arguments.methods, arguments.tokens, time.process_time
+    )
     stand.warm_up(CPU)
     cells = [
         Cell(CPU, kind, temperature, batch)
@@ -94,7 +96,7 @@ def measure(arguments: argparse.Namespace, prompts: Mapping[str, Sequence[list[i
 def summarise(method: str, by_kind: Mapping[str, Sequence[Turn]]) -> dict[str, Any]:
     """The figures of a method at one batch size and temperature."""
     turns = [turn for some in by_kind.values() for turn in some]
-    records: list[Record] = [turn[method] for turn in turns]
+    records: list[CellRecord] = [turn[method] for turn in turns]
     n_texts = sum(len(record.seconds) for record in records)
     n_tokens = sum(record.tokens for record in records)
     return {
@@ -111,7 +113,9 @@ def _over_none(method: str, turns: Sequence[Turn]) -> Comparison:
     return compare([turn[NONE].seconds for turn in turns], [turn[method].seconds for turn in turns])
 
 
-def report(found: Mapping[Cell, Sequence[Turn]], methods: Sequence[str], settings: Mapping[str, Any]) -> Report:
+def report(
+    found: Mapping[Cell, Sequence[Turn]], methods: Sequence[str], settings: Mapping[str, Any]
+) -> BenchmarkReport:
     """The table and the document."""
     rows: list[list[str]] = []
     entries: list[dict[str, Any]] = []
@@ -131,7 +135,7 @@ def report(found: Mapping[Cell, Sequence[Turn]], methods: Sequence[str], setting
             entry = {"method": method, "batch_size": batch, "temperature": temperature}
             entries.append(entry | one | {"over_autoregressive": asdict(interval)})
     differs = any(entry["identical"] < entry["turns"] for entry in entries)
-    return Report({**settings, "rows": entries}, markdown(HEAD, rows), differs)
+    return BenchmarkReport({**settings, "rows": entries}, markdown(HEAD, rows), differs)
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell
 from benchmarks.never_slower.engines import Clock, ClockedEngine, VirtualEngine
 from benchmarks.never_slower.machines import MACHINES, costs_by, simulated_costs
 from benchmarks.never_slower.record_file import Turn
-from benchmarks.never_slower.streams import GO_ON, Run, Wanted
+from benchmarks.never_slower.streams import GO_ON, MethodRun, StreamWorkload
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step
 from engine.step_cost import StepCosts
@@ -32,7 +32,7 @@ WARM_UP = 16  # tokens of a text that is not measured: first steps touch memory 
 ROOM = 128  # slots of a stream's cache beside its text, for trees
 
 
-class Stand:
+class MethodComparison:
     """Engines, speculators and step times of all machines.
 
     Speculators live as long as the stand, one pool for every machine and method, as they do in a server.
@@ -40,7 +40,7 @@ class Stand:
     Args:
         model: checkpoint directory; it writes the texts of all machines.
         prompts: by kind, as token ids.
-        fixed: methods that ``auto`` is compared with, in addition to none; as ``Run`` takes them.
+        fixed: methods that ``auto`` is compared with, in addition to none; as ``MethodRun`` takes them.
         tokens: of a text.
         clock: of this process.
     """
@@ -89,12 +89,12 @@ class Stand:
         gc.collect()
         gc.freeze()
 
-    def _finished(self, cell: Cell, number: int, method: str, wanted: Wanted) -> Run:
+    def _finished(self, cell: Cell, number: int, method: str, wanted: StreamWorkload) -> MethodRun:
         run = self._run(cell, number, method, wanted)
         run.advance(float("inf"))
         return run
 
-    def _run(self, cell: Cell, number: int, method: str, wanted: Wanted) -> Run:
+    def _run(self, cell: Cell, number: int, method: str, wanted: StreamWorkload) -> MethodRun:
         costs = self._costs_of(cell.machine)
         key = cell.machine, method
         if key not in self._pools:
@@ -108,7 +108,7 @@ class Stand:
             if machine is None
             else VirtualEngine(target, pool, options, costs, machine, self._clock)
         )
-        return Run(cell, number, method, engine, wanted)
+        return MethodRun(cell, number, method, engine, wanted)
 
     def _target(self, streams: int) -> LocalTarget:
         """A fresh one on the weights of all, with a cache for so many streams."""
@@ -134,11 +134,11 @@ class Stand:
 
         return costs_by(taken, self._info)
 
-    def _wanted(self, cell: Cell, number: int, tokens: int = 0) -> Wanted:
+    def _wanted(self, cell: Cell, number: int, tokens: int = 0) -> StreamWorkload:
         tokens = tokens or self._tokens
         every, n = self._prompts[cell.prompts], cell.streams
         places = [number * n + i for i in range(n)]
-        return Wanted(
+        return StreamWorkload(
             [every[place % len(every)] for place in places],
             [1 + place for place in places],
             tokens,
@@ -148,7 +148,7 @@ class Stand:
         )
 
 
-def alternate(runs: Sequence[Run], slice_s: float = SLICE_S) -> None:
+def alternate(runs: Sequence[MethodRun], slice_s: float = SLICE_S) -> None:
     """Let runs go on in turns to their ends, the one that is furthest behind first: whatever the machine does
     meanwhile, it does to all."""
     todo = list(runs)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.never_slower.cells import Cell, Record
+from benchmarks.never_slower.cells import Cell, CellRecord
 from benchmarks.never_slower.engines import ClockedEngine, VirtualEngine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -19,7 +19,7 @@ GO_ON = 4  # times the wanted tokens that a stream writes at most, so that the o
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class StreamWorkload:
     """What every stream of a run writes."""
 
     prompts: Sequence[list[int]]
@@ -31,7 +31,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class _Stream:
+class _TextStream:
     """One text in the making."""
 
     tokens: list[int] = field(default_factory=list)
@@ -39,7 +39,7 @@ class _Stream:
     done_s: float | None = None  # when the text was there
     forwards: int = -1  # the first token comes from the prefill
 
-    def take(self, token_ids: Sequence[int], now: float, wanted: Wanted) -> None:
+    def take(self, token_ids: Sequence[int], now: float, wanted: StreamWorkload) -> None:
         if self.done_s is not None:
             return
         if not self.tokens:
@@ -53,7 +53,7 @@ class _Stream:
             self.done_s = now
 
 
-class Run:
+class MethodRun:
     """One method's run over the streams of a cell.
 
     A stream's time ends with its text, but it goes on writing: so all texts are written in a batch of the same size,
@@ -68,18 +68,18 @@ class Run:
     """
 
     def __init__(
-        self, cell: Cell, turn: int, method: str, engine: ClockedEngine | VirtualEngine, wanted: Wanted
+        self, cell: Cell, turn: int, method: str, engine: ClockedEngine | VirtualEngine, wanted: StreamWorkload
     ) -> None:
         self.method = method
         self._cell, self._turn, self._engine, self._wanted = cell, turn, engine, wanted
         self._wall = self._processor = 0.0
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _TextStream] = {}
         name, _, nodes = method.partition("@")
         for prompt, seed in zip(wanted.prompts, wanted.seeds, strict=True):
             room = min(GO_ON * wanted.tokens, wanted.longest - len(prompt))
             params = SamplingParams(max_tokens=room, temperature=cell.temperature, seed=seed)
             seq = engine.submit(Request(prompt, params, name, int(nodes or wanted.max_nodes)))
-            self._streams[seq] = _Stream()
+            self._streams[seq] = _TextStream()
         self._left = len(self._streams)
 
     @property
@@ -117,13 +117,13 @@ class Run:
         for seq in self._streams:
             self._engine.pool.end(seq)
 
-    def record(self, failures: int = 0) -> Record:
+    def record(self, failures: int = 0) -> CellRecord:
         """Of a run that is done, in a turn in which speculators failed so often."""
         streams = self._streams.values()
         digest = hashlib.blake2b(digest_size=8)
         for text in self.texts:
             digest.update(np.asarray([len(text), *text], np.int32).tobytes())
-        return Record(
+        return CellRecord(
             self._cell,
             self._turn,
             self.method,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from app.reporting.summaries import grouped
-from benchmarks.never_slower.cells import AUTO, NONE, Cell, Record
+from benchmarks.never_slower.cells import AUTO, NONE, Cell, CellRecord
 from benchmarks.never_slower.record_file import Turn
 from benchmarks.never_slower.statistics import Comparison, Interval, compare, compare_with_best, pooled
 
@@ -78,7 +78,7 @@ class Summary:
         streams = sum(len(one.seconds) for one in records)
         return (sum(one.tokens for one in records) - streams) / max(1, sum(one.forwards for one in records))
 
-    def _records(self, method: str) -> list[Record]:
+    def _records(self, method: str) -> list[CellRecord]:
         return [turn[method] for turn in self.turns]
 
 
@@ -132,7 +132,7 @@ def _seconds(turns: Sequence[Turn], method: str) -> list[list[float]]:
     return [turn[method].seconds for turn in turns]
 
 
-def _decoding(record: Record) -> float:
+def _decoding(record: CellRecord) -> float:
     return _sum(record.seconds) - _sum(record.first_s)
 
 

@@ -23,10 +23,10 @@ from typing import Any
 import uvloop
 
 from app.inputs.simulation import profile_at
-from benchmarks.pipeline_scheduling.measurement import Asked, Rates, rates, router_on
+from benchmarks.pipeline_scheduling.measurement import Asked, StreamRates, rates, router_on
 from benchmarks.pipeline_scheduling.plot import draw
 from benchmarks.pipeline_scheduling.requests import made_up, recorded, sampled
-from benchmarks.pipeline_scheduling.stages import Stages
+from benchmarks.pipeline_scheduling.stages import ProfiledStages
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.simulated.answers import pack_recordings
 from engine.simulated.profile import PipelineProfile
@@ -40,9 +40,9 @@ def ideal(profile: PipelineProfile, n_stages: int, streams: int) -> float:
     return min(streams / (n_stages * profile.base_s), profile.flat_sequences / profile.base_s)
 
 
-async def throughput(profile: PipelineProfile, n_stages: int, counts: list[int], seconds: float) -> list[Rates]:
+async def throughput(profile: PipelineProfile, n_stages: int, counts: list[int], seconds: float) -> list[StreamRates]:
     """Part 1 for one number of stages."""
-    with Stages(profile, n_stages) as stages:
+    with ProfiledStages(profile, n_stages) as stages:
         prompts = made_up(max(counts), PROMPT, stages.info.spec.vocab_size)
         asked = [(prompt, TOKENS) for prompt in prompts]
         async with router_on(stages, n_stages) as router:
@@ -56,12 +56,12 @@ async def throughput(profile: PipelineProfile, n_stages: int, counts: list[int],
 
 async def speculation(
     profile: PipelineProfile, n_stages: int, counts: list[int], methods: list[str], seconds: float, turns: list[Any]
-) -> dict[str, list[Rates]]:
+) -> dict[str, list[StreamRates]]:
     """Part 2."""
     asked: list[Asked] = [(turn.prompt, len(turn.answer)) for turn in turns]
     recordings = pack_recordings((turn.prompt, turn.answer) for turn in turns)
-    found: dict[str, list[Rates]] = {method: [] for method in (AUTOREGRESSIVE, *methods)}
-    with Stages(profile, n_stages, recordings) as stages:
+    found: dict[str, list[StreamRates]] = {method: [] for method in (AUTOREGRESSIVE, *methods)}
+    with ProfiledStages(profile, n_stages, recordings) as stages:
         async with router_on(stages, n_stages) as router:
             for n in counts:
                 longest = max(seconds, 20 / (ideal(profile, n_stages, n) / n))
@@ -71,7 +71,7 @@ async def speculation(
     return found
 
 
-def line(found: Rates, profile: PipelineProfile, n_stages: int) -> str:
+def line(found: StreamRates, profile: PipelineProfile, n_stages: int) -> str:
     """One row of part 1."""
     wanted = ideal(profile, n_stages, found.streams)
     return (
@@ -81,7 +81,7 @@ def line(found: Rates, profile: PipelineProfile, n_stages: int) -> str:
     )
 
 
-def gain_line(found: dict[str, list[Rates]], method: str) -> str:
+def gain_line(found: dict[str, list[StreamRates]], method: str) -> str:
     """The newest row of part 2."""
     now = found[method][-1]
     before = found[AUTOREGRESSIVE][len(found[method]) - 1]
@@ -93,7 +93,7 @@ def gain_line(found: dict[str, list[Rates]], method: str) -> str:
 
 
 def report(
-    profile: PipelineProfile, plain: dict[int, list[Rates]], with_drafts: dict[str, list[Rates]]
+    profile: PipelineProfile, plain: dict[int, list[StreamRates]], with_drafts: dict[str, list[StreamRates]]
 ) -> dict[str, Any]:
     """The JSON document."""
     base = with_drafts.get(AUTOREGRESSIVE, [])
@@ -157,7 +157,7 @@ def main() -> int:
     plain = {
         n: asyncio.run(throughput(profile, n, list(arguments.streams), arguments.seconds)) for n in arguments.stages
     }
-    with_drafts: dict[str, list[Rates]] = {}
+    with_drafts: dict[str, list[StreamRates]] = {}
     if arguments.methods:
         most = max(arguments.method_streams)
         turns = recorded(arguments.answers, arguments.source) if arguments.answers else sampled(most)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks.pipeline_scheduling.stages import StageReport, Stages
+from benchmarks.pipeline_scheduling.stages import ProfiledStages, StageReport
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline, measure_pipeline
 from deployments.router.draft_client import InlineDraftClient
@@ -28,7 +28,7 @@ Asked = tuple[list[int], int]  # prompt, tokens wanted
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class StreamRates:
     """Rates over all of ``streams`` streams."""
 
     streams: int
@@ -47,7 +47,7 @@ class Rates:
 
 @asynccontextmanager
 async def router_on(
-    stages: Stages, n_stages: int, extra: Mapping[str, Factory] | None = None, max_sequences: int = 64
+    stages: ProfiledStages, n_stages: int, extra: Mapping[str, Factory] | None = None, max_sequences: int = 64
 ) -> AsyncIterator[Router]:
     """A router as a server has it, step times measured; ``extra`` are speculators by the names of their methods."""
     pipeline = await Pipeline.connect(stages.endpoints)
@@ -70,7 +70,7 @@ async def router_on(
         await router.close()
 
 
-class Streams:
+class PromptStreams:
     """``n`` streams, each of which asks one prompt after the other until ``stop``."""
 
     def __init__(self, router: Router, asked: Sequence[Asked], n: int, method: str) -> None:
@@ -120,10 +120,10 @@ class Streams:
 
 
 async def rates(
-    router: Router, stages: Stages, asked: Sequence[Asked], n: int, method: str, seconds: float, settle: float
-) -> Rates:
+    router: Router, stages: ProfiledStages, asked: Sequence[Asked], n: int, method: str, seconds: float, settle: float
+) -> StreamRates:
     """Measure ``n`` streams for ``seconds``, beginning ``settle`` seconds after all have their first token."""
-    streams = Streams(router, asked, n, method)
+    streams = PromptStreams(router, asked, n, method)
     try:
         await streams.all_begun()
         await asyncio.sleep(settle)
@@ -136,7 +136,7 @@ async def rates(
         await asyncio.sleep(0.01)
     events = [event for event in streams.events if began <= event[0] <= ended]
     steps_per_s, tokens_per_s = per_second(events)
-    return Rates(
+    return StreamRates(
         n,
         method,
         steps_per_s,

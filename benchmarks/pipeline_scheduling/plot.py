@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.reporting.plotting import grid, save
-from benchmarks.pipeline_scheduling.measurement import Rates
+from benchmarks.pipeline_scheduling.measurement import StreamRates
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.simulated.profile import PipelineProfile
 
 
 def draw(
-    profile: PipelineProfile, plain: dict[int, list[Rates]], with_drafts: dict[str, list[Rates]], path: Path
+    profile: PipelineProfile, plain: dict[int, list[StreamRates]], with_drafts: dict[str, list[StreamRates]], path: Path
 ) -> None:
     """Write the PNG."""
     figure, (left, right) = grid(1, 2, (11, 4.2))

@@ -36,8 +36,8 @@ class StageReport:
     lateness: Lateness  # of the sleeps
 
 
-class Stages:
-    """The stages of one pipeline; ``with Stages(profile, 4) as stages:``."""
+class ProfiledStages:
+    """The stages of one pipeline; ``with ProfiledStages(profile, 4) as stages:``."""
 
     def __init__(self, profile: PipelineProfile, n: int, recordings: bytes = b"", model: Path | None = None) -> None:
         model = model or model_path(DEFAULT_MODEL)
@@ -64,7 +64,7 @@ class Stages:
             pipe.send("report")
         return [pipe.recv() for pipe in self._pipes]
 
-    def __enter__(self) -> Stages:
+    def __enter__(self) -> ProfiledStages:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

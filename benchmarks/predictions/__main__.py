@@ -29,7 +29,14 @@ from app.inputs.tokenizers import load_tokenizer
 from app.reporting.documents import as_line
 from app.speculation.heads import encoded, longest_prompt
 from benchmarks.predictions.files import SHARES, edits
-from benchmarks.predictions.runs import PASTED, Case, Figures, Model, predictions_of, replayed
+from benchmarks.predictions.runs import (
+    PASTED,
+    AnsweringModel,
+    PredictionCase,
+    PredictionFigures,
+    predictions_of,
+    replayed,
+)
 from benchmarks.support.prompt_sets import questions
 from benchmarks.support.reporting import heading, row
 from engine.sampling.params import SamplingParams
@@ -65,7 +72,7 @@ def parsed() -> argparse.Namespace:
     return arguments
 
 
-def shown(found: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
+def shown(found: Mapping[str, Mapping[str, PredictionFigures]]) -> dict[str, Any]:
     """Print a table, kinds down and methods across; returns the figures."""
     kinds = list(next(iter(found.values())))
     print(heading(("tokens per forward", *found)))
@@ -91,7 +98,7 @@ def of_files(arguments: argparse.Namespace) -> dict[str, Any]:
         ]
         arguments.write.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     cases = [
-        Case(
+        PredictionCase(
             one.kind,
             encode_chat(tokenizer, [{"role": "user", "content": one.request}]),
             encode_prediction(tokenizer, one.prediction),
@@ -114,13 +121,13 @@ def of_answers(arguments: argparse.Namespace) -> dict[str, Any]:
     params = SamplingParams(
         max_tokens=arguments.max_tokens, temperature=arguments.temperature, seed=arguments.seed
     )  # no end of text: answers are as long as they may be
-    free = Model(target, SpeculatorOptions(), params, arguments.max_nodes)
+    free = AnsweringModel(target, SpeculatorOptions(), params, arguments.max_nodes)
     answers = [free.answer(free.engine(), prompt, "autoregressive", [])[0] for prompt in prompts]
     predictions = predictions_of(answers, SHARES, arguments.seed)
     with tqdm(total=len(prompts) * len(MODELS) * len(predictions), unit="text", file=sys.stderr) as bar:
         document = shown(free.measured(prompts, answers, MODELS, predictions, bar.update))
     if arguments.repeats:
-        timed = Model(target, SpeculatorOptions(step_costs=measure(target)), params, arguments.max_nodes)
+        timed = AnsweringModel(target, SpeculatorOptions(step_costs=measure(target)), params, arguments.max_nodes)
         document["speed_when_useless"] = {
             method: round(
                 timed.speed_when_useless(prompts, predictions["useless"], method, without, arguments.repeats), 3

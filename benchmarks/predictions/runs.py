@@ -22,7 +22,7 @@ from speculators.pool import SpeculatorPool
 PASTED = ", pasted"  # behind a method: the prediction stands at the end of the prompt, and is no prediction
 
 
-class Case(NamedTuple):
+class PredictionCase(NamedTuple):
     """An answer, and what is predicted of it."""
 
     kind: str
@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
 
 @dataclass(slots=True)
-class Figures:
+class PredictionFigures:
     """Of one method and one kind."""
 
     tokens: int = 0
@@ -58,11 +58,11 @@ class Figures:
 
 
 def replayed(
-    cases: Sequence[Case], methods: Sequence[str], max_nodes: int, vocab_size: int, done: Callable[[], object]
-) -> dict[str, dict[str, Figures]]:
+    cases: Sequence[PredictionCase], methods: Sequence[str], max_nodes: int, vocab_size: int, done: Callable[[], object]
+) -> dict[str, dict[str, PredictionFigures]]:
     """Method -> kind -> what it would have saved of recorded answers."""
     longest = max(len(case.prompt) + len(case.prediction) + len(case.answer) for case in cases)
-    found: dict[str, dict[str, Figures]] = {}
+    found: dict[str, dict[str, PredictionFigures]] = {}
     for label in methods:
         target = ReplayTarget(vocab_size, longest)
         options = SchedulerOptions(max_sequences=1, prefix_cache=False)
@@ -75,7 +75,7 @@ def replayed(
             request = Request(prompt, params, label.removesuffix(PASTED), max_nodes, prediction=predicted)
             target.record(engine.submit(request), case.answer)
             ids, stats = _finish(engine)
-            found.setdefault(label, {}).setdefault(case.kind, Figures()).add(stats, ids == case.answer)
+            found.setdefault(label, {}).setdefault(case.kind, PredictionFigures()).add(stats, ids == case.answer)
             done()
     return found
 
@@ -100,7 +100,7 @@ def predictions_of(answers: Sequence[list[int]], shares: Sequence[float], seed: 
     return found | {"useless": [*answers[1:], answers[0]]}
 
 
-class Model:
+class AnsweringModel:
     """Answers of a model, one at a time, with the state of a server that lives on.
 
     Args:
@@ -134,13 +134,13 @@ class Model:
         methods: Sequence[str],
         predictions: Mapping[str, Sequence[list[int]]],
         done: Callable[[], object],
-    ) -> dict[str, dict[str, Figures]]:
+    ) -> dict[str, dict[str, PredictionFigures]]:
         """Method -> kind -> what it saved."""
-        found: dict[str, dict[str, Figures]] = {}
+        found: dict[str, dict[str, PredictionFigures]] = {}
         for method in methods:
             for kind, predicted in predictions.items():
                 engine = self.engine()
-                figures = found.setdefault(method, {})[kind] = Figures()
+                figures = found.setdefault(method, {})[kind] = PredictionFigures()
                 for prompt, answer, one in zip(prompts, answers, predicted, strict=True):
                     ids, stats = self.answer(engine, prompt, method, one)
                     figures.add(stats, ids == answer, stats.decode_seconds)

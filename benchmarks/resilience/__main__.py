@@ -28,7 +28,7 @@ from typing import NoReturn
 from benchmarks.resilience import chaos, fuzz, oracle, overload, rolling, soak
 from benchmarks.resilience.retrieval import command as retrieval
 from benchmarks.resilience.standby import command as standby
-from benchmarks.support.reporting import Report
+from benchmarks.support.reporting import BenchmarkReport
 
 COMMANDS = {
     "chaos": chaos,
@@ -61,7 +61,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
     with suppress(KeyboardInterrupt):
-        report: Report = COMMANDS[settings.command].run(settings)
+        report: BenchmarkReport = COMMANDS[settings.command].run(settings)
         return report.publish(settings.out)
     print("interrupted; everything that was started has ended", file=sys.stderr)
     return 130

@@ -41,12 +41,12 @@ from tqdm import tqdm
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.load.records import Break
-from benchmarks.resilience.faults import Cluster, Fault, faults, inject
+from benchmarks.resilience.faults import Fault, ServerCluster, faults, inject
 from benchmarks.resilience.observation import alive, is_running, left_over, sampled
 from benchmarks.resilience.phases import Phase
 from benchmarks.resilience.recovery import FLOW_S, SETTLE_S, question, report
-from benchmarks.resilience.streams import Streams
-from benchmarks.support.reporting import Report
+from benchmarks.resilience.streams import ClientStreams
+from benchmarks.support.reporting import BenchmarkReport
 from benchmarks.support.server_process import ServerProcess
 
 RETRIES = 50  # of one request; an ingress takes seconds to come back
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flags", default="", help="further flags of spectra serve, in one string")
 
 
-def run(settings: argparse.Namespace) -> Report:
+def run(settings: argparse.Namespace) -> BenchmarkReport:
     """Start a server and measure it."""
     known = {fault.name: fault for fault in faults(settings.stages)}
     names = settings.only.split(",") if settings.only else list(known)
@@ -96,11 +96,11 @@ def run(settings: argparse.Namespace) -> Report:
         return asyncio.run(_measure(settings, server, [known[name] for name in names]))
 
 
-async def _measure(settings: argparse.Namespace, server: ServerProcess, chosen: Sequence[Fault]) -> Report:
+async def _measure(settings: argparse.Namespace, server: ServerProcess, chosen: Sequence[Fault]) -> BenchmarkReport:
     bodies = [question(server.model, client, settings.max_tokens) for client in range(settings.streams)]
-    streams = Streams(server.url, len(bodies), lambda client: (client, bodies[client]), RETRIES)
+    streams = ClientStreams(server.url, len(bodies), lambda client: (client, bodies[client]), RETRIES)
     print(f"{streams.n} streams undisturbed: {await streams.learn_reference(bodies, len(bodies)):.1f} s", flush=True)
-    cluster = Cluster(server.pid)
+    cluster = ServerCluster(server.pid)
     async with sampled(server.url, server.pid, period=0.1) as samples, streams.running():
         phases = [
             await _go_through(fault, streams, server.pid, cluster, settings.calm) for fault in tqdm(chosen, "faults")
@@ -111,7 +111,9 @@ async def _measure(settings: argparse.Namespace, server: ServerProcess, chosen: 
     return report("phases", COLUMNS, phases, _row, streams, samples, leaks)
 
 
-async def _go_through(fault: Fault, streams: Streams, root: int, cluster: Cluster, calm: float) -> FaultPhase:
+async def _go_through(
+    fault: Fault, streams: ClientStreams, root: int, cluster: ServerCluster, calm: float
+) -> FaultPhase:
     """Inject a fault while all clients receive text, wait until they do again, then ``calm`` seconds more."""
     phase = FaultPhase(fault.name, time.monotonic(), fault=fault)
     await streams.all_flow(FLOW_S)

@@ -78,7 +78,7 @@ def inject(root: int, fault: Fault, stages: list[int]) -> int:
     return pids[fault.place]
 
 
-class Cluster:
+class ServerCluster:
     """The server's own Ray cluster, joined at the first question, which tells which process is which stage.
 
     Args:

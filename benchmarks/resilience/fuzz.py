@@ -30,12 +30,12 @@ import psutil
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.prompts import BUILTIN
-from benchmarks.resilience.hostile.clients import Outcome, send_all
+from benchmarks.resilience.hostile.clients import HostileOutcome, send_all
 from benchmarks.resilience.hostile.requests import Hostile, hostile_requests
 from benchmarks.resilience.observation import left_over, part_of, processes, resident, title
 from benchmarks.resilience.phases import pauses
-from benchmarks.resilience.streams import Streams, chat
-from benchmarks.support.reporting import Report, table
+from benchmarks.resilience.streams import ClientStreams, chat
+from benchmarks.support.reporting import BenchmarkReport, table
 from benchmarks.support.server_process import ServerProcess
 
 SETTLE_S = 120.0  # longer than HTTP connections are kept open for the next request
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flags", default="", help="further flags of spectra serve, in one string")
 
 
-def run(settings: argparse.Namespace) -> Report:
+def run(settings: argparse.Namespace) -> BenchmarkReport:
     """Start a server and measure it."""
     flags = ["--max-sequences", str(2 * settings.streams), "--kv-gib", "0.5", *settings.flags.split()]
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
@@ -81,13 +81,13 @@ def _new_key(file: Path) -> str:
 
 async def _measure(
     settings: argparse.Namespace, server: ServerProcess, hostile: Sequence[Hostile], headers: Mapping[str, str]
-) -> Report:
+) -> BenchmarkReport:
     bodies = [_question(server.model, client, settings.max_tokens) for client in range(settings.streams)]
-    streams = Streams(server.url, len(bodies), lambda client: (client, bodies[client]), headers=headers)
+    streams = ClientStreams(server.url, len(bodies), lambda client: (client, bodies[client]), headers=headers)
     await streams.learn_reference(bodies, len(bodies))
-    outcome = Outcome()
+    outcome = HostileOutcome()
     warm = hostile[: min(len(hostile) // 4, 200)]  # memory that a first request of a kind takes for good
-    await send_all(server.url, warm, settings.rate, Outcome())
+    await send_all(server.url, warm, settings.rate, HostileOutcome())
     await left_over(server.url, SETTLE_S)
     files, half = _descriptors(server.pid), len(hostile) // 2
     async with streams.running():
@@ -126,12 +126,12 @@ def _grown(before: Mapping[str, float], after: Mapping[str, float], most: float,
 
 def _report(
     settings: argparse.Namespace,
-    streams: Streams,
-    outcome: Outcome,
+    streams: ClientStreams,
+    outcome: HostileOutcome,
     leaks: list[str],
     memory: Sequence[Mapping[str, float]],
     moments: tuple[float, float, float],
-) -> Report:
+) -> BenchmarkReport:
     began, disturbed, ended = moments
     gaps = pauses([record.chunks for record in streams.records])
     rows = []
@@ -154,4 +154,4 @@ def _report(
     shown_parts = [{part: round(one.get(part, 0.0)) for part in PARTS_OF_OURS} for one in memory]
     document |= {"mib": dict(zip(("before", "half", "end"), shown_parts, strict=True))}
     document |= {"n_wrong": len(wrong), "wrong": wrong[:MOST_SHOWN]}
-    return Report(document, shown, bool(wrong))
+    return BenchmarkReport(document, shown, bool(wrong))

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 
 from app.inputs.default_model import DEFAULT_MODEL
-from benchmarks.support.reporting import Report, table
+from benchmarks.support.reporting import BenchmarkReport, table
 from benchmarks.support.server_process import ServerProcess
 
 SALTS = {"the same salt": "victim", "another salt": "stranger"}
@@ -37,7 +37,7 @@ COLUMNS = {
 
 
 @dataclass
-class Client:
+class OracleClient:
     """Asks for one token behind a prompt."""
 
     http: httpx.Client
@@ -65,11 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=448, help="of a timed prompt (default: 448)")
 
 
-def run(settings: argparse.Namespace) -> Report:
+def run(settings: argparse.Namespace) -> BenchmarkReport:
     """Attack and report."""
     started = ServerProcess(settings.model, settings.flags.split()) if settings.url is None else None
     with started or nullcontext(), httpx.Client(base_url=started.url if started else settings.url, timeout=60) as http:
-        client = Client(http, http.get("/v1/models").json()["data"][0]["id"])
+        client = OracleClient(http, http.get("/v1/models").json()["data"][0]["id"])
         rows = [_attack(client, name, salt, settings) for name, salt in SALTS.items()]
     shown = table(COLUMNS, [{**row, "recovered": f"{len(row['recovered'])} of {row['guessed']}"} for row in rows])
     print(shown)
@@ -81,10 +81,10 @@ def run(settings: argparse.Namespace) -> Report:
         for place in inside["recovered"]
         if (place + 1) % settings.block_size
     ]
-    return Report({"attackers": rows, "wrong": wrong}, shown, bool(wrong))
+    return BenchmarkReport({"attackers": rows, "wrong": wrong}, shown, bool(wrong))
 
 
-def _attack(client: Client, name: str, salt: str, settings: argparse.Namespace) -> dict[str, Any]:
+def _attack(client: OracleClient, name: str, salt: str, settings: argparse.Namespace) -> dict[str, Any]:
     chance = random.Random(salt)
 
     def tokens(n: int) -> list[int]:

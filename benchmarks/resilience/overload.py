@@ -18,7 +18,7 @@ from typing import Any
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.load.failures import TOO_MANY
-from benchmarks.support.reporting import Report, heading, row
+from benchmarks.support.reporting import BenchmarkReport, heading, row
 from benchmarks.support.server_process import ServerProcess, load
 
 SLACK = 1.5  # expected waits are expectations
@@ -42,14 +42,14 @@ def numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
 
-def run(settings: argparse.Namespace) -> Report:
+def run(settings: argparse.Namespace) -> BenchmarkReport:
     """Start a server, measure its capacity, then each factor."""
     flags = ["--simulate", settings.simulate, "--stages", settings.stages, "--max-sequences", settings.sequences]
     flags += ["--max-wait", settings.max_wait, "--method", settings.method, "--max-waiting", 100_000]
     with ServerProcess(DEFAULT_MODEL, list(map(str, flags))) as server:
         document = asyncio.run(_measure(settings, server.url))
     shown = "\n".join([heading(HEAD), *map(_line, document["rows"])])
-    return Report(document, shown, bool(document["wrong"]))
+    return BenchmarkReport(document, shown, bool(document["wrong"]))
 
 
 async def _measure(settings: argparse.Namespace, url: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from app.load.records import Break
 from benchmarks.resilience import plots
 from benchmarks.resilience.observation import Sample
 from benchmarks.resilience.phases import Pairs, Phase, longest_and_recovery, pauses
-from benchmarks.resilience.streams import Streams, chat
-from benchmarks.support.reporting import Report, table
+from benchmarks.resilience.streams import ClientStreams, chat
+from benchmarks.support.reporting import BenchmarkReport, table
 
 METHODS = (None, "autoregressive", "pld", "suffix", "spectra-core", "suffix+token-recycling")  # None: the server's
 FLOW_S = 90.0  # longest wait for all streams to go on
@@ -33,10 +33,10 @@ def report(
     columns: Mapping[str, str],
     phases: Sequence[P],
     row_of: Callable[[P, list[Break]], dict[str, Any]],
-    streams: Streams,
+    streams: ClientStreams,
     samples: Sequence[Sample],
     leaks: list[str],
-) -> Report:
+) -> BenchmarkReport:
     """What the disturbances came to; it failed if anything was lost, different, left over or otherwise wrong.
 
     Args:
@@ -60,7 +60,9 @@ def report(
     shown = table(columns, [row | {"notes": "; ".join(row["notes"]), "not_ready": _span(row)} for row in rows])
     print(shown)
     failed = any(document[what] for what in ("failed", "different_texts", "leaks", "wrong"))
-    return Report(document, shown, failed, lambda out: plots.chaos(phases, received, samples, out / "timeline.png"))
+    return BenchmarkReport(
+        document, shown, failed, lambda out: plots.chaos(phases, received, samples, out / "timeline.png")
+    )
 
 
 def _recovery(phase: Phase, samples: Sequence[Sample], gaps: Pairs) -> dict[str, Any]:

@@ -41,9 +41,9 @@ from app.load.records import Break
 from benchmarks.resilience.observation import ask_ready, left_over, sampled
 from benchmarks.resilience.phases import Phase
 from benchmarks.resilience.recovery import FLOW_S, SETTLE_S, question, report
-from benchmarks.resilience.streams import Streams
+from benchmarks.resilience.streams import ClientStreams
 from benchmarks.support.ray_head import RayHead
-from benchmarks.support.reporting import Report
+from benchmarks.support.reporting import BenchmarkReport
 
 APPLICATION = "application"
 UPDATES = ("Ingress", "Router", "Target", "Retrieval", APPLICATION)
@@ -73,7 +73,7 @@ class Update(Phase):
 
 
 @dataclass
-class Site:
+class RollingDeployment:
     """The application in its cluster, deployed by config files.
 
     Args:
@@ -122,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", help=f"updates, comma-separated, of {', '.join(UPDATES)}")
 
 
-def run(settings: argparse.Namespace) -> Report:
+def run(settings: argparse.Namespace) -> BenchmarkReport:
     """Start a cluster and measure it."""
     names = settings.only.split(",") if settings.only else list(UPDATES)
     if unknown := [name for name in names if name not in UPDATES]:
@@ -136,14 +136,14 @@ def run(settings: argparse.Namespace) -> Report:
         "live": "live",
     }
     with RayHead() as head:
-        return asyncio.run(_measure(settings, Site(head, args), names))
+        return asyncio.run(_measure(settings, RollingDeployment(head, args), names))
 
 
-async def _measure(settings: argparse.Namespace, site: Site, names: Sequence[str]) -> Report:
+async def _measure(settings: argparse.Namespace, site: RollingDeployment, names: Sequence[str]) -> BenchmarkReport:
     await asyncio.to_thread(site.deploy)
     await _until_ready(site.head.url)
     bodies = [question(settings.model, client, settings.max_tokens) for client in range(settings.streams)]
-    streams = Streams(site.head.url, len(bodies), lambda client: (client, bodies[client]), RETRIES)
+    streams = ClientStreams(site.head.url, len(bodies), lambda client: (client, bodies[client]), RETRIES)
     print(f"{streams.n} streams undisturbed: {await streams.learn_reference(bodies, len(bodies)):.1f} s", flush=True)
     async with (
         aiohttp.ClientSession() as session,
@@ -164,7 +164,9 @@ async def _until_ready(url: str) -> None:
             await asyncio.sleep(0.2)
 
 
-async def _go_through(name: str, streams: Streams, site: Site, session: aiohttp.ClientSession, calm: float) -> Update:
+async def _go_through(
+    name: str, streams: ClientStreams, site: RollingDeployment, session: aiohttp.ClientSession, calm: float
+) -> Update:
     """Deploy a change while all clients receive text, and wait until they do and every replica is replaced."""
     update = Update(name, time.monotonic())
     await streams.all_flow(FLOW_S)
@@ -180,7 +182,7 @@ async def _go_through(name: str, streams: Streams, site: Site, session: aiohttp.
     return update
 
 
-async def _replaced(update: Update, site: Site, session: aiohttp.ClientSession, before: Replicas) -> None:
+async def _replaced(update: Update, site: RollingDeployment, session: aiohttp.ClientSession, before: Replicas) -> None:
     while update.gone is None and time.monotonic() < update.acted + UP_S:
         now = await site.replicas(session, update.name)
         running = {one for one, state in now.items() if state == "RUNNING"}

@@ -25,7 +25,7 @@ import numpy as np
 from app.inputs.default_model import DEFAULT_MODEL
 from benchmarks.resilience import plots
 from benchmarks.resilience.observation import Sample, ask_health, sampled
-from benchmarks.support.reporting import Report, table
+from benchmarks.support.reporting import BenchmarkReport, table
 from benchmarks.support.server_process import ServerProcess, load
 
 PERIOD_S, SETTLE_S = 5.0, 2.0
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=float, default=60.0, help="MiB per hour a part may grow (default: 60)")
 
 
-def run(settings: argparse.Namespace) -> Report:
+def run(settings: argparse.Namespace) -> BenchmarkReport:
     """Start a server and measure it."""
     with ServerProcess(settings.model, settings.flags.split()) as server:
         until = time.strftime("%H:%M", time.localtime(time.time() + 60 * settings.minutes))
@@ -62,7 +62,7 @@ def run(settings: argparse.Namespace) -> Report:
     print(shown)
     document = {"minutes": settings.minutes, "memory": grown, "kv_use_max": round(max(used, default=0.0), 3)}
     document |= {"kv_use_at_the_end": used[-1] if used else None, "load": loaded, "wrong": wrong}
-    return Report(document, shown, bool(wrong), lambda out: plots.soak(samples, out / "memory.png"))
+    return BenchmarkReport(document, shown, bool(wrong), lambda out: plots.soak(samples, out / "memory.png"))
 
 
 async def _measure(

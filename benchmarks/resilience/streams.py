@@ -22,7 +22,7 @@ def chat(model: str, question: str, max_tokens: int, **more: Any) -> dict[str, A
     return body | {"stream_options": {"include_usage": True}} | more
 
 
-class Streams(RequestObserver):
+class ClientStreams(RequestObserver):
     """Clients that ask without pause. In their records ``index`` is the client and ``prompt`` the question.
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from app.planning.cluster import Cluster
 from benchmarks.pipeline_scheduling.measurement import rates, router_on
 from benchmarks.pipeline_scheduling.requests import made_up
-from benchmarks.pipeline_scheduling.stages import Stages
+from benchmarks.pipeline_scheduling.stages import ProfiledStages
 from engine.sampling.params import SamplingParams
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.simulated.answers import RecordedAnswers
@@ -23,7 +23,7 @@ TEN_GBIT, LATENCY_S = 1.25e9, 5e-5  # bytes and seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ClusterCase:
     """One cluster and what runs on it."""
 
     name: str
@@ -50,16 +50,16 @@ class Checked:
         return self.measured / self.predicted
 
 
-def cases() -> list[Case]:
+def cases() -> list[ClusterCase]:
     """Stages, batch, width of trees, links."""
     paper, flat = PROFILES["70b-h100x4"], PROFILES["flat10"]
     wired = replace(paper, link_bytes_per_s=TEN_GBIT, link_latency_s=LATENCY_S)
     return [
-        *(Case("flat10", flat, stages, 0, (1, 4, 16, 64)) for stages in (1, 2, 4, 8)),
-        Case("70B", paper, 4, 0, (1, 4, 16, 64)),
-        Case("70B, trees", paper, 4, 16, (1, 16, 64)),
-        Case("70B, wide trees", paper, 4, 64, (1, 4, 16, 64)),
-        Case("70B, wide trees, 10 Gbit/s", wired, 4, 64, (1, 4, 16, 64)),
+        *(ClusterCase("flat10", flat, stages, 0, (1, 4, 16, 64)) for stages in (1, 2, 4, 8)),
+        ClusterCase("70B", paper, 4, 0, (1, 4, 16, 64)),
+        ClusterCase("70B, trees", paper, 4, 16, (1, 16, 64)),
+        ClusterCase("70B, wide trees", paper, 4, 64, (1, 4, 16, 64)),
+        ClusterCase("70B, wide trees, 10 Gbit/s", wired, 4, 64, (1, 4, 16, 64)),
     ]
 
 
@@ -67,14 +67,14 @@ def calibrate(seconds: float) -> tuple[float, float]:
     """(hop_s, turn_s): what software adds to a step, from one stream on one stage and on four."""
     flat = PROFILES["flat10"]
     one, four = (
-        1 / asyncio.run(measure(Case("", flat, stages, 0, (1,)), seconds))[0] - stages * flat.base_s
+        1 / asyncio.run(measure(ClusterCase("", flat, stages, 0, (1,)), seconds))[0] - stages * flat.base_s
         for stages in (1, 4)
     )
     hop_s = max(0.0, (four - one) / 3)
     return hop_s, max(0.0, one - hop_s)
 
 
-def check(case: Case, overheads: tuple[float, float], seconds: float) -> list[Checked]:
+def check(case: ClusterCase, overheads: tuple[float, float], seconds: float) -> list[Checked]:
     """Predict and measure every number of streams of a case."""
     cluster = Cluster(case.profile, case.stages, *overheads)
     measured = asyncio.run(measure(case, seconds))
@@ -84,9 +84,9 @@ def check(case: Case, overheads: tuple[float, float], seconds: float) -> list[Ch
     ]
 
 
-async def measure(case: Case, seconds: float) -> Sequence[float]:
+async def measure(case: ClusterCase, seconds: float) -> Sequence[float]:
     """Steps of single sequences per second for every number of streams."""
-    with Stages(case.profile, case.stages) as stages:
+    with ProfiledStages(case.profile, case.stages) as stages:
         spec = stages.info.spec
         prompts = made_up(max(case.streams), PROMPT, spec.vocab_size)
         texts = RecordedAnswers(spec.vocab_size, spec.eos_ids)

@@ -44,7 +44,7 @@ WORDS = ("name", "größe", "city", "日本", "kind", "price", "émoji 🦊", "i
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class StructuredOutputCell:
     """All schemas by one method in one setup."""
 
     method: str
@@ -97,7 +97,7 @@ def _value(chance: random.Random, depth: int) -> dict[str, Any]:
     return chance.choice(kinds)
 
 
-class Bench:
+class StructuredOutputBench:
     """Runs cells.
 
     Args:
@@ -155,9 +155,9 @@ class Bench:
             return False
         return True
 
-    def cells(self, target: LocalTarget, temperature: float, batch: int, stages: int) -> list[Cell]:
+    def cells(self, target: LocalTarget, temperature: float, batch: int, stages: int) -> list[StructuredOutputCell]:
         """Every method, with the grammar and without."""
-        cells: list[Cell] = []
+        cells: list[StructuredOutputCell] = []
         for masked in (True, False):
             self.run(target, PLAIN, temperature, batch, masked)  # grammars are compiled, pages are touched
             plain, seconds = self.run(target, PLAIN, temperature, batch, masked)
@@ -171,7 +171,7 @@ class Bench:
                 n_tokens = sum(len(one.token_ids) for one in done)
                 forwards = sum(one.stats.target_forwards for one in done)
                 cells.append(
-                    Cell(
+                    StructuredOutputCell(
                         method,
                         temperature,
                         batch,
@@ -223,8 +223,8 @@ def main() -> None:
     """Run all cells and print a table."""
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
-    bench = Bench(arguments)
-    cells: list[Cell] = []
+    bench = StructuredOutputBench(arguments)
+    cells: list[StructuredOutputCell] = []
     mask = 0.0
     for stages in arguments.stages:
         target = LocalTarget.load(TargetOptions(str(arguments.model), stages=stages), arguments.model)

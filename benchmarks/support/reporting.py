@@ -29,7 +29,7 @@ def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchmarkReport:
     """What a run came to.
 
     Args:

@@ -17,7 +17,7 @@ from benchmarks.gpu.__main__ import COMMANDS
 from benchmarks.gpu.measuring.models import LLAMA_8B, LLAMA_70B, fit_layers
 from benchmarks.gpu.running.results import ARCHIVE, REPOSITORY
 from benchmarks.gpu.running.runner import parts_of, run_parts
-from benchmarks.gpu.setting import Part, Setting, attempt
+from benchmarks.gpu.setting import GpuSetting, MeasurementPart, attempt
 
 # Python imports this module at the start of every process. Imports of this repository's packages that the machine lacks
 # fail; other packages may look for whatever they like, but not find the server's packages.
@@ -42,7 +42,7 @@ class BareMachine:
 
 sys.meta_path.insert(0, BareMachine())
 """
-TINY = Setting(torch.device("cpu"), torch.float32, is_tiny=True)
+TINY = GpuSetting(torch.device("cpu"), torch.float32, is_tiny=True)
 QUICK_PARTS = ["attention", "steps", "draws"]
 SLOW_PARTS = ["card", "products", "tuning", "executor", "fast"]
 DRAWS = parts_of("first")[-1]
@@ -93,7 +93,7 @@ def test_a_part_runs_after_one_that_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    unknown = Part("unknown", 1, "Which part is this?", lambda _: [])
+    unknown = MeasurementPart("unknown", 1, "Which part is this?", lambda _: [])
     assert run_parts("first", [unknown, DRAWS], TINY, tmp_path, 60) == 1
     parts = json.loads((tmp_path / "first.json").read_text())["parts"]
     assert parts["unknown"]["error"].endswith("KeyError: 'unknown'\n")

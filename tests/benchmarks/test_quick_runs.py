@@ -14,7 +14,7 @@ from app.cli import parser
 from app.training.losses import check_terms
 from app.training.running.architecture import ArchitectureOptions, check_asked, new_spec
 from app.training.running.train import loss_settings
-from benchmarks.contiguity.load import Load
+from benchmarks.contiguity.load import SimulatedLoad
 from benchmarks.drafters import ablations, latency
 from benchmarks.never_slower import __main__ as never_slower
 from benchmarks.never_slower import speedup
@@ -46,7 +46,7 @@ def test_planning_is_timed_for_every_kind_of_step(
 @pytest.mark.parametrize("sharing", [False, True])
 def test_blocks_stay_contiguous_in_a_cache_that_is_nearly_full(tiny_checkpoint: Path, sharing: bool) -> None:
     info = replace(describe_target(TargetOptions(str(tiny_checkpoint)), tiny_checkpoint), n_blocks=1024)
-    load = Load(info, 0.85, sharing)
+    load = SimulatedLoad(info, 0.85, sharing)
     load.warm_up(200)
     for _ in load.steps(100):
         load.scheduler.blocks.check_integrity()

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.gpu.measuring.clock import measure_throughput
 from benchmarks.gpu.measuring.models import BLOCK
 from benchmarks.gpu.measuring.steps import bushy
-from benchmarks.gpu.setting import Row, Setting
+from benchmarks.gpu.setting import GpuSetting, Row
 from engine.cuda.kernels import combine as merging
 from engine.cuda.kernels.attention import Heads, Partials, attend
 from engine.cuda.kernels.combine import combine
@@ -101,7 +101,7 @@ class AttentionCase:
         return torch.einsum("hrn,nhd->rhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), values)
 
 
-def make_case(setting: Setting, heads: Heads, sizes: Sequence[tuple[int, int, bool]]) -> AttentionCase:
+def make_case(setting: GpuSetting, heads: Heads, sizes: Sequence[tuple[int, int, bool]]) -> AttentionCase:
     """Return a case with random numbers in the slots of its works, whose blocks are shuffled, and NaN in all others."""
     random = torch.Generator(setting.device).manual_seed(0)
     needed = [-(-(n_cached + n_rows) // BLOCK) for n_cached, n_rows, _ in sizes]
@@ -123,7 +123,7 @@ def make_case(setting: Setting, heads: Heads, sizes: Sequence[tuple[int, int, bo
     return case
 
 
-def check_attention(setting: Setting) -> Iterator[Row]:
+def check_attention(setting: GpuSetting) -> Iterator[Row]:
     """Yield a row for each kind of heads: its error against fp64, and rows that a value after their end changes."""
     allowed = ALLOWED[setting.dtype]
     for name, heads in (TINY_HEADS if setting.is_tiny else HEADS).items():
@@ -150,7 +150,7 @@ def _count_changed(case: AttentionCase) -> int:
     return int(differs.sum())
 
 
-def tune_attention(setting: Setting) -> Iterator[Row]:
+def tune_attention(setting: GpuSetting) -> Iterator[Row]:
     """Yield the time of attention, and the speed at which it reads keys and values, by stages and programs."""
     heads, processors = TINY_HEADS["grouped"] if setting.is_tiny else HEADS["8B"], 4
     if setting.is_cuda:

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.setting import Row, Setting
+from benchmarks.gpu.setting import GpuSetting, Row
 
 COPY_BYTES = 2 << 30
 ANCHOR = "_attend"  # a kernel that runs once in every layer
 LONGEST = 8  # kernels outside the layers that are shown
 
 
-def measure_latency(setting: Setting, call: Callable[[], object], runs: int, warmup: int = 3) -> float:
+def measure_latency(setting: GpuSetting, call: Callable[[], object], runs: int, warmup: int = 3) -> float:
     """Return the median seconds from a call until the device is idle."""
     taken = []
     for _ in range(warmup + runs):
@@ -31,7 +31,7 @@ def measure_latency(setting: Setting, call: Callable[[], object], runs: int, war
     return statistics.median(taken[warmup:])
 
 
-def measure_throughput(setting: Setting, call: Callable[[], object], calls: int = 1) -> float:
+def measure_throughput(setting: GpuSetting, call: Callable[[], object], calls: int = 1) -> float:
     """Return the device's seconds for one of ``calls`` calls, which on CUDA are one graph: the median of five runs."""
     if not setting.is_cuda:
         return measure_latency(setting, call, 1, warmup=0)
@@ -55,7 +55,7 @@ def measure_throughput(setting: Setting, call: Callable[[], object], calls: int 
     return statistics.median(taken)
 
 
-def measure_copy_bandwidth(setting: Setting) -> float:
+def measure_copy_bandwidth(setting: GpuSetting) -> float:
     """Return the bytes a second of a copy in the device's memory, reads and writes counted."""
     n = 1 << 20 if setting.is_tiny else COPY_BYTES
     source, target = (torch.zeros(n, dtype=torch.uint8, device=setting.device) for _ in range(2))
@@ -70,7 +70,7 @@ class Kernel(NamedTuple):
     end: float
 
 
-def profile_kernels(setting: Setting, call: Callable[[], object]) -> list[Kernel]:
+def profile_kernels(setting: GpuSetting, call: Callable[[], object]) -> list[Kernel]:
     """Return the kernels of a call in the order of their starts; none where the driver hides them."""
     setting.synchronize()
     with profile(activities=[ProfilerActivity.CUDA if setting.is_cuda else ProfilerActivity.CPU]) as trace:

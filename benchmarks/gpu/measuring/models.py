@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from benchmarks.gpu.setting import Setting
+from benchmarks.gpu.setting import GpuSetting
 from engine.model.meta_model import empty_model
 from engine.model.quantized import is_quantized
 from engine.model.scaled import ScaledLinear
@@ -53,7 +53,7 @@ LLAMA_8B = Geometry("8B", 4096, 14336, 32, 32, 8, 128, 128256)
 LLAMA_70B = Geometry("70B", 8192, 28672, 80, 64, 8, 128, 128256)
 
 
-def shrink(setting: Setting, geometry: Geometry) -> Geometry:
+def shrink(setting: GpuSetting, geometry: Geometry) -> Geometry:
     """Return the geometry or, in a tiny setting, a small one of the same proportions with at most two layers."""
     if not setting.is_tiny:
         return geometry

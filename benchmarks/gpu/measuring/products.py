@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.gpu.measuring.clock import measure_copy_bandwidth, measure_throughput
 from benchmarks.gpu.measuring.models import LLAMA_8B, SPREAD, Geometry, shrink
-from benchmarks.gpu.setting import Row, Setting
+from benchmarks.gpu.setting import GpuSetting, Row
 from engine.cuda.kernels.gemm import INPUT_LEAVES, leaves_of
 from engine.cuda.products import LibraryProducts, Products, TreeProducts
 from engine.cuda.weights import Matrix
@@ -23,7 +23,7 @@ READ_BYTES = 512 << 20  # of weights that are read in turn, so that no cache hol
 ALLOWED = {torch.float32: 100.0, torch.bfloat16: 2.0}  # steps of the dtype at a row's largest number
 
 
-def make_matrix(setting: Setting, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+def make_matrix(setting: GpuSetting, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
     """Return a random matrix ``[n_out, n_in]`` in ``dtype``, with the leaves of its place in a layer."""
     weight = torch.empty(shape, dtype=setting.dtype, device=setting.device).normal_(0, SPREAD)
     leaves = INPUT_LEAVES if name in SHARDED_INPUTS else leaves_of(shape[0])
@@ -49,7 +49,7 @@ def count_unequal(one: Tensor, other: Tensor) -> int:
     return int((one.contiguous().view(torch.uint8) != other.contiguous().view(torch.uint8)).flatten(1).any(1).sum())
 
 
-def check_products(setting: Setting, geometry: Geometry = LLAMA_8B) -> Iterator[Row]:
+def check_products(setting: GpuSetting, geometry: Geometry = LLAMA_8B) -> Iterator[Row]:
     """Yield a row for each matrix and precision: rows unequal to those in tiles of 64, and the error against fp64."""
     n, sized = 70 if setting.is_tiny else COMPARED, shrink(setting, geometry)
     for (name, shape), dtype in product(sized.matrices().items(), (setting.dtype, torch.int8)):
@@ -64,7 +64,7 @@ def check_products(setting: Setting, geometry: Geometry = LLAMA_8B) -> Iterator[
         yield {"product": label, "leaves": matrix.leaves, **unequal, "error": error, "allowed": allowed, "ok": ok}
 
 
-def measure_products(setting: Setting) -> Iterator[Row]:
+def measure_products(setting: GpuSetting) -> Iterator[Row]:
     """Check products of 8B; then yield a row for each matrix, precision and number of rows, with cuBLAS alongside."""
     yield from check_products(setting)
     copy = measure_copy_bandwidth(setting)
@@ -85,7 +85,7 @@ def measure_products(setting: Setting) -> Iterator[Row]:
             }  # fmt: skip
 
 
-def time_product(setting: Setting, products: Products, matrices: list[Matrix], n_rows: int) -> float:
+def time_product(setting: GpuSetting, products: Products, matrices: list[Matrix], n_rows: int) -> float:
     """Return the seconds of one product, whose weights are read from memory."""
     x = torch.empty(n_rows, matrices[0].weight.shape[1], dtype=setting.dtype, device=setting.device).normal_()
     turns = cycle(matrices)

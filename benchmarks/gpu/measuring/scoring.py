@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measuring.models import BLOCK
-from benchmarks.gpu.measuring.steps import ENDLESS, Bench
+from benchmarks.gpu.measuring.steps import ENDLESS, StageBench
 from benchmarks.gpu.setting import Row
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
@@ -46,10 +46,10 @@ def rms(numbers: Tensor) -> float:
     return float(numbers.double().square().mean().sqrt())
 
 
-class Scorer:
+class TextScorer:
     """Scores a text after a context as one sequence, with room for trees of 63 nodes."""
 
-    def __init__(self, bench: Bench, context: Sequence[int], text: Sequence[int]) -> None:
+    def __init__(self, bench: StageBench, context: Sequence[int], text: Sequence[int]) -> None:
         self._bench, self._n, self._text, self._vocab = bench, len(context), list(text), bench.geometry.vocab
         bench.stage.reset()
         start = SequenceStart(0, SamplingParams(max_tokens=ENDLESS), len(context), Needs())
@@ -79,7 +79,7 @@ class Scorer:
             return self._bench.executor.logits(hidden)
 
 
-def compare_ways(bench: Bench, n: int) -> Iterator[Row]:
+def compare_ways(bench: StageBench, n: int) -> Iterator[Row]:
     """Yield a row for each way of scoring after ``n`` tokens, which must have the bits of plain decoding.
 
     Errors are root mean squares of the differences of logits from the oracle's. Hugging Face's layers in the executor's
@@ -91,7 +91,7 @@ def compare_ways(bench: Bench, n: int) -> Iterator[Row]:
     ids = torch.tensor(tokens, device=setting.device)
     oracle = reference_logits(model, ids, m, HIGHER[setting.dtype])
     allowed, best = 2 * rms(reference_logits(model, ids, m, setting.dtype) - oracle), oracle.argmax(-1)
-    found = Scorer(bench, tokens[:n], tokens[n:]).score()
+    found = TextScorer(bench, tokens[:n], tokens[n:]).score()
     for way, logits in found.items():
         error, equal = rms(logits - oracle), int((logits == found[PLAIN]).all(-1).sum())
         yield {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.gpu.measuring.clock import kernel_rows, measure_copy_bandwidth, profile_kernels
 from benchmarks.gpu.measuring.models import BLOCK, Geometry, fit_layers, make_random_model, shrink
-from benchmarks.gpu.setting import Row, Setting
+from benchmarks.gpu.setting import GpuSetting, Row
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
@@ -80,14 +80,19 @@ class StepTimes(NamedTuple):
     layers: float  # until the device has run them, if that is waited for
 
 
-class Bench:
+class StageBench:
     """One stage of a model with random weights and room for ``shapes``, cut to as many layers as fit the card.
 
     Its graphs are recorded when a step first needs them. With ``is_int8`` weights of layers have one byte.
     """
 
     def __init__(
-        self, setting: Setting, geometry: Geometry, make: MakeExecutor, shapes: Sequence[Shape], is_int8: bool = False
+        self,
+        setting: GpuSetting,
+        geometry: Geometry,
+        make: MakeExecutor,
+        shapes: Sequence[Shape],
+        is_int8: bool = False,
     ) -> None:
         self.setting, n_blocks = setting, max(shape.sequences * shape.blocks_each for shape in shapes)
         self.weight_bytes = 1 if is_int8 else setting.dtype.itemsize
@@ -136,7 +141,7 @@ class Bench:
         return step
 
 
-def time_steps(bench: Bench, shapes: Sequence[Shape], way: str) -> Iterator[Row]:
+def time_steps(bench: StageBench, shapes: Sequence[Shape], way: str) -> Iterator[Row]:
     """Yield a row for each shape, with times as in ``StepTimes``.
 
     "limit": weights, keys and values at the speed of a copy; "of copy": the speed at which weights of layers are read,
@@ -161,13 +166,13 @@ def time_steps(bench: Bench, shapes: Sequence[Shape], way: str) -> Iterator[Row]
         }  # fmt: skip
 
 
-def profile_steps(bench: Bench, shapes: Sequence[Shape]) -> Iterator[Row]:
+def profile_steps(bench: StageBench, shapes: Sequence[Shape]) -> Iterator[Row]:
     """Yield the kernels of a step of each shape."""
     for shape in shapes:
         yield from kernel_rows(shape.name, profile_kernels(bench.setting, bench.decode(shape)))
 
 
-def time_prompt(bench: Bench, n_tokens: int, way: str) -> Iterator[Row]:
+def time_prompt(bench: StageBench, n_tokens: int, way: str) -> Iterator[Row]:
     """Yield the time of a prompt that is read in one step."""
     start = SequenceStart(0, SamplingParams(max_tokens=ENDLESS), n_tokens, Needs())
     tokens, taken = [place % bench.geometry.vocab for place in range(n_tokens)], []

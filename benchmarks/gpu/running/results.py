@@ -16,7 +16,7 @@ import torch
 
 from app.reporting.documents import write_document
 from app.reporting.tables import NOTHING, markdown
-from benchmarks.gpu.setting import Row, Setting, Value
+from benchmarks.gpu.setting import GpuSetting, Row, Value
 
 REPOSITORY = Path(__file__).parents[3]
 ARCHIVE = "results.tar.gz"
@@ -24,7 +24,7 @@ PACKAGES = ("torch", "triton", "transformers", "numpy", "numba", "msgspec")
 PROPERTIES = ("name", "total_memory", "major", "minor", "multi_processor_count", "shared_memory_per_block_optin")
 
 
-def describe_machine(setting: Setting) -> dict[str, Any]:
+def describe_machine(setting: GpuSetting) -> dict[str, Any]:
     """Return versions and, where they are known, the commit and properties of the card."""
     found: dict[str, Any] = {"python": platform.python_version()}
     for package in PACKAGES:

@@ -17,18 +17,18 @@ import torch
 
 from app.reporting.tables import markdown
 from benchmarks.gpu.running.results import ARCHIVE, Results, describe_machine
-from benchmarks.gpu.setting import Part, Row, Setting
+from benchmarks.gpu.setting import GpuSetting, MeasurementPart, Row
 
 LIMIT_FACTOR = 2  # of a part's estimate; the budget limits it as well
 
 
-def parts_of(command: str) -> Sequence[Part]:
+def parts_of(command: str) -> Sequence[MeasurementPart]:
     """Return the parts of a command in their order."""
-    parts: Sequence[Part] = import_module(f"benchmarks.gpu.{command}").PARTS
+    parts: Sequence[MeasurementPart] = import_module(f"benchmarks.gpu.{command}").PARTS
     return parts
 
 
-def run_parts(command: str, parts: Sequence[Part], setting: Setting, out: Path, budget: float) -> int:
+def run_parts(command: str, parts: Sequence[MeasurementPart], setting: GpuSetting, out: Path, budget: float) -> int:
     """Run parts within ``budget`` minutes, print and write their results; returns 1 if anything failed or was wrong."""
     arguments = {"device": str(setting.device), "dtype": str(setting.dtype), "tiny": setting.is_tiny}
     results, worker = Results(out, command, arguments), Worker(command, setting)
@@ -55,7 +55,7 @@ def run_parts(command: str, parts: Sequence[Part], setting: Setting, out: Path, 
 class Worker:
     """Runs parts of a command one after the other in a process that starts with the first."""
 
-    def __init__(self, command: str, setting: Setting) -> None:
+    def __init__(self, command: str, setting: GpuSetting) -> None:
         self._command, self._setting = command, setting
         self._process: Any = None
         self._connection: Any = None
@@ -104,7 +104,7 @@ class Worker:
             of_worker.close()  # else the end of the process would not close the pipe
 
 
-def _serve_parts(connection: Connection, command: str, setting: Setting) -> None:
+def _serve_parts(connection: Connection, command: str, setting: GpuSetting) -> None:
     """Run the parts whose names arrive, until the process is killed."""
     if not setting.is_cuda:
         from benchmarks.gpu.running.interpreter import prepare_interpreter

@@ -19,7 +19,7 @@ ANSWER_S, DROP_S = 60.0, 0.05
 
 
 @dataclass
-class Outcome:
+class HostileOutcome:
     """What the hostile requests came to."""
 
     statuses: Counter[str] = field(default_factory=Counter)  # by status; "none": the connection ended without one
@@ -27,7 +27,7 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)  # with the request
 
 
-async def send_all(url: str, hostile: Sequence[Hostile], rate: float, outcome: Outcome) -> None:
+async def send_all(url: str, hostile: Sequence[Hostile], rate: float, outcome: HostileOutcome) -> None:
     """Send the requests, ``rate`` a second, and judge every answer."""
     began, tasks = time.monotonic(), []
     for number, request in enumerate(hostile):
@@ -36,7 +36,7 @@ async def send_all(url: str, hostile: Sequence[Hostile], rate: float, outcome: O
     await asyncio.gather(*tasks)
 
 
-async def _judge(url: str, request: Hostile, outcome: Outcome) -> None:
+async def _judge(url: str, request: Hostile, outcome: HostileOutcome) -> None:
     try:
         async with asyncio.timeout(ANSWER_S):
             raw = await _exchange(url, request)

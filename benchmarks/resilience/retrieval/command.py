@@ -62,12 +62,12 @@ from app.inputs.prompts import CHAT, read_bodies
 from benchmarks.resilience import plots
 from benchmarks.resilience.phases import net_of, pauses
 from benchmarks.resilience.retrieval.changes import NOTHING, Change, changes_of_a_round, prepare_worker
-from benchmarks.resilience.retrieval.driver import ChangePhase, Driver
+from benchmarks.resilience.retrieval.driver import ChangePhase, RetrievalDriver
 from benchmarks.resilience.retrieval.figures import LEARNER, row_of, summary, tables
 from benchmarks.resilience.retrieval.redis_process import RedisProcess
 from benchmarks.resilience.retrieval.snapshots import Snapshots, build_snapshots
-from benchmarks.resilience.streams import Body, Streams, chat
-from benchmarks.support.reporting import Report
+from benchmarks.resilience.streams import Body, ClientStreams, chat
+from benchmarks.support.reporting import BenchmarkReport
 from benchmarks.support.server_process import ServerProcess
 
 TENANT = "learner"
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--large", type=int, default=2_000_000, help="tokens of B (default: 2000000)")
 
 
-def run(settings: argparse.Namespace) -> Report:
+def run(settings: argparse.Namespace) -> BenchmarkReport:
     """Start a Redis, a server and a process that changes the store, and measure."""
     for name, least in {"limit": 1, "max_tokens": 1, "rounds": 1, "small": 1, "large": 1, "concurrency": 2}.items():
         if (value := getattr(settings, name)) < least:
@@ -121,7 +121,7 @@ async def _measure(
     redis: RedisProcess,
     snapshots: Snapshots,
     worker: ProcessPoolExecutor,
-) -> Report:
+) -> BenchmarkReport:
     bodies = [{**chat(server.model, "", settings.max_tokens, temperature=0), **question} for question in questions]
     turns = itertools.cycle(range(len(bodies)))
 
@@ -130,13 +130,13 @@ async def _measure(
         tenant = {"speculative": {"namespace": TENANT}} if client == LEARNER else {}
         return question, {**bodies[question], **tenant}
 
-    streams = Streams(server.url, settings.concurrency, choose)
+    streams = ClientStreams(server.url, settings.concurrency, choose)
     plain = [{**body, "speculative": {"enabled": False}} for body in bodies]
     await streams.learn_reference(plain, settings.concurrency)
     lateness: list[tuple[float, float]] = []
     timer = asyncio.create_task(_note_lateness(lateness))
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
-        driver = Driver(server.url, session, worker)
+        driver = RetrievalDriver(server.url, session, worker)
         async with streams.running():
             await asyncio.sleep(settings.warm_up)
             phases = await _go_through(driver, changes_of_a_round(redis, snapshots), settings)
@@ -147,7 +147,9 @@ async def _measure(
     return _report(settings, phases, streams, lateness, snapshots, live)
 
 
-async def _go_through(driver: Driver, changes: Sequence[Change], settings: argparse.Namespace) -> list[ChangePhase]:
+async def _go_through(
+    driver: RetrievalDriver, changes: Sequence[Change], settings: argparse.Namespace
+) -> list[ChangePhase]:
     phases = []
     every = [(number + 1, change) for number in range(settings.rounds) for change in changes]
     with tqdm(every, unit="phase") as bar:
@@ -169,11 +171,11 @@ async def _note_lateness(lateness: list[tuple[float, float]]) -> None:
 def _report(
     settings: argparse.Namespace,
     phases: Sequence[ChangePhase],
-    streams: Streams,
+    streams: ClientStreams,
     lateness: list[tuple[float, float]],
     snapshots: Snapshots,
     live: dict[str, float],
-) -> Report:
+) -> BenchmarkReport:
     gaps = pauses(record.chunks for record in streams.records)
     net = net_of(gaps, lateness, TIMER_S)
     rows = [row_of(phase, streams, gaps, net, lateness) for phase in phases]
@@ -194,6 +196,6 @@ def _report(
     print(shown)
     rounds = [[phase for phase in phases if phase.round == n + 1] for n in range(settings.rounds)]
     failed = bool(document["failures"] or document["different_texts"] or document["wrong"])
-    return Report(
+    return BenchmarkReport(
         document, shown, failed, lambda out: plots.retrieval(rounds, NOTHING, gaps, lateness, out / "timeline.png")
     )

@@ -31,7 +31,7 @@ class ChangePhase(Phase):
     staleness: float = 0.0
 
 
-class Driver:
+class RetrievalDriver:
     """Makes changes and waits until the server shows them.
 
     Args:

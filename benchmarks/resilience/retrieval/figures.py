@@ -9,7 +9,7 @@ from typing import Any
 from app.load.records import RequestRecord
 from benchmarks.resilience.phases import Pairs, pause_figures, within
 from benchmarks.resilience.retrieval.driver import ChangePhase
-from benchmarks.resilience.streams import Streams
+from benchmarks.resilience.streams import ClientStreams
 from benchmarks.support.reporting import table
 
 LEARNER = 0  # the client whose namespace learns
@@ -40,7 +40,7 @@ HEADINGS = {
 }
 
 
-def row_of(phase: ChangePhase, streams: Streams, gaps: Pairs, net: Pairs, lateness: Pairs) -> dict[str, Any]:
+def row_of(phase: ChangePhase, streams: ClientStreams, gaps: Pairs, net: Pairs, lateness: Pairs) -> dict[str, Any]:
     """Figures of one phase; times in ms unless their name says seconds."""
     ended = [record for record in streams.records if phase.began <= record.ended < phase.ended]
     firsts = sorted((r.chunks[0], r.chunks[0] - r.sent) for r in streams.records if r.chunks)

@@ -27,11 +27,11 @@ from multiprocessing import get_context
 from typing import Any
 
 from app.inputs.default_model import DEFAULT_MODEL
-from benchmarks.resilience.faults import Cluster
+from benchmarks.resilience.faults import ServerCluster
 from benchmarks.resilience.phases import Phase, longest_and_recovery, pauses
 from benchmarks.resilience.recovery import FLOW_S, question
-from benchmarks.resilience.streams import Streams
-from benchmarks.support.reporting import Report, table
+from benchmarks.resilience.streams import ClientStreams
+from benchmarks.support.reporting import BenchmarkReport, table
 from benchmarks.support.server_process import ServerProcess
 
 REPLACED_S = 120.0  # longest wait for a stage or a standby
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flags", default="", help="further flags of spectra serve, in one string")
 
 
-def run(settings: argparse.Namespace) -> Report:
+def run(settings: argparse.Namespace) -> BenchmarkReport:
     """Measure both servers, one after the other, each from a process of its own: Serve's handles keep the cluster that
     a process joined first."""
     asked = argparse.Namespace(**{name: getattr(settings, name) for name in SETTINGS})
@@ -69,7 +69,7 @@ def run(settings: argparse.Namespace) -> Report:
     ratio = round(without / with_them, 1) if without and with_them else None
     shown = table(COLUMNS, [row | {"notes": "; ".join(row["notes"])} for row in rows])
     print(f"{shown}\nA standby makes a replacement {ratio} times as fast.")
-    return Report({"servers": rows, "ratio": ratio}, shown, any(row["notes"] for row in rows))
+    return BenchmarkReport({"servers": rows, "ratio": ratio}, shown, any(row["notes"] for row in rows))
 
 
 def _of_server(settings: argparse.Namespace, standbys: int) -> dict[str, Any]:
@@ -80,9 +80,9 @@ def _of_server(settings: argparse.Namespace, standbys: int) -> dict[str, Any]:
 
 async def _measure(settings: argparse.Namespace, server: ServerProcess, standbys: int) -> dict[str, Any]:
     bodies = [question(server.model, client, settings.max_tokens) for client in range(settings.streams)]
-    streams = Streams(server.url, len(bodies), lambda client: (client, bodies[client]))
+    streams = ClientStreams(server.url, len(bodies), lambda client: (client, bodies[client]))
     await streams.learn_reference(bodies, len(bodies))
-    cluster, notes = Cluster(server.pid), list[str]()
+    cluster, notes = ServerCluster(server.pid), list[str]()
     found: list[dict[str, Any]] = []
     phases = []
     async with streams.running():
@@ -108,7 +108,9 @@ async def _measure(settings: argparse.Namespace, server: ServerProcess, standbys
     }
 
 
-async def _killed(cluster: Cluster, streams: Streams, place: int, standbys: int, phase: Phase) -> dict[str, Any]:
+async def _killed(
+    cluster: ServerCluster, streams: ClientStreams, place: int, standbys: int, phase: Phase
+) -> dict[str, Any]:
     """Kill a stage once all standbys wait and all streams flow; returns what its replacement came to.
 
     Raises:
@@ -125,7 +127,7 @@ async def _killed(cluster: Cluster, streams: Streams, place: int, standbys: int,
     return last
 
 
-async def _until(cluster: Cluster, true: Any) -> dict[str, Any]:
+async def _until(cluster: ServerCluster, true: Any) -> dict[str, Any]:
     deadline = time.monotonic() + REPLACED_S
     while not true(state := await cluster.state()):
         if time.monotonic() > deadline:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from app.cli import main
-from benchmarks.resilience.hostile.clients import Outcome, send_all
+from benchmarks.resilience.hostile.clients import HostileOutcome, send_all
 from benchmarks.resilience.hostile.requests import hostile_requests
 from tests.deployments.cluster.one_server.conftest import MAX_SEQUENCES, MAX_WAITING
 from tests.support.metrics import documented, exposed, values
@@ -117,7 +117,7 @@ def test_bad_requests_are_refused_and_a_running_stream_does_not_notice(server: S
     json_type = {"Content-Type": "application/json"}
     assert server.http.post("/v1/completions", content=b'{"model": ', headers=json_type).status_code == 400
     assert server.http.post("/v1/completions", content=b"x" * 10_000_000, headers=json_type).status_code == 413
-    outcome = Outcome()
+    outcome = HostileOutcome()
     asyncio.run(send_all(server.base, hostile_requests(100, 7, "tiny", {}), 50, outcome))
     assert not outcome.wrong
     assert stream.all_ids() == expected
