@@ -24,7 +24,7 @@ from app.serving.guide import CURL_PROXIES, command
 from engine.errors import ConfigError
 from spectra_serve import HOME, LOOPBACK, PRELOADED, build_app, prepare_environment
 from tests.support.broken_checkpoints import write_json
-from tests.support.server_process import FLAGS, Server, spectra
+from tests.support.server_process import FLAGS, SpectraServer, spectra
 from tests.support.tiny_models import saved_family
 from tests.support.waiting import LIMIT_S
 
@@ -207,7 +207,7 @@ def test_a_server_starts_in_a_foreign_folder_behind_a_proxy_with_a_long_temporar
     temporary.mkdir()
     variables = {"TMPDIR": str(temporary), "PYTHONPATH": str(on_path)}
     variables |= dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), proxy.url)
-    server = Server(tiny_checkpoint, project, FLAGS, program=Path(spectra()), environment=variables)
+    server = SpectraServer(tiny_checkpoint, project, FLAGS, program=Path(spectra()), environment=variables)
     try:
         assert server.first_line.startswith("Ready: "), server.log.read_text()
         assert len(server.token_ids(max_tokens=8, ignore_eos=True)) == 8

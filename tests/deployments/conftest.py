@@ -50,7 +50,7 @@ MakeJob = Callable[..., Request]
 Offline = Callable[[Request], Completion]
 
 
-class Stages:
+class ThreadedStages:
     """The stages of one pipeline, each in threads of its own; ``kinds`` has the class of each, or a function."""
 
     def __init__(
@@ -81,14 +81,14 @@ class Stages:
 
 
 @dataclass(eq=False)
-class Answer:
+class RunningRequest:
     """The events of a request so far; awaiting it waits for the last one."""
 
     job: Request
     events: list[StepEvent] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
 
-    def __await__(self) -> Generator[Any, None, Answer]:
+    def __await__(self) -> Generator[Any, None, RunningRequest]:
         assert self.task is not None
         yield from self.task.__await__()
         return self
@@ -109,19 +109,19 @@ class Answer:
 
 
 @dataclass
-class Served:
+class ServedPipelines:
     """A router on pipelines that can be replaced, one per lane."""
 
     path: Path
     info: TargetInfo
-    pipelines: list[Stages]
+    pipelines: list[ThreadedStages]
     offline: Offline
     router: Router = field(init=False)
     hangs: list[tuple[int, str]] = field(default_factory=list)  # lane, reason
-    begun: list[Answer] = field(default_factory=list)
+    begun: list[RunningRequest] = field(default_factory=list)
 
     @property
-    def stages(self) -> Stages:
+    def stages(self) -> ThreadedStages:
         """Those of the first lane."""
         return self.pipelines[0]
 
@@ -160,25 +160,25 @@ class Served:
         """Start a fresh pipeline, as Serve does after a stage died."""
         n = len(self.pipelines[lane].workers)
         self.pipelines[lane].close()
-        self.pipelines[lane] = Stages(self.path, self.info, n, kinds or [Stage] * n)
+        self.pipelines[lane] = ThreadedStages(self.path, self.info, n, kinds or [Stage] * n)
 
-    async def answer(self, job: Request, **more: Any) -> Answer:
-        answer = Answer(msgspec.structs.replace(job, **more))
+    async def answer(self, job: Request, **more: Any) -> RunningRequest:
+        answer = RunningRequest(msgspec.structs.replace(job, **more))
         await self._read(answer)
         return answer
 
-    def begin(self, job: Request, **more: Any) -> Answer:
+    def begin(self, job: Request, **more: Any) -> RunningRequest:
         """Start a request; its answer grows while the event loop runs."""
-        answer = Answer(msgspec.structs.replace(job, **more))
+        answer = RunningRequest(msgspec.structs.replace(job, **more))
         answer.task = asyncio.create_task(self._read(answer))
         self.begun.append(answer)
         return answer
 
-    async def _read(self, answer: Answer) -> None:
+    async def _read(self, answer: RunningRequest) -> None:
         async for event in self.router.stream(answer.job):
             answer.events.append(event)
 
-    async def compare(self, answers: Sequence[Answer]) -> None:
+    async def compare(self, answers: Sequence[RunningRequest]) -> None:
         """Wait for answers; each must be the text of the offline engine, without what was emitted before."""
         for answer in answers:
             await answer
@@ -186,7 +186,7 @@ class Served:
             assert answer.token_ids == wanted.token_ids[len(answer.job.emitted) :], answer.job.method
             assert answer.events[-1].finish_reason == wanted.finish_reason
 
-    async def check(self, *jobs: Request, **more: Any) -> list[Answer]:
+    async def check(self, *jobs: Request, **more: Any) -> list[RunningRequest]:
         """Run jobs together, and compare their answers with the offline engine's."""
         answers = [self.begin(job, **more) for job in jobs]
         await self.compare(answers)
@@ -217,7 +217,7 @@ class Served:
             await self.settled()
 
 
-Serving = Callable[..., AbstractAsyncContextManager[Served]]
+Serving = Callable[..., AbstractAsyncContextManager[ServedPipelines]]
 
 
 @pytest.fixture(scope="session")
@@ -261,11 +261,12 @@ def serving(tiny_checkpoint: Path, info: TargetInfo, offline: Offline, slow_peer
         options: RouterOptions | None = None,
         spans: RequestSpans | None = None,
         **limits: int,
-    ) -> AsyncIterator[Served]:
+    ) -> AsyncIterator[ServedPipelines]:
         pipelines = [
-            Stages(tiny_checkpoint, target, n_stages, kinds or [Stage] * n_stages, transport) for _ in range(n_lanes)
+            ThreadedStages(tiny_checkpoint, target, n_stages, kinds or [Stage] * n_stages, transport)
+            for _ in range(n_lanes)
         ]
-        served = Served(tiny_checkpoint, target, pipelines, offline)
+        served = ServedPipelines(tiny_checkpoint, target, pipelines, offline)
         scheduler = SchedulerOptions(n_micro_batches=n_stages, **limits)
         speculators = draft_client or InlineDraftClient(SpeculatorPool(), target.spec.vocab_size)
         chosen = replace(options or patient(), scheduler=scheduler)

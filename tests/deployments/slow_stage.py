@@ -11,7 +11,7 @@ from engine.step import Step
 from tests.support.waiting import LIMIT_S
 
 
-class Gate:
+class ForwardGate:
     """Lets forward passes through while it is open."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Gate:
             self._left -= 1
 
 
-GATE = Gate()  # of all gated stages; the fixtures that start pipelines open it in the end
+GATE = ForwardGate()  # of all gated stages; the fixtures that start pipelines open it in the end
 
 
 class Gated(Stage):

@@ -37,7 +37,7 @@ OPTIONS = {
 PROMPTS = [text * 2 for text in random_prompts(2)]
 
 
-class Library:
+class NamespaceLibrary:
     """A library that learns texts by namespace."""
 
     def __init__(self) -> None:
@@ -47,11 +47,11 @@ class Library:
         return (MemoryIndex(self.texts[namespace]),) if namespace in self.texts else ()
 
 
-class Server:
+class LearningEngine:
     """An engine whose library learns from the answers to requests that name a namespace."""
 
     def __init__(self, kind: str) -> None:
-        self.library = Library()
+        self.library = NamespaceLibrary()
         options = replace(OPTIONS[kind], retrieval=lambda: self.library)
         self.engine = Engine(make_target("qwen3"), SpeculatorPool(options))
 
@@ -77,8 +77,8 @@ def _reported(done: Completion) -> dict[str, Any]:
     [*((method, "mixed") for method in LEARNING), ("suffix", "paper"), ("token-recycling", "paper"), *OTHERS],
 )
 def test_requests_learn_within_their_scope_and_report_nothing_of_others(method: str, kind: str) -> None:
-    alone = Server(kind).answer(method, "b")
-    server = Server(kind)
+    alone = LearningEngine(kind).answer(method, "b")
+    server = LearningEngine(kind)
     first, second = (server.answer(method, "a", "a") for _ in range(2))
     assert [one["text"] for one in second] == [one["text"] for one in alone]
     assert all(one["cached_tokens"] for one in second), "prefixes are shared within a scope"

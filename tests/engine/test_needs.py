@@ -19,7 +19,7 @@ from tests.support.engines import check_idle, complete_all, make_engine, make_ta
 from tests.support.tiny_models import random_prompts
 
 
-class Listener:
+class HiddenStateRecorder:
     """Keeps the hidden states it observes; drafts a wrong token and a guess."""
 
     name = "listener"
@@ -52,7 +52,7 @@ class Listener:
     ],
 )
 def test_a_need_that_the_model_cannot_serve_is_refused(needs: Needs, message: str) -> None:
-    engine = make_engine(make_target("llama"), extra={"listener": lambda _: Listener(needs)})
+    engine = make_engine(make_target("llama"), extra={"listener": lambda _: HiddenStateRecorder(needs)})
     with pytest.raises(RequestError, match=f"method 'listener': {message}") as refused:
         engine.submit(Request([3, 4, 5], SamplingParams(max_tokens=4), "listener"))
     assert refused.value.param == "method"
@@ -65,7 +65,9 @@ def test_a_need_that_the_model_cannot_serve_is_refused(needs: Needs, message: st
 def test_projected_states_are_the_projection_of_the_states(stages: int) -> None:
     dims = {"whole": 0, "small": 6, "smaller": 3, "none": None}
     listeners = {
-        name: Listener(Needs() if n is None else Needs(hidden_layer=3, hidden_dims=n, heads=((3, 3), (0, 0))))
+        name: HiddenStateRecorder(
+            Needs() if n is None else Needs(hidden_layer=3, hidden_dims=n, heads=((3, 3), (0, 0)))
+        )
         for name, n in dims.items()
     }
     extra = {name: lambda _, made=made: made for name, made in listeners.items()}

@@ -88,7 +88,7 @@ def test_drafts_batches_and_stages_change_no_text(method: str) -> None:
             assert completion.stats.accepted_tokens == 0
 
 
-class Recorded(Auto):
+class RecordedAuto(Auto):
     """Records the nodes of every draft; every third step has the ``expensive`` costs."""
 
     def __init__(self, parts: Sequence[Any], costs: StepCosts | None, expensive: StepCosts | None = None) -> None:
@@ -115,7 +115,7 @@ def test_auto_changes_no_text_at_any_price(price: str) -> None:
     if price == "measured":
         costs = measure(make_target("qwen3", n_blocks=300))
     sources = [Successors(), SpectraCore()] if price == "low" else [Successors()]
-    auto = Recorded(sources, costs, line(5.0) if price == "changing" else None)
+    auto = RecordedAuto(sources, costs, line(5.0) if price == "changing" else None)
     done = complete_all(engine_of(auto=lambda _: auto), jobs_for("auto"), 1 if price == "changing" else 3)
     assert [completion.token_ids for completion in done] == plain_texts()
     assert any(auto.sizes) != (price == "high") or price == "measured"
@@ -202,7 +202,7 @@ def test_emitted_tokens_count_towards_max_tokens() -> None:
     assert caught.value.param == "max_tokens"
 
 
-class Listener(PldPlusHidden):
+class HiddenPositionRecorder(PldPlusHidden):
     """Records the positions whose hidden states it receives."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class Listener(PldPlusHidden):
 
 @pytest.mark.parametrize("n_blocks", [200, 24])
 def test_a_speculator_observes_every_position_once(n_blocks: int) -> None:
-    listener, text = Listener(), random_prompts(1)[0]
+    listener, text = HiddenPositionRecorder(), random_prompts(1)[0]
     target = make_target("qwen3", n_blocks=n_blocks, block_size=4)
     engine = make_engine(target, None, SchedulerOptions(prefill_chunk=11), {"listener": lambda _: listener})
     other = Request(text, SamplingParams(max_tokens=30), priority=-1)

@@ -22,7 +22,7 @@ from tests.k8s.prometheus import (
 )
 from tests.support.metrics import OF_RETRIEVAL, documented, exposed
 from tests.support.redis_server import RedisServer
-from tests.support.server_process import FLAGS, Server, running
+from tests.support.server_process import FLAGS, SpectraServer, running
 from tests.support.waiting import LIMIT_S, wait_until
 from tools.monitoring.files import RULES
 
@@ -36,10 +36,10 @@ IN_THE_ROUTER = 'vllm:request_success_total{job="spectra"}'
 
 
 @dataclass
-class Site:
+class ScrapedServer:
     """A server that has answered requests, and the Prometheus that scrapes it."""
 
-    server: Server
+    server: SpectraServer
     prometheus: Prometheus
 
     def complete(self, **fields: Any) -> httpx.Response:
@@ -55,7 +55,7 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScrapedServer]:
     folder, authority = tmp_path_factory.mktemp("prometheus"), trustme.CA()
     program("prometheus")  # missing programs end the tests before anything has started
     with RedisServer() as redis, redis_exporter(redis.url) as exporter:
@@ -69,10 +69,10 @@ def site(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
                 for name, (address, options) in targets.items()
             ]
             with Prometheus(folder, RULES, jobs) as prometheus:
-                yield Site(server, prometheus)
+                yield ScrapedServer(server, prometheus)
 
 
-def test_sums_count_the_requests_of_both_ingresses_once(site: Site) -> None:
+def test_sums_count_the_requests_of_both_ingresses_once(site: ScrapedServer) -> None:
     wait_until(lambda: site.prometheus.number("spectra:pipelines_up") == 2)
     for _ in range(N_REQUESTS):
         assert site.complete(**DRAFTED, speculative={"method": "pld"}).status_code == 200
@@ -85,7 +85,7 @@ def test_sums_count_the_requests_of_both_ingresses_once(site: Site) -> None:
     assert site.prometheus.number(f"resets({AT_THE_EDGE}[1m])") == 0
 
 
-def test_every_expression_of_the_boards_has_data_with_the_labels_it_groups_by(site: Site) -> None:
+def test_every_expression_of_the_boards_has_data_with_the_labels_it_groups_by(site: ScrapedServer) -> None:
     assert site.complete(temperature=3).status_code == 400
     for method in ("pld", "auto", "auto"):
         assert site.complete(**DRAFTED, speculative={"method": method}).status_code == 200
@@ -101,7 +101,7 @@ def test_every_expression_of_the_boards_has_data_with_the_labels_it_groups_by(si
         assert grouped_by(expression) <= labels, expression
 
 
-def test_every_rule_is_evaluated_and_none_fires(site: Site) -> None:
+def test_every_rule_is_evaluated_and_none_fires(site: ScrapedServer) -> None:
     def rules() -> list[dict[str, Any]]:
         return [rule for group in site.prometheus.ask("rules")["groups"] for rule in group["rules"]]
 
@@ -111,7 +111,7 @@ def test_every_rule_is_evaluated_and_none_fires(site: Site) -> None:
     assert not site.prometheus.query('ALERTS{alertstate="firing"}')
 
 
-def test_the_manuals_list_every_metric_that_is_scraped(site: Site) -> None:
+def test_the_manuals_list_every_metric_that_is_scraped(site: ScrapedServer) -> None:
     assert exposed(site.server.http.get("/metrics").text) == documented() | documented(OF_RETRIEVAL)
     assert site.prometheus.ask("label/job/values") == ["redis", "spectra"]
     assert any(name.startswith(FOREIGN) for name in site.prometheus.ask("label/__name__/values"))

@@ -12,7 +12,7 @@ import pytest
 from app.inputs.default_model import DEFAULT_MODEL
 from benchmarks.support.browser import PROGRAMS, Browser, browsing
 from tests.support.lacking import lacking
-from tests.support.server_process import Server, running
+from tests.support.server_process import SpectraServer, running
 from tests.support.tiny_models import tiny_default_model
 
 FLAGS = ("--stages", "2", "--speculator-actors", "1", "--kv-gib", "0.1", "--max-sequences", "8", "--grace", "2")
@@ -26,7 +26,7 @@ def tiny_default() -> dict[str, str]:
 
 
 @pytest.fixture(scope="package")
-def server(tiny_default: dict[str, str]) -> Iterator[Server]:
+def server(tiny_default: dict[str, str]) -> Iterator[SpectraServer]:
     """A pipeline of two stages with a tiny model in place of the default one."""
     with running(Path(DEFAULT_MODEL), FLAGS, environment=tiny_default) as server:
         yield server
@@ -44,7 +44,7 @@ def window() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(window: Browser, server: Server) -> Iterator[Browser]:
+def page(window: Browser, server: SpectraServer) -> Iterator[Browser]:
     """The browser at the server's pages; a test fails on every error in its console."""
     window.base = server.base
     window.logged()

@@ -10,7 +10,7 @@ import pytest
 
 from app.inputs.default_model import DEFAULT_MODEL
 from tests.newcomer.terminal import Terminal
-from tests.support.server_process import Server, spectra
+from tests.support.server_process import SpectraServer, spectra
 
 pytestmark = pytest.mark.cluster
 
@@ -18,7 +18,7 @@ ESCAPE = re.compile(r"\x1b\[\d*m")
 STORY = "Write a story about a fox that finds a lantern."
 
 
-def chat(server: Server, lines: list[str], **variables: str) -> list[str]:
+def chat(server: SpectraServer, lines: list[str], **variables: str) -> list[str]:
     """Return what the terminal shows after each line that is typed."""
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | variables
     shown = []
@@ -31,7 +31,7 @@ def chat(server: Server, lines: list[str], **variables: str) -> list[str]:
     return shown
 
 
-def test_chat_shows_the_server_s_text_in_the_colours_of_the_sources(server: Server) -> None:
+def test_chat_shows_the_server_s_text_in_the_colours_of_the_sources(server: SpectraServer) -> None:
     text, legend, figures = chat(server, ["/method suffix+token-recycling", STORY])[1].rsplit("\n", 2)
     messages: list[Any] = [{"role": "user", "content": STORY}]
     answer = server.openai.chat.completions.create(model=DEFAULT_MODEL, seed=3, messages=messages)
@@ -42,7 +42,7 @@ def test_chat_shows_the_server_s_text_in_the_colours_of_the_sources(server: Serv
     assert figures.endswith(", seed 3]")
 
 
-def test_a_race_in_the_chat_reports_identical_texts(server: Server) -> None:
+def test_a_race_in_the_chat_reports_identical_texts(server: SpectraServer) -> None:
     [shown] = chat(server, [f"/race autoregressive suffix+token-recycling {STORY}"], NO_COLOR="1")
     assert "\x1b" not in shown
     assert shown.endswith("texts are identical")
@@ -51,7 +51,7 @@ def test_a_race_in_the_chat_reports_identical_texts(server: Server) -> None:
 
 
 @pytest.mark.matrix
-def test_every_offered_method_writes_the_same_text(server: Server) -> None:
+def test_every_offered_method_writes_the_same_text(server: SpectraServer) -> None:
     body: dict[str, Any] = {"model": DEFAULT_MODEL, "prompt": "1, 2, 3,", "max_tokens": 40, "seed": 3}
     [model] = server.http.get("/v1/models").json()["data"]
     offered = model["speculative"]

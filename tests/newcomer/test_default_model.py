@@ -20,7 +20,7 @@ from app.serving.guide import SUGGESTIONS, command, guide
 from benchmarks.support.browser import Browser
 from tests.newcomer.playground.walks import choose, send
 from tests.support.metrics import values
-from tests.support.server_process import Server, running
+from tests.support.server_process import SpectraServer, running
 
 pytestmark = pytest.mark.cluster
 
@@ -28,7 +28,7 @@ MOST_TOKENS = 600  # of all tests, at about 50 ms each
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[SpectraServer]:
     with running(Path(DEMO), ()) as server:
         yield server
         [written] = values(server.http.get("/metrics").text, "vllm:generation_tokens_total")
@@ -39,7 +39,7 @@ def output_of(script: str) -> str:
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
 
 
-def test_the_server_suggests_commands_that_work(server: Server) -> None:
+def test_the_server_suggests_commands_that_work(server: SpectraServer) -> None:
     url = f"{server.base}/v1"
     assert guide(url, DEFAULT_MODEL) in server.log.read_text()
     assert f"Playground: {server.base}/\n" in server.log.read_text()
@@ -48,7 +48,7 @@ def test_the_server_suggests_commands_that_work(server: Server) -> None:
     assert json.loads(answers[PERSON]) == {"name": "Anna Berg", "age": 34, "city": "Oslo"}
 
 
-def test_the_first_example_of_the_readme_writes_the_same_text_in_fewer_forwards(server: Server) -> None:
+def test_the_first_example_of_the_readme_writes_the_same_text_in_fewer_forwards(server: SpectraServer) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     (example,) = re.findall(r"```sh\n(ask\(\).*?)\ntime ask ", readme, re.DOTALL)
     (methods,) = re.findall(r"\ntime ask (\S+)\ntime ask (\S+)\n```", readme)
@@ -62,7 +62,7 @@ def test_the_first_example_of_the_readme_writes_the_same_text_in_fewer_forwards(
     assert forwards[1] < forwards[0]
 
 
-def test_a_greedy_answer_is_the_one_of_hugging_face(server: Server) -> None:
+def test_a_greedy_answer_is_the_one_of_hugging_face(server: SpectraServer) -> None:
     folder, prompt = model_path(DEFAULT_MODEL), "The capital of France is"
     ids = AutoTokenizer.from_pretrained(folder)(prompt, return_tensors="pt")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

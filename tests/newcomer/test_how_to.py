@@ -15,7 +15,7 @@ from app.cli import parser
 from app.commands.serve import OBJECTS, flag
 from app.config.errors import config_of
 from app.config.serve import ServeConfig
-from tests.support.server_process import Server, spectra
+from tests.support.server_process import SpectraServer, spectra
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "how-to").glob("*.md"))
 FENCE = re.compile(r"^```(\w*)[ ]*([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -35,7 +35,7 @@ def blocks(page: Path) -> list[Block]:
 @pytest.mark.cluster
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_blocks_of_a_how_to_page_run(
-    page: Path, server: Server, tiny_default: dict[str, str], tmp_path: Path
+    page: Path, server: SpectraServer, tiny_default: dict[str, str], tmp_path: Path
 ) -> None:
     environment = os.environ | tiny_default | {"PATH": f"{Path(spectra()).parent}:{os.environ['PATH']}"}
     for block in blocks(page):

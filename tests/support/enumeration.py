@@ -38,7 +38,7 @@ SETTINGS = [
 ]
 
 
-class Replay:
+class ScriptedRun:
     """One run of a random program: decides by a script, then takes the first outcome of each decision."""
 
     def __init__(self, script: Sequence[int]) -> None:
@@ -69,7 +69,7 @@ def every_outcome(program: Callable[[Randomness], Any]) -> Iterator[tuple[Any, f
     """All results of a random program with their probabilities, depth first."""
     script: list[int] | None = []
     while script is not None:
-        run = Replay(script)
+        run = ScriptedRun(script)
         yield program(run), run.weight
         script = None
         for step in reversed(range(len(run.taken))):
@@ -83,7 +83,7 @@ def _logits(context: Context, seed: int, spread: float) -> tuple[float, ...]:
     return tuple(np.random.default_rng([seed, *(t + 1 for t in context)]).normal(0.0, spread, VOCAB).tolist())
 
 
-class Target:
+class ThreeTokenTarget:
     """A target of three tokens: random logits per context, through the real processors."""
 
     def __init__(self, params: SamplingParams, seed: int = 0) -> None:
@@ -160,7 +160,7 @@ def walk(tree: TokenTree, decide: Callable[[int], Decision]) -> tuple[list[int],
     return accepted, tokens
 
 
-def worst_error(target: Target, draft: Drafter, rule: Rule = decide_rejection) -> float:
+def worst_error(target: ThreeTokenTarget, draft: Drafter, rule: Rule = decide_rejection) -> float:
     """Largest deviation of the joint distribution from the autoregressive one."""
 
     def step(random: Randomness) -> Context:

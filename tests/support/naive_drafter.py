@@ -19,17 +19,17 @@ Sees = np.ndarray  # bool [rows, rows]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class NaiveRows:
     """Rows of one sequence: embeddings ``[n, hidden]``, states ``[n, width]`` or none, positions ``[n]``."""
 
     embedded: np.ndarray
     states: np.ndarray | None
     positions: list[int]
 
-    def __add__(self, other: Rows) -> Rows:
+    def __add__(self, other: NaiveRows) -> NaiveRows:
         states = None if self.states is None else np.concatenate((self.states, other.states))
         embedded = np.concatenate((self.embedded, other.embedded))
-        return Rows(embedded, states, self.positions + other.positions)
+        return NaiveRows(embedded, states, self.positions + other.positions)
 
 
 class NaiveDrafter:
@@ -62,7 +62,7 @@ class NaiveDrafter:
             last = self.outputs(rows, causal(len(rows.positions)))[-1:]
             if self.spec.norm_output:
                 last = self.norm("norm", last)
-            rows = rows + Rows(self.embedding[[token]], last, [rows.positions[-1] + 1])
+            rows = rows + NaiveRows(self.embedding[[token]], last, [rows.positions[-1] + 1])
         return self.outputs(rows, causal(len(rows.positions)))
 
     def parallel(self, tokens: list[int], states: np.ndarray) -> np.ndarray:
@@ -74,7 +74,7 @@ class NaiveDrafter:
             else:
                 embedded = self.w["mask_embeddings"][mask]
                 state = self.w.get("mask_state", np.zeros(self.spec.target_hidden_size))[None]
-            rows = rows + Rows(embedded[None], state, [rows.positions[-1] + 1])
+            rows = rows + NaiveRows(embedded[None], state, [rows.positions[-1] + 1])
         return self.scores(self.outputs(rows, causal(len(rows.positions))))[-self.spec.n_drafts :]
 
     def dflash(self, tokens: list[int], states: np.ndarray, tree: Tree) -> tuple[np.ndarray, np.ndarray | None]:
@@ -120,12 +120,12 @@ class NaiveDrafter:
             hidden = np.concatenate((hidden, self.w["markov.w1"][previous]))
         return float(sigmoid(self.linear("confidence", hidden))[0])
 
-    def real_rows(self, tokens: list[int], states: np.ndarray) -> Rows:
+    def real_rows(self, tokens: list[int], states: np.ndarray) -> NaiveRows:
         """Rows of all committed tokens: of pairs, or where the drafter reads no states, of tokens."""
         if not self.spec.reads_states:
-            return Rows(self.embedding[tokens], None, list(range(len(tokens))))
+            return NaiveRows(self.embedding[tokens], None, list(range(len(tokens))))
         n = len(tokens) - 1
-        return Rows(self.embedding[tokens[1:]], self.fuse(states[:n]), list(range(n)))
+        return NaiveRows(self.embedding[tokens[1:]], self.fuse(states[:n]), list(range(n)))
 
     def fuse(self, states: np.ndarray) -> np.ndarray:
         if not self.spec.taps:
@@ -138,7 +138,7 @@ class NaiveDrafter:
             states = np.concatenate([self.norm(f"fc_norms.{i}", part) for i, part in enumerate(parts)], axis=1)
         return self.linear("fc", states)
 
-    def outputs(self, rows: Rows, sees: Sees) -> np.ndarray:
+    def outputs(self, rows: NaiveRows, sees: Sees) -> np.ndarray:
         """The last layer's outputs of all rows but DFlash's."""
         eagle3, normed = bool(self.spec.taps), self.spec.method == "parallelspec-medusa"
         hidden = rows.embedded

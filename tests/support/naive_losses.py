@@ -48,7 +48,7 @@ def ids_of(spec: DrafterSpec) -> Tensor | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class NaiveDraft:
     text: int
     root: int
     depth: int
@@ -58,7 +58,9 @@ class Draft:
     chance: float | None  # estimated, of acceptance
 
 
-def drafts_of(drafter: TinyDrafter, texts: PaddedTexts, roots: Roots, n_depths: int) -> Iterator[tuple[int, Draft]]:
+def drafts_of(
+    drafter: TinyDrafter, texts: PaddedTexts, roots: Roots, n_depths: int
+) -> Iterator[tuple[int, NaiveDraft]]:
     """Drafts of tokens that the target wrote, of all roots that count, with the places of their roots."""
     naive, spec = NaiveDrafter(drafter), drafter.spec
     states = texts.tapped if spec.taps else texts.final
@@ -83,7 +85,7 @@ def drafts_of(drafter: TinyDrafter, texts: PaddedTexts, roots: Roots, n_depths: 
                 at = root + 1 + depth
                 if at < len(tokens) and texts.weights[text, at] > 0:
                     chance = None if chances is None else float(chances[depth])
-                    yield place, Draft(text, root, depth, at, softmax(scored[depth]), scored[depth], chance)
+                    yield place, NaiveDraft(text, root, depth, at, softmax(scored[depth]), scored[depth], chance)
 
 
 def naive_loss(
@@ -120,7 +122,7 @@ def naive_loss(
     return sum(settings.first * settings.decay**depth * mean for depth, mean in enumerate(means))
 
 
-def target_chances(drafter: TinyDrafter, texts: PaddedTexts, draft: Draft) -> np.ndarray:
+def target_chances(drafter: TinyDrafter, texts: PaddedTexts, draft: NaiveDraft) -> np.ndarray:
     return softmax(drafter.head @ texts.final[draft.text, draft.at - 1].numpy())
 
 

@@ -34,7 +34,7 @@ def spectra() -> str:
     return str(Path(sys.executable).with_name("spectra"))
 
 
-class Server:
+class SpectraServer:
     """``spectra serve`` as a subprocess; with an authority it serves HTTPS.
 
     Temporary files, Ray's too, are in ``folder``. ``program`` is the command of another installation, started outside
@@ -146,10 +146,10 @@ def running(
     authority: trustme.CA | None = None,
     program: Path | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[Server]:
+) -> Iterator[SpectraServer]:
     """Run a server that has printed ``Ready``."""
     with tempfile.TemporaryDirectory(prefix="sv-") as folder:  # pytest's folders are too long for Ray's sockets
-        server = Server(checkpoint, Path(folder), flags, authority, program, environment)
+        server = SpectraServer(checkpoint, Path(folder), flags, authority, program, environment)
         try:
             assert server.first_line.startswith("Ready: "), server.log.read_text()
             yield server
@@ -157,10 +157,10 @@ def running(
             server.close()
 
 
-class Stream:
+class StreamedCompletion:
     """A streamed completion, read in a thread."""
 
-    def __init__(self, server: Server, **fields: Any) -> None:
+    def __init__(self, server: SpectraServer, **fields: Any) -> None:
         self._server = server
         self._fields = {"model": "tiny", "prompt": "Snow falls", "stream": True, "return_token_ids": True, **fields}
         self.token_ids: list[int] = []
@@ -202,9 +202,9 @@ class Stream:
         return self.token_ids
 
 
-def check_a_signal_to_all_processes_stops_the_server(server: Server, number: signal.Signals) -> None:
+def check_a_signal_to_all_processes_stops_the_server(server: SpectraServer, number: signal.Signals) -> None:
     """Signal as systemd does (SIGTERM) or a terminal (SIGINT): the running stream ends whole, nothing is left."""
-    stream = Stream(server, max_tokens=300, ignore_eos=True, temperature=0.8, seed=4)
+    stream = StreamedCompletion(server, max_tokens=300, ignore_eos=True, temperature=0.8, seed=4)
     stream.until(5)
     processes = server.processes()
     group = os.getpgid(server.process.pid)
@@ -216,7 +216,7 @@ def check_a_signal_to_all_processes_stops_the_server(server: Server, number: sig
     check_stopped(server, processes)
 
 
-def check_stopped(server: Server, processes: list[psutil.Process]) -> None:
+def check_stopped(server: SpectraServer, processes: list[psutil.Process]) -> None:
     """Assert that a server that was signalled ends with status 0 and leaves no process and no folder."""
     assert server.process.wait(LIMIT_S) == 0
     assert psutil.wait_procs(processes, timeout=LIMIT_S)[1] == []

@@ -92,7 +92,7 @@ def check_figures(events: list[StepEvent], n_prompt: int) -> RequestStats:
     return stats
 
 
-class Endless:
+class EndlessRequests:
     """Runs requests that never end; counts those that are alive."""
 
     def __init__(self, n_tokens: int = 1, pause: float = 0.001) -> None:

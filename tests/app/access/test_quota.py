@@ -19,7 +19,7 @@ TEXT = {"model": "tiny", "prompt": [5, 6, 7, 8], "max_tokens": 6, "ignore_eos": 
 PATH = "/v1/completions"
 
 
-class Clock:
+class QuotaClock:
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -39,7 +39,7 @@ def refusal(allowance: Allowance, tokens: int | None = None) -> AccessError | No
 
 
 def test_requests_refill_evenly_up_to_one_minutes_worth() -> None:
-    clock = Clock()
+    clock = QuotaClock()
     allowance = Allowance(QuotaLimits(requests=6), 1, clock)
     assert [refusal(allowance) for _ in range(6)] == [None] * 6
     refused = refusal(allowance)
@@ -55,7 +55,7 @@ def test_requests_refill_evenly_up_to_one_minutes_worth() -> None:
 
 
 def test_changed_limits_keep_the_count_of_used_requests() -> None:
-    allowance = Allowance(QuotaLimits(requests=10, tokens=100), 1, Clock())
+    allowance = Allowance(QuotaLimits(requests=10, tokens=100), 1, QuotaClock())
     assert [refusal(allowance) for _ in range(8)] == [None] * 8
     allowance.change(QuotaLimits(requests=8, tokens=None, concurrent=8))
     assert allowance.headers()["x-ratelimit-remaining-requests"] == "0"
@@ -65,7 +65,7 @@ def test_changed_limits_keep_the_count_of_used_requests() -> None:
 
 
 def test_a_request_above_a_replicas_share_waits_for_the_whole_share_and_leaves_a_debt() -> None:
-    clock = Clock()
+    clock = QuotaClock()
     allowance = Allowance(QuotaLimits(tokens=120), 4, clock)
     assert refusal(allowance, 100) is None
     clock.now += 60 * 3
@@ -80,7 +80,7 @@ def test_a_request_above_a_replicas_share_waits_for_the_whole_share_and_leaves_a
     st.lists(st.tuples(st.integers(0, 4), st.floats(0, 30), st.integers(1, 600)), max_size=60),
 )
 def test_replicas_never_exceed_the_limit(replicas: int, limit: int, asked: list[tuple[int, float, int]]) -> None:
-    clock = Clock()
+    clock = QuotaClock()
     shares = [Allowance(QuotaLimits(tokens=limit), replicas, clock) for _ in range(replicas)]
     admitted = 0
     for replica, pause, tokens in asked:

@@ -17,7 +17,7 @@ from tests.support.waiting import LIMIT_S, wait_until_async
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "temperature": 0}
 
 
-class Client:
+class AsgiClient:
     """The client's end of one ASGI request."""
 
     def __init__(self, app: Any, **fields: object) -> None:
@@ -51,7 +51,7 @@ class Client:
 async def test_the_first_token_is_sent_at_once_and_then_one_event_per_step(app: Any, backend: ScriptedBackend) -> None:
     backend.answer = "plain words, no characters of several tokens"
     backend.holds_after = 1
-    client = Client(app, stream=True)
+    client = AsgiClient(app, stream=True)
     await wait_until_async(lambda: client.events)
     assert b'"content":"p' in client.events[0]
     assert not client.task.done()
@@ -74,7 +74,7 @@ async def test_a_disconnect_or_a_cancelled_handler_cancels_all_choices(
     app: Any, backend: ScriptedBackend, fields: dict[str, Any], end: str
 ) -> None:
     backend.holds_after = 0
-    client = Client(app, **fields)
+    client = AsgiClient(app, **fields)
     n = fields.get("n", 1)
     await wait_until_async(lambda: len(backend.running) == n)
     if end == "disconnect":
@@ -91,7 +91,7 @@ async def test_a_disconnect_or_a_cancelled_handler_cancels_all_choices(
 
 async def test_nothing_is_sent_after_a_disconnect_in_mid_stream(app: Any, backend: ScriptedBackend) -> None:
     backend.holds_after = 2
-    client = Client(app, stream=True)
+    client = AsgiClient(app, stream=True)
     await wait_until_async(lambda: len(client.events) == 2)
     client.disconnected.set()
     await asyncio.wait_for(client.task, LIMIT_S)
@@ -104,7 +104,7 @@ async def test_nothing_is_sent_after_a_disconnect_in_mid_stream(app: Any, backen
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_failure_in_mid_stream_is_the_last_event(app: Any, backend: ScriptedBackend, n: int) -> None:
     backend.fails_after = 2
-    client = Client(app, stream=True, n=n)
+    client = AsgiClient(app, stream=True, n=n)
     await client.task
     assert client.messages[0]["status"] == 200
     error = client.chunks()[-1]["error"]
@@ -115,7 +115,7 @@ async def test_a_failure_in_mid_stream_is_the_last_event(app: Any, backend: Scri
 
 async def test_text_held_back_for_a_stop_string_is_sent_when_it_is_none(app: Any, backend: ScriptedBackend) -> None:
     backend.answer = "a STO b ST"
-    client = Client(app, stream=True, stop=["STOP"])
+    client = AsgiClient(app, stream=True, stop=["STOP"])
     await client.task
     chunks = client.chunks()
     assert "".join(c["choices"][0]["delta"]["content"] for c in chunks) == backend.answer

@@ -32,7 +32,7 @@ LINKED = re.compile(r'(?:href|src)="(/[^"]*)"')
 IMPORTED = re.compile(r'from "(\.[./\w]+\.js)"')
 
 
-class Recorder:
+class KillRecorder:
     """Records what it should kill; stage 1 is not running."""
 
     def __init__(self) -> None:
@@ -58,8 +58,8 @@ async def edge(
         yield client
 
 
-def playground_of_default_model(recorder: Recorder | None = None) -> Playground:
-    return Playground(PlaygroundOptions(True, VICTIMS), recorder or Recorder())
+def playground_of_default_model(recorder: KillRecorder | None = None) -> Playground:
+    return Playground(PlaygroundOptions(True, VICTIMS), recorder or KillRecorder())
 
 
 async def test_every_file_that_a_page_names_is_served_with_a_policy_and_a_validator(backend: Any) -> None:
@@ -113,7 +113,7 @@ async def test_pages_need_no_key_and_the_api_does(backend: Any, tmp_path: Any) -
 
 
 async def test_a_page_of_this_server_kills_the_process_it_names(backend: Any) -> None:
-    recorder = Recorder()
+    recorder = KillRecorder()
     async with edge(backend, playground_of_default_model(recorder)) as client:
         settings = (await client.get("/playground/settings")).json()
         assert settings["victims"] == ["router", "stage-0", "stage-1"]
@@ -151,7 +151,7 @@ async def test_a_page_of_this_server_kills_the_process_it_names(backend: Any) ->
 async def test_no_other_request_kills_or_gets_the_token(
     backend: Any, changed: dict[str, str | None], peer: str, base: str
 ) -> None:
-    recorder = Recorder()
+    recorder = KillRecorder()
     playground = playground_of_default_model(recorder)
     async with edge(backend, playground) as client:
         token = (await client.get("/playground/settings")).json()["token"]

@@ -24,7 +24,7 @@ BIN = Path(sys.executable).parent
 END_S = 30  # for killed processes to be gone
 
 
-class Machine:
+class NetworkMachine:
     """A machine of a network; ``Net.machine`` makes it.
 
     It has the code and Python of this machine, as an image would, to read; /tmp, /dev/shm and the home folder are its

@@ -17,7 +17,7 @@ from typing import Self
 
 import httpx
 
-from tests.cluster.machines.machine import Machine
+from tests.cluster.machines.machine import NetworkMachine
 from tests.cluster.machines.namespaces import TransportOf
 
 LOCK = Path(tempfile.gettempdir()) / "spectra-machines.lock"
@@ -36,7 +36,7 @@ class Net:
         self._form = V6 if ipv6 else V4
         self._stack = ExitStack()
         self._switch = 0
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, NetworkMachine] = {}
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -58,14 +58,14 @@ class Net:
         for machine in self.machines.values():
             machine.kill()
 
-    def machine(self, name: str, volume: Path | None = None) -> Machine:
+    def machine(self, name: str, volume: Path | None = None) -> NetworkMachine:
         """The machine of that name, made and started if there is none.
 
         ``volume`` is a folder of ours that it has at ``VOLUME`` and that outlives it.
         """
         if name not in self.machines:
             number = len(self.machines) + 1
-            made = Machine(self, name, number, self._form.format(number), volume)
+            made = NetworkMachine(self, name, number, self._form.format(number), volume)
             made.start()
             self.machines[name] = made
             for machine in self.machines.values():

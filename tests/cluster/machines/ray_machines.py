@@ -21,7 +21,7 @@ from typing import Any, Self
 import httpx
 import psutil
 
-from tests.cluster.machines.machine import Machine, plain
+from tests.cluster.machines.machine import NetworkMachine, plain
 from tests.cluster.machines.net import Net
 from tests.cluster.machines.redis_machine import USER, RedisMachine
 from tests.support.serve_application import ServeApplication
@@ -81,7 +81,7 @@ class RayMachines:
         for name in self._started:
             self.net.machine(name).kill()
 
-    def client(self, machine: Machine, port: int = HTTP, **options: Any) -> httpx.Client:
+    def client(self, machine: NetworkMachine, port: int = HTTP, **options: Any) -> httpx.Client:
         """A client of a machine, on another one."""
         return self._stack.enter_context(
             self.net.client(f"http://{machine.host}:{port}", timeout=PATIENCE_S, **options)
@@ -103,7 +103,7 @@ class RayMachines:
             }
         self._start(self.head, environment, *flags)
 
-    def join(self, name: str, cpus: int, **resources: float) -> Machine:
+    def join(self, name: str, cpus: int, **resources: float) -> NetworkMachine:
         """``ray start`` on the machine of that name."""
         capacity = ("--num-cpus", str(cpus), "--resources", json.dumps(resources))
         self._flags[name] = ("--address", f"{self.head.host}:{GCS}", *capacity)
@@ -111,7 +111,7 @@ class RayMachines:
         self._start(machine, self._environment, *self._flags[name])
         return machine
 
-    def _start(self, machine: Machine, environment: Mapping[str, str], *flags: str) -> None:
+    def _start(self, machine: NetworkMachine, environment: Mapping[str, str], *flags: str) -> None:
         if not machine.is_up:
             machine.start()
         shutil.copytree(compiled(), machine.path("/tmp/home/.cache"), dirs_exist_ok=True)
@@ -120,12 +120,12 @@ class RayMachines:
         with (self._logs / f"{machine.name}.txt").open("a") as log:
             self._started[machine.name] = machine.launch(*words, environment=environment, log=log)
 
-    def machine_of(self, deployment: str) -> Machine:
+    def machine_of(self, deployment: str) -> NetworkMachine:
         """On which the one replica of a deployment runs."""
         address = self.application.node_of(deployment)
         return next(machine for machine in self.net.machines.values() if machine.address == address)
 
-    def drain(self, machine: Machine) -> psutil.Process:
+    def drain(self, machine: NetworkMachine) -> psutil.Process:
         """SIGTERM to its ``ray start``, which is what a deleted pod gets first; it does not come back by itself.
 
         Returns:

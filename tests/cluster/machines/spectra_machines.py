@@ -10,7 +10,7 @@ import httpx
 from tests.cluster.machines.ray_machines import RayMachines
 from tests.support.redis_server import wait_until
 from tests.support.serve_application import NAME, is_running
-from tests.support.server_process import Stream
+from tests.support.server_process import StreamedCompletion
 from tests.support.tiny_models import saved_checkpoint
 
 PLACED = {"stages": 2, "stage_cpus": 2, "stage_placement": "strict_spread", "edge_resources": {"edge": 0.01}}
@@ -75,9 +75,9 @@ class SpectraMachines(RayMachines):
         """Token ids of jobs, all running at once."""
         return [stream.all_ids() for stream in self.streams(numbers, n_tokens)]
 
-    def streams(self, numbers: range, n_tokens: int, until: int = 0) -> list[Stream]:
+    def streams(self, numbers: range, n_tokens: int, until: int = 0) -> list[StreamedCompletion]:
         """Streams of jobs, each of which has got ``until`` tokens."""
-        streams = [Stream(self, **job(number, n_tokens)) for number in numbers]
+        streams = [StreamedCompletion(self, **job(number, n_tokens)) for number in numbers]
         for stream in streams:
             stream.until(until)
         return streams

@@ -90,7 +90,7 @@ class Nodes:
 
     def disturbed(self, strike: Callable[[], Any], done: Callable[[], Any]) -> dict[str, Any]:
         """Let two clients repeat a request during ``strike`` and until ``done``; return their texts and the state."""
-        clients = [Client(self.handle), Client(self.handle)]
+        clients = [RepeatingClient(self.handle), RepeatingClient(self.handle)]
         for client in clients:
             wait_until(lambda client=client: len(client.answers[-1]) > 50, "no tokens")
         strike()
@@ -107,7 +107,7 @@ class Nodes:
         self.cluster.shutdown()
 
 
-class Client(threading.Thread):
+class RepeatingClient(threading.Thread):
     """Repeats one seeded request until ``is_last`` is set."""
 
     def __init__(self, handle: Any) -> None:

@@ -17,7 +17,7 @@ from tests.support.waiting import LIMIT_S
 FILE = Path(__file__).parents[3] / "docs" / "serve.yaml"
 
 
-class Site(ServeApplication):
+class ServeSite(ServeApplication):
     """The application on a cluster; ``config`` is the documented file with a tiny model."""
 
     def __init__(self, head: RayHead) -> None:

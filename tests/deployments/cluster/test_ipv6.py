@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from app.cli import main
-from tests.support.server_process import FLAGS, Server, running
+from tests.support.server_process import FLAGS, SpectraServer, running
 
 pytestmark = pytest.mark.matrix
 
@@ -89,7 +89,7 @@ def server(tiny_checkpoint: Path) -> Any:
         yield started
 
 
-def test_a_server_on_an_ipv6_interface_says_its_url_and_answers_there_alone(server: Server) -> None:
+def test_a_server_on_an_ipv6_interface_says_its_url_and_answers_there_alone(server: SpectraServer) -> None:
     url = f"http://[::1]:{server.port}"
     assert server.first_line == f"Ready: {url}/v1\n"
     answer = httpx.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "Snow falls", "max_tokens": 5})
@@ -98,7 +98,7 @@ def test_a_server_on_an_ipv6_interface_says_its_url_and_answers_there_alone(serv
         httpx.get(f"http://127.0.0.1:{server.port}/health")
 
 
-def test_load_is_put_on_an_ipv6_url(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_is_put_on_an_ipv6_url(server: SpectraServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--requests", "4", "--concurrency", "2", "--max-tokens", "8", "--out", str(tmp_path / "run")]
     assert main(["load", "--url", f"http://[::1]:{server.port}", *flags]) == 0
     assert "4" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.server_process import Server, running
+from tests.support.server_process import SpectraServer, running
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.matrix
@@ -61,19 +61,19 @@ serve.run(Twice.bind(), name="twice", route_prefix="/twice")
 
 
 @pytest.fixture(scope="module")
-def server(tiny_checkpoint: Path) -> Iterator[Server]:
+def server(tiny_checkpoint: Path) -> Iterator[SpectraServer]:
     with running(tiny_checkpoint) as started:
         yield started
 
 
-def environment_file(server: Server) -> str:
+def environment_file(server: SpectraServer) -> str:
     """The file that the server names at its start."""
     found = re.search(r"`\. (\S+/ray\.env)`", server.log.read_text())
     assert found, server.log.read_text()
     return found[1]
 
 
-def joined(server: Server, code: str, *arguments: str) -> str:
+def joined(server: SpectraServer, code: str, *arguments: str) -> str:
     """What a program prints whose shell has read the file; nothing else is in its environment."""
     shell = '. "$1"; shift; exec "$@"'
     command = ["sh", "-c", shell, "sh", environment_file(server), sys.executable, "-c", code, *arguments]
@@ -83,14 +83,14 @@ def joined(server: Server, code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_file_that_holds_the_token_is_for_this_user_alone(server: Server) -> None:
+def test_the_file_that_holds_the_token_is_for_this_user_alone(server: SpectraServer) -> None:
     file = Path(environment_file(server))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "RAY_AUTH_TOKEN=" in file.read_text()
     assert re.findall(r"[0-9a-f]{64}", server.log.read_text()) == []
 
 
-def test_a_program_beside_the_server_calls_it_by_handles(server: Server) -> None:
+def test_a_program_beside_the_server_calls_it_by_handles(server: SpectraServer) -> None:
     wanted = server.token_ids(**{name: value for name, value in FIELDS.items() if name != "return_token_ids"})
     said: list[Any] = json.loads(joined(server, CALLER, json.dumps(FIELDS)))
     whole, chunks = said
@@ -98,7 +98,7 @@ def test_a_program_beside_the_server_calls_it_by_handles(server: Server) -> None
     assert [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]] == wanted
 
 
-def test_an_application_of_ones_own_in_the_same_cluster_calls_ours(server: Server) -> None:
+def test_an_application_of_ones_own_in_the_same_cluster_calls_ours(server: SpectraServer) -> None:
     joined(server, COMPOSITION)
     answer = httpx.post(f"{server.base}/twice", json=FIELDS, timeout=LIMIT_S).json()
     wanted = server.token_ids(**{name: value for name, value in FIELDS.items() if name != "return_token_ids"})

@@ -24,7 +24,7 @@ from retrieval_store.stores.base import Store
 from retrieval_store.stores.open import open_store
 from tests.support.redis_server import RedisServer
 from tests.support.retrieval_service import SHARED, build
-from tests.support.server_process import Server, running
+from tests.support.server_process import SpectraServer, running
 from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.cluster
@@ -44,10 +44,10 @@ MOST, FEW = 40, 20  # accepted of 60: the text itself was found, or others that 
 
 
 @dataclass
-class Site:
+class RetrievalSite:
     """A server, the Redis it watches, and what is published there."""
 
-    server: Server
+    server: SpectraServer
     redis: RedisServer
     folder: Path
     keys: dict[str, str]  # id -> key
@@ -109,20 +109,20 @@ def write_keys(folder: Path, keys: dict[str, str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def site(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RetrievalSite]:
     folder, keys = tmp_path_factory.mktemp("site"), {name: new_key() for name in KEYS}
     write_keys(folder, keys)
     with RedisServer() as redis:
         store = ["--retrieval", redis.url, "--retrieval-cache", str(folder / "cache")]
         flags = [*FLAGS, *ACCESS, *store, *RETRIEVAL, "--api-keys", str(folder / "keys")]
         with running(tiny_checkpoint, flags) as server:
-            yield Site(server, redis, folder, keys)
+            yield RetrievalSite(server, redis, folder, keys)
 
 
 class Background:
     """Repeats a request within a ``with`` block; each answer must be the same."""
 
-    def __init__(self, site: Site, prompt: str, expected: list[int], namespace: str | None = None) -> None:
+    def __init__(self, site: RetrievalSite, prompt: str, expected: list[int], namespace: str | None = None) -> None:
         self._site, self._prompt, self._expected, self._namespace = site, prompt, expected, namespace
         self._over = threading.Event()
         self.done = 0
@@ -150,7 +150,7 @@ class Background:
         assert self.done > 0
 
 
-def test_snapshots_are_published_and_rolled_back_under_running_requests(site: Site) -> None:
+def test_snapshots_are_published_and_rolled_back_under_running_requests(site: RetrievalSite) -> None:
     long, snow, fox = site.plain("Snow falls", **LONG), site.plain("Snow falls on"), site.plain("The quick brown")
     assert site.version == ""
     assert site.complete("Snow falls on") == (snow, 0)
@@ -174,7 +174,7 @@ def test_snapshots_are_published_and_rolled_back_under_running_requests(site: Si
     assert site.metric("spectra:retrieval_snapshot_tokens") == 60
 
 
-def test_a_tenant_drafts_from_its_own_text_only(site: Site) -> None:
+def test_a_tenant_drafts_from_its_own_text_only(site: RetrievalSite) -> None:
     prompt = "Speculation drafts tokens"
     expected = site.plain(prompt)
     site.publish([expected], "tenant-a")
@@ -184,7 +184,7 @@ def test_a_tenant_drafts_from_its_own_text_only(site: Site) -> None:
     assert site.complete(prompt, "tenant-a")[0] == expected
 
 
-def test_an_answer_is_learned_within_its_namespace_only(site: Site) -> None:
+def test_an_answer_is_learned_within_its_namespace_only(site: RetrievalSite) -> None:
     prompt = "while the river keeps"
     expected, accepted = site.complete(prompt, "learner")
     assert accepted < FEW
@@ -196,7 +196,7 @@ def test_an_answer_is_learned_within_its_namespace_only(site: Site) -> None:
     assert site.metric("spectra:live_dropped_total") == 0
 
 
-def test_keys_limit_namespaces_and_share_no_prefix(site: Site) -> None:
+def test_keys_limit_namespaces_and_share_no_prefix(site: RetrievalSite) -> None:
     prompt, body = "over the quiet town", {"model": "tiny", "prompt": [5, 6, 7] * 60, "max_tokens": 1}
     reader = site.key("reader")
 
@@ -217,7 +217,7 @@ def test_keys_limit_namespaces_and_share_no_prefix(site: Site) -> None:
     assert site.ignores(prompt, "learner")
 
 
-def test_a_key_has_its_rate_and_a_removed_key_is_unknown(site: Site) -> None:
+def test_a_key_has_its_rate_and_a_removed_key_is_unknown(site: RetrievalSite) -> None:
     limited, asked = site.key("limited"), {"model": "tiny", "prompt": "Snow", "max_tokens": 1}
     served = site.http.post("/v1/completions", json=asked, headers=limited)
     assert (served.status_code, served.headers["x-ratelimit-remaining-requests"]) == (200, "0")
@@ -236,7 +236,7 @@ def test_a_key_has_its_rate_and_a_removed_key_is_unknown(site: Site) -> None:
     wait_until(lambda: site.http.get("/v1/models", headers=limited).status_code != 401)
 
 
-def test_only_pages_of_a_named_origin_and_offered_methods_are_allowed(site: Site) -> None:
+def test_only_pages_of_a_named_origin_and_offered_methods_are_allowed(site: RetrievalSite) -> None:
     for origin, status in ((ORIGIN, 200), ("https://other.example.com", 400)):
         preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
         preflight["Access-Control-Request-Headers"] = "authorization, content-type"
@@ -249,7 +249,7 @@ def test_only_pages_of_a_named_origin_and_offered_methods_are_allowed(site: Site
         assert site.http.post("/v1/completions", json=body).status_code == status, method
 
 
-def test_requests_do_not_notice_a_redis_that_is_killed_and_returns_empty(site: Site) -> None:
+def test_requests_do_not_notice_a_redis_that_is_killed_and_returns_empty(site: RetrievalSite) -> None:
     expected = site.plain("Snow falls on")
     version = site.publish([expected])
     wait_until(lambda: site.version == version)
@@ -266,7 +266,7 @@ def test_requests_do_not_notice_a_redis_that_is_killed_and_returns_empty(site: S
         wait_until(lambda: not site.server.health()["retrieval_problem"])
 
 
-def test_drafting_continues_while_a_killed_retrieval_service_is_replaced(site: Site) -> None:
+def test_drafting_continues_while_a_killed_retrieval_service_is_replaced(site: RetrievalSite) -> None:
     expected = site.plain("Snow falls on")
     with Background(site, "Snow falls on", expected):
         site.server.process_of("Retrieval").kill()

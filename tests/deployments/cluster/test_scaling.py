@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.resilience.observation import alive
 from benchmarks.support.ray_head import RayHead
-from tests.deployments.cluster.serve_site import Site
+from tests.deployments.cluster.serve_site import ServeSite
 from tests.support.serve_application import is_running
-from tests.support.server_process import Stream
+from tests.support.server_process import StreamedCompletion
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.matrix
@@ -23,9 +23,9 @@ SCALED = {"min_replicas": 1, "max_replicas": 3, "scale_up_delay": 1, "scale_down
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
+def site() -> Iterator[ServeSite]:
     with RayHead() as head:
-        site = Site(head)
+        site = ServeSite(head)
         site.config = site.changed({"Ingress": {"num_replicas": 1}}, **SCALED, grace=1, max_sequences=4)
         head.deploy(site.config)
         site.until(is_running)
@@ -39,18 +39,18 @@ def job(number: int) -> dict[str, Any]:
     return {"model": "tiny", "prompt": f"Question {number}: what", "max_tokens": 200} | sampling | method
 
 
-def streams(site: Site) -> list[Stream]:
-    return [Stream(site, **job(number)) for number in range(STREAMS)]
+def streams(site: ServeSite) -> list[StreamedCompletion]:
+    return [StreamedCompletion(site, **job(number)) for number in range(STREAMS)]
 
 
 @pytest.fixture(scope="module")
-def wanted(site: Site) -> list[list[int]]:
+def wanted(site: ServeSite) -> list[list[int]]:
     """Undisturbed answers, with one pipeline, to all jobs."""
     bound(site, 1, 1)
     return [stream.all_ids() for stream in streams(site)]
 
 
-def bound(site: Site, least: int, most: int) -> None:
+def bound(site: ServeSite, least: int, most: int) -> None:
     """Deploy a config that asks for other bounds; it names none where they are those of ``args``."""
     site.config = site.changed({"Router": {"user_config": {"min_replicas": least, "max_replicas": most}}})
     if (least, most) == (1, 3):
@@ -59,23 +59,25 @@ def bound(site: Site, least: int, most: int) -> None:
     site.head.deploy(site.config)
 
 
-def health(site: Site) -> dict[str, Any]:
+def health(site: ServeSite) -> dict[str, Any]:
     found: dict[str, Any] = site.http.get("/health").json()
     return found
 
 
-def lanes(site: Site, wanted: int) -> None:
+def lanes(site: ServeSite, wanted: int) -> None:
     """Wait until so many pipelines are wanted, and so many are connected."""
     wait_until(
         lambda: (health(site).get("lanes"), health(site).get("lanes_up")) == (wanted, wanted), lambda: health(site)
     )
 
 
-def stages(site: Site) -> set[int]:
+def stages(site: ServeSite) -> set[int]:
     return {process.pid for process in alive(site.head.pid, "stages")}
 
 
-def test_a_config_changes_the_number_of_pipelines_in_place_under_streams(site: Site, wanted: list[list[int]]) -> None:
+def test_a_config_changes_the_number_of_pipelines_in_place_under_streams(
+    site: ServeSite, wanted: list[list[int]]
+) -> None:
     [first], router = stages(site), health(site)["router_pid"]
     before = site.replicas("Router", "Ingress", "Target")
     for least, most in ((2, 2), (1, 1)):
@@ -94,7 +96,7 @@ def test_a_config_changes_the_number_of_pipelines_in_place_under_streams(site: S
 
 
 def test_the_number_of_pipelines_follows_the_load_and_one_is_killed_meanwhile(
-    site: Site, wanted: list[list[int]]
+    site: ServeSite, wanted: list[list[int]]
 ) -> None:
     [first], router = stages(site), health(site)["router_pid"]
     bound(site, 1, 3)
@@ -115,12 +117,12 @@ def test_the_number_of_pipelines_follows_the_load_and_one_is_killed_meanwhile(
     lanes(site, 1)
     wait_until(lambda: stages(site) == {first}, lambda: (stages(site), health(site)))
     assert health(site)["router_pid"] == router
-    assert Stream(site, **job(3)).all_ids() == wanted[3]
+    assert StreamedCompletion(site, **job(3)).all_ids() == wanted[3]
     assert is_running(site.application())
 
 
 def test_a_router_that_is_lost_is_followed_by_one_that_wants_the_same_pipelines(
-    site: Site, wanted: list[list[int]]
+    site: ServeSite, wanted: list[list[int]]
 ) -> None:
     bound(site, 2, 2)
     lanes(site, 2)

@@ -14,9 +14,9 @@ import pytest
 
 from benchmarks.resilience.observation import alive
 from benchmarks.support.ray_head import RayHead
-from tests.deployments.cluster.serve_site import Site
+from tests.deployments.cluster.serve_site import ServeSite
 from tests.support.serve_application import is_running, replicas_of
-from tests.support.server_process import Stream
+from tests.support.server_process import StreamedCompletion
 from tests.support.tiny_models import saved_checkpoint
 from tests.support.waiting import LIMIT_S
 
@@ -31,13 +31,13 @@ METHODS = ("autoregressive", "pld", "spectra-core", "auto")
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
+def site() -> Iterator[ServeSite]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         head = RayHead()
     with head:
-        site = Site(head)
+        site = ServeSite(head)
         head.deploy(site.config)
         site.until(is_running)
         yield site
@@ -78,15 +78,15 @@ def job(number: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def expected(site: Site) -> list[list[int]]:
+def expected(site: ServeSite) -> list[list[int]]:
     """Undisturbed answers to the jobs, by number."""
-    return [stream.all_ids() for stream in [Stream(site, **job(number)) for number in range(8)]]
+    return [stream.all_ids() for stream in [StreamedCompletion(site, **job(number)) for number in range(8)]]
 
 
-def test_router_and_ingress_are_replaced_under_streams(site: Site, expected: list[list[int]]) -> None:
+def test_router_and_ingress_are_replaced_under_streams(site: ServeSite, expected: list[list[int]]) -> None:
     before = site.replicas("Router", "Ingress")
     assert len(before) == 3
-    streams = [Stream(site, **job(number)) for number in range(8)]
+    streams = [StreamedCompletion(site, **job(number)) for number in range(8)]
     for stream in streams:
         stream.until(5)
     other = {"ray_actor_options": {"num_cpus": 0.11}}
@@ -94,12 +94,12 @@ def test_router_and_ingress_are_replaced_under_streams(site: Site, expected: lis
     site.head.deploy(site.config)
     site.until(lambda found: is_running(found) and not before & replicas_of(found, "Router", "Ingress"))
     assert [stream.all_ids() for stream in streams] == expected
-    assert Stream(site, **job(3)).all_ids() == expected[3]
+    assert StreamedCompletion(site, **job(3)).all_ids() == expected[3]
     assert site.http.get("/ready").status_code == httpx.codes.OK
 
 
 @pytest.mark.matrix  # needs a look at an ingress while it drains
-def test_a_draining_ingress_is_not_ready_and_a_proxy_that_does_not_know_asks_another(site: Site) -> None:
+def test_a_draining_ingress_is_not_ready_and_a_proxy_that_does_not_know_asks_another(site: ServeSite) -> None:
     [manager] = alive(site.head.pid, "Serve's proxy")
     ports, before = http_ports(alive(site.head.pid, "ingress")), site.replicas("Ingress")
     assert len(ports) == len(before) == 2
@@ -118,7 +118,7 @@ def test_a_draining_ingress_is_not_ready_and_a_proxy_that_does_not_know_asks_ano
     site.until(lambda found: is_running(found) and not before & replicas_of(found, "Ingress"))
 
 
-def test_a_wrong_config_is_refused_with_the_reason_and_the_old_one_serves(site: Site) -> None:
+def test_a_wrong_config_is_refused_with_the_reason_and_the_old_one_serves(site: ServeSite) -> None:
     before = site.replicas("Router", "Ingress", "Target")
     site.head.deploy(site.changed({}, modle="tiny"))
     site.until(lambda found: "modle is unknown; model is meant?" in found["message"])
@@ -127,14 +127,14 @@ def test_a_wrong_config_is_refused_with_the_reason_and_the_old_one_serves(site: 
     refused = "Router.num_replicas is 2; it must be 1"
     site.until(lambda found: refused in found["deployments"].get("Router", {}).get("message", ""))
     assert before <= site.replicas("Router", "Ingress", "Target")
-    assert len(Stream(site, **job(1)).all_ids()) == 500
+    assert len(StreamedCompletion(site, **job(1)).all_ids()) == 500
 
 
 def test_a_text_is_finished_by_the_model_that_began_it_or_ends_in_an_error(
-    site: Site, expected: list[list[int]]
+    site: ServeSite, expected: list[list[int]]
 ) -> None:
     served = site.model_hash
-    streams = [Stream(site, **job(number)) for number in range(8)]
+    streams = [StreamedCompletion(site, **job(number)) for number in range(8)]
     for stream in streams:
         stream.until(5)
     site.config = site.changed({"Ingress": {"num_replicas": 1}}, model=str(saved_checkpoint(400)))
@@ -145,4 +145,4 @@ def test_a_text_is_finished_by_the_model_that_began_it_or_ends_in_an_error(
         had = stream.token_ids
         assert had == ids[: len(had)]
         assert [error["code"] for error in stream.errors] == ([] if had == ids else ["model_changed"])
-    assert Stream(site, **job(0)).all_ids() != expected[0]
+    assert StreamedCompletion(site, **job(0)).all_ids() != expected[0]

@@ -20,7 +20,7 @@ import trustme
 
 from app.cli import main
 from tests.support.metrics import values
-from tests.support.server_process import Server, Stream, check_stopped, running
+from tests.support.server_process import SpectraServer, StreamedCompletion, check_stopped, running
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -37,19 +37,19 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture(scope="module")
-def server(tiny_checkpoint: Path, authority: trustme.CA) -> Iterator[Server]:
+def server(tiny_checkpoint: Path, authority: trustme.CA) -> Iterator[SpectraServer]:
     with running(tiny_checkpoint, (*FLAGS, *MORE), authority) as started:
         wait_until(lambda: started.health().get("lanes_up") == 2, "the second lane does not start")
         yield started
 
 
 @pytest.fixture(scope="module")
-def expected(server: Server) -> list[int]:
+def expected(server: SpectraServer) -> list[int]:
     """The undisturbed answer to ``SEEDED``."""
     return server.token_ids(**SEEDED, speculative={"enabled": False})
 
 
-def actors(server: Server, kind: str) -> list[psutil.Process]:
+def actors(server: SpectraServer, kind: str) -> list[psutil.Process]:
     found = []
     for process in server.processes():
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since it was listed
@@ -58,14 +58,14 @@ def actors(server: Server, kind: str) -> list[psutil.Process]:
     return found
 
 
-def connected(server: Server, *protocols: str) -> ssl.SSLSocket:
+def connected(server: SpectraServer, *protocols: str) -> ssl.SSLSocket:
     if protocols:
         server.trust.set_alpn_protocols(protocols)
     return server.trust.wrap_socket(socket.create_connection(("127.0.0.1", server.port)), server_hostname="127.0.0.1")
 
 
 def test_only_https_is_served_to_clients_that_trust_the_authority(
-    server: Server, authority: trustme.CA, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: SpectraServer, authority: trustme.CA, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert server.first_line == f"Ready: https://0.0.0.0:{server.port}/v1\n"
     with pytest.raises(httpx.TransportError):
@@ -83,9 +83,9 @@ def test_only_https_is_served_to_clients_that_trust_the_authority(
 
 
 def test_a_new_certificate_is_for_new_connections_and_open_ones_stay(
-    server: Server, authority: trustme.CA, expected: list[int]
+    server: SpectraServer, authority: trustme.CA, expected: list[int]
 ) -> None:
-    stream = Stream(server, **SEEDED)
+    stream = StreamedCompletion(server, **SEEDED)
     stream.until(5)
 
     def shown() -> bytes | None:
@@ -121,7 +121,7 @@ class Intruder:
         return Path.touch, (self.path,)
 
 
-def test_replicas_unpickle_nothing_of_a_peer_without_the_token(server: Server, tmp_path: Path) -> None:
+def test_replicas_unpickle_nothing_of_a_peer_without_the_token(server: SpectraServer, tmp_path: Path) -> None:
     listening = set()
     for process in server.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -142,11 +142,13 @@ def test_replicas_unpickle_nothing_of_a_peer_without_the_token(server: Server, t
     assert not (tmp_path / "here").exists()
 
 
-def test_both_pipelines_write_the_same_text_and_report_their_figures(server: Server, expected: list[int]) -> None:
+def test_both_pipelines_write_the_same_text_and_report_their_figures(
+    server: SpectraServer, expected: list[int]
+) -> None:
     health = server.health()
     assert (health["status"], health["lanes"]) == ("ok", 2)
     assert health["blocks"] == health["Target.free_blocks"] + health["Target-2.free_blocks"]
-    streams = [Stream(server, **SEEDED | {"max_tokens": 3000}) for _ in range(4)]
+    streams = [StreamedCompletion(server, **SEEDED | {"max_tokens": 3000}) for _ in range(4)]
     wait_until(lambda: (server.health()["Target.running"], server.health()["Target-2.running"]) == (2, 2))
     assert [stream.all_ids()[: len(expected)] for stream in streams] == [expected] * 4
     server.settled()
@@ -157,8 +159,8 @@ def test_both_pipelines_write_the_same_text_and_report_their_figures(server: Ser
         assert values(text, "spectra:load_seconds", lane=lane, phase="read")
 
 
-def test_a_lost_stage_changes_no_text_and_new_requests_are_answered(server: Server, expected: list[int]) -> None:
-    streams = [Stream(server, **SEEDED) for _ in range(4)]
+def test_a_lost_stage_changes_no_text_and_new_requests_are_answered(server: SpectraServer, expected: list[int]) -> None:
+    streams = [StreamedCompletion(server, **SEEDED) for _ in range(4)]
     for stream in streams:
         stream.until(50)
     actors(server, "StageActor")[0].kill()
@@ -170,10 +172,10 @@ def test_a_lost_stage_changes_no_text_and_new_requests_are_answered(server: Serv
 
 @pytest.mark.parametrize("signals", [(signal.SIGSTOP, signal.SIGCONT), (signal.SIGKILL,)], ids=["hang", "die"])
 def test_speculators_that_hang_or_die_cost_only_drafts(
-    signals: tuple[signal.Signals, ...], server: Server, expected: list[int]
+    signals: tuple[signal.Signals, ...], server: SpectraServer, expected: list[int]
 ) -> None:
     lost = server.health()["pipelines_lost"]
-    streams = [Stream(server, **SEEDED, speculative={"method": "pld"}) for _ in range(4)]
+    streams = [StreamedCompletion(server, **SEEDED, speculative={"method": "pld"}) for _ in range(4)]
     for stream in streams:
         stream.until(50)
     speculators = actors(server, "SpeculatorActor")
@@ -191,8 +193,10 @@ def test_speculators_that_hang_or_die_cost_only_drafts(
     wait_until(drafts, "no speculator drafts any more")
 
 
-def test_streams_that_outlast_the_grace_period_end_with_an_error_event_and_nothing_is_left(server: Server) -> None:
-    streams = [Stream(server, max_tokens=3000, ignore_eos=True, seed=seed) for seed in (4, 5)]
+def test_streams_that_outlast_the_grace_period_end_with_an_error_event_and_nothing_is_left(
+    server: SpectraServer,
+) -> None:
+    streams = [StreamedCompletion(server, max_tokens=3000, ignore_eos=True, seed=seed) for seed in (4, 5)]
     for stream in streams:
         stream.until(5)
     processes = server.processes()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server_process import FLAGS, Server, Stream, running
+from tests.support.server_process import FLAGS, SpectraServer, StreamedCompletion, running
 
 pytestmark = pytest.mark.matrix
 
@@ -18,7 +18,7 @@ PROFILE = {"base_s": 0.01, "stages": 2, "flat_sequences": 2}
 
 
 @pytest.fixture(scope="module")
-def server(tiny_checkpoint: Path) -> Iterator[Server]:
+def server(tiny_checkpoint: Path) -> Iterator[SpectraServer]:
     with tempfile.TemporaryDirectory(prefix="si-") as folder:
         profile, logs = Path(folder) / "mine.json", Path(folder) / "logs.jsonl"
         profile.write_text(json.dumps(PROFILE))
@@ -28,7 +28,7 @@ def server(tiny_checkpoint: Path) -> Iterator[Server]:
             yield started
 
 
-def test_a_recorded_question_gets_its_recorded_answer_by_every_offered_method(server: Server) -> None:
+def test_a_recorded_question_gets_its_recorded_answer_by_every_offered_method(server: SpectraServer) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 200}
     [model] = server.http.get("/v1/models").json()["data"]
     offered = model["speculative"]["methods"]
@@ -43,9 +43,9 @@ def test_a_recorded_question_gets_its_recorded_answer_by_every_offered_method(se
     assert "a simulated target has no states to read" in answer.json()["error"]["message"]
 
 
-def test_a_stream_continues_with_identical_output_after_sigkill_of_a_stage(server: Server) -> None:
+def test_a_stream_continues_with_identical_output_after_sigkill_of_a_stage(server: SpectraServer) -> None:
     expected = server.token_ids(max_tokens=120, temperature=0)
-    stream = Stream(server, max_tokens=120, temperature=0, speculative={"method": "autoregressive"})
+    stream = StreamedCompletion(server, max_tokens=120, temperature=0, speculative={"method": "autoregressive"})
     stream.until(10)
     server.process_of("StageActor").kill()
     assert stream.all_ids() == expected

@@ -13,14 +13,14 @@ from deployments.metrics.process import Process
 from deployments.metrics.reports import MetricFamily, Reporter, Reports
 from deployments.submission.client import SubmissionChannel
 from deployments.submission.server import SubmissionServer
-from tests.support.submission import Endless
+from tests.support.submission import EndlessRequests
 from tests.support.waiting import wait_until_async
 
 MEMORY = "spectra:process_resident_memory_bytes"
 SERVED = "spectra:served_total"
 
 
-class Ingress:
+class IngressCounts:
     """The counts of one process."""
 
     def __init__(self, name: str) -> None:
@@ -44,7 +44,7 @@ def sums(reports: Reports) -> dict[str, float]:
 
 
 def test_counters_and_histograms_of_all_ingresses_are_added_up_and_outlive_them() -> None:
-    reports, one, other = Reports(), Ingress("one"), Ingress("other")
+    reports, one, other = Reports(), IngressCounts("one"), IngressCounts("other")
     for number, ingress in enumerate((one, other)):
         reports.add(number, ingress.reporter.take())
     assert "spectra:served" in sums(reports)
@@ -73,7 +73,7 @@ def test_counters_and_histograms_of_all_ingresses_are_added_up_and_outlive_them(
 
 
 async def test_an_ingress_reports_with_its_heartbeats_and_before_a_scrape() -> None:
-    reports, endless, ingress = Reports(), Endless(), Ingress("one")
+    reports, endless, ingress = Reports(), EndlessRequests(), IngressCounts("one")
     server = SubmissionServer(endless.run, reports=reports)
     channel = SubmissionChannel(server.attachment, beat=0.02, reporter=ingress.reporter)
     reporting = asyncio.create_task(channel.keep_reporting())

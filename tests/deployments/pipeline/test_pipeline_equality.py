@@ -26,7 +26,7 @@ from speculators.method import SpeculatorOptions
 from speculators.peers.adapld import AdaPldConfig
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.pool import SpeculatorPool
-from tests.deployments.conftest import Served, Serving, job_of
+from tests.deployments.conftest import ServedPipelines, Serving, job_of
 from tests.support.grammars import PERSON, of_regex, of_schema
 from tests.support.methods import AVAILABLE, TRAINED
 from tests.support.submission import check_figures
@@ -86,7 +86,7 @@ def draft_client(tiny_checkpoint: Path, info: TargetInfo, generate: Generate) ->
     return InlineDraftClient(SpeculatorPool(options), info.spec.vocab_size)
 
 
-async def compare(served: Served, jobs: list[Request], wanted: Generate) -> int:
+async def compare(served: ServedPipelines, jobs: list[Request], wanted: Generate) -> int:
     """Run jobs together and compare their texts; returns the number of drafted tokens."""
     answers = [served.begin(job) for job in jobs]
     for answer in answers:

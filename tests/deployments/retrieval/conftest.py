@@ -9,7 +9,7 @@ import pytest
 from retrieval_store.service import backoff, interest, learner, reader
 
 
-class Clock:
+class ScriptedTime:
     """Stands for the module ``time``."""
 
     now = 1000.0
@@ -19,9 +19,9 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> ScriptedTime:
     """Of learners, readers and their pauses; for tests without threads."""
-    made = Clock()
+    made = ScriptedTime()
     for module in (backoff, interest, learner, reader):
         monkeypatch.setattr(module, "time", made)
     return made

@@ -21,7 +21,7 @@ from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.stores.base import Current, Store
 from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.open import open_store
-from tests.deployments.retrieval.conftest import Clock
+from tests.deployments.retrieval.conftest import ScriptedTime
 from tests.support.retrieval_service import SHARED, TARGET, Direct, follows, publish, running
 from tests.support.waiting import LIMIT_S, wait_until
 
@@ -177,13 +177,15 @@ def learner_of(store: Store, folder: Path) -> Learner:
     return Learner(store, nodes.snapshots(SHARED), nodes.deltas(SHARED), TARGET, QUICK, lambda: None)
 
 
-def step_later(learns: Learner, clock: Clock) -> bool:
+def step_later(learns: Learner, clock: ScriptedTime) -> bool:
     """A step once every pause is over."""
     clock.now += 1e6
     return learns.step()
 
 
-def test_learning_waits_for_a_store_that_is_away_and_loses_nothing(where: str, tmp_path: Path, clock: Clock) -> None:
+def test_learning_waits_for_a_store_that_is_away_and_loses_nothing(
+    where: str, tmp_path: Path, clock: ScriptedTime
+) -> None:
     Path(where).write_text("no folder")
     learns = learner_of(open_store(where, SHARED), tmp_path / "cache")
     learns.learn([ONE])
@@ -200,7 +202,7 @@ def test_learning_waits_for_a_store_that_is_away_and_loses_nothing(where: str, t
 
 
 def test_a_server_without_the_right_to_write_tries_seldom_and_learns_from_others(
-    where: str, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+    where: str, tmp_path: Path, clock: ScriptedTime, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries: list[object] = []
 
@@ -226,14 +228,14 @@ def test_a_server_without_the_right_to_write_tries_seldom_and_learns_from_others
 def test_handing_over_an_output_never_waits_and_lost_outputs_are_counted(where: str, tmp_path: Path) -> None:
     go_on = threading.Event()
 
-    class Stuck(Direct):
+    class StuckFeed(Direct):
         def learn(self, namespace: str, texts: Sequence[Sequence[int]]) -> int:
             assert go_on.wait(LIMIT_S)
             raise TimeoutError("the service is away")
 
     with running(where, tmp_path / "cache", [SHARED], QUICK) as node:
         wait_until(lambda: not node.source.learn(SHARED, [TWO]))
-        stuck, well = OutputSender(Stuck(node.service), [SHARED]), OutputSender(node.source, [SHARED])
+        stuck, well = OutputSender(StuckFeed(node.service), [SHARED]), OutputSender(node.source, [SHARED])
         stuck.start()
         well.start()
         for number in range(3000):

@@ -10,7 +10,7 @@ import pytest
 from retrieval_store.service import interest, service
 from retrieval_store.service.interest import Interest, NegativeCache
 from retrieval_store.stores.open import open_store
-from tests.deployments.retrieval.conftest import Clock
+from tests.deployments.retrieval.conftest import ScriptedTime
 from tests.support.retrieval_service import SHARED, follows, publish, running
 from tests.support.waiting import wait_until
 
@@ -92,7 +92,7 @@ def test_a_name_without_text_is_found_once_it_has_some(where: str, tmp_path: Pat
 
 
 def test_a_reader_asks_for_held_namespaces_then_new_ones_then_empty_ones(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
+    monkeypatch: pytest.MonkeyPatch, clock: ScriptedTime
 ) -> None:
     monkeypatch.setattr(interest, "MOST", 2)
     drafts = Interest()
@@ -116,7 +116,7 @@ def test_a_reader_asks_for_held_namespaces_then_new_ones_then_empty_ones(
 
 
 def test_a_limited_number_of_names_is_remembered_as_empty_for_a_while(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
+    monkeypatch: pytest.MonkeyPatch, clock: ScriptedTime
 ) -> None:
     monkeypatch.setattr(interest, "MOST_EMPTY", 2)
     missed = NegativeCache()

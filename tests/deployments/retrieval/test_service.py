@@ -16,7 +16,7 @@ from retrieval_store.service.compaction import TargetVocabulary
 from retrieval_store.service.manifest_feed import Known, ManifestChanges, NamespaceOffer
 from retrieval_store.service.reader import Reader
 from retrieval_store.stores.open import open_store
-from tests.deployments.retrieval.conftest import Clock
+from tests.deployments.retrieval.conftest import ScriptedTime
 from tests.support.retrieval_service import SHARED, TARGET, Direct, build, follows, publish, running
 from tests.support.waiting import wait_until
 
@@ -137,7 +137,9 @@ def test_processes_of_another_node_fetch_the_files_once_through_the_service(wher
         assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == [version]
 
 
-def test_a_copy_that_breaks_off_leaves_nothing_and_is_tried_again(where: str, tmp_path: Path, clock: Clock) -> None:
+def test_a_copy_that_breaks_off_leaves_nothing_and_is_tried_again(
+    where: str, tmp_path: Path, clock: ScriptedTime
+) -> None:
     with running(where, tmp_path / "cache") as node:
         publish(node.store(), [ONE], tmp_path)
         elsewhere = tmp_path / "elsewhere"
@@ -174,7 +176,7 @@ def test_only_offered_files_can_be_read(where: str, tmp_path: Path) -> None:
 
 
 def test_the_shared_snapshot_does_not_wait_for_a_tenants_and_each_chunk_ends_the_silence(
-    where: str, tmp_path: Path, clock: Clock
+    where: str, tmp_path: Path, clock: ScriptedTime
 ) -> None:
     with running(where, tmp_path / "cache") as node:
         publish(node.store(), [ONE], tmp_path)
@@ -182,14 +184,14 @@ def test_the_shared_snapshot_does_not_wait_for_a_tenants_and_each_chunk_ends_the
         wait_until(lambda: len(node.service.changes({SHARED: ("", ""), "a": ("", "")}).offers) == 2)
         seen: list[tuple[float, list[int]]] = []
 
-        class Slow(Elsewhere):
+        class SlowFeed(Elsewhere):
             def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
                 if namespace == "a":
                     seen.append((other.silence, follows(other.of(""), [5, 6])))
                 clock.now += 10.0
                 return super().read(namespace, version, file, offset)
 
-        other = Reader(Slow(node.service, folder=tmp_path / "elsewhere"), SHARED, TARGET.tokenizer_hash)
+        other = Reader(SlowFeed(node.service, folder=tmp_path / "elsewhere"), SHARED, TARGET.tokenizer_hash)
         other.of("a")
         other.follow(0.0)
         assert follows(other.of("a"), [5, 6]) == [70, 80, 90]

@@ -23,7 +23,7 @@ from tests.support.metrics import values
 from tests.support.virtual_pipeline import INFO
 
 
-class Lane:
+class BusyLane:
     """A lane with a real scheduler and known rates, whose first sequences run and never end."""
 
     takes = True
@@ -49,7 +49,7 @@ class Queue:
 
     def __init__(self, n_lanes: int = 1, n_blocks: int = 4096, **options: Any) -> None:
         limits = SchedulerOptions(max_sequences=options.pop("max_sequences", 1), max_waiting=options.pop("waiting", 8))
-        self.lanes = [Lane(limits.max_sequences, n_blocks) for _ in range(n_lanes)]
+        self.lanes = [BusyLane(limits.max_sequences, n_blocks) for _ in range(n_lanes)]
         self.now = 0.0
         chosen = RouterOptions("tiny", scheduler=limits, **{"max_wait": None} | options)
         self._admission = Admission(self.lanes, chosen, lambda: self.now)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from engine.scheduling.sequence import Sequence
 from engine.tree import EMPTY_TREE
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from tests.deployments.conftest import METHODS, Answer, Serving, job_of
+from tests.deployments.conftest import METHODS, RunningRequest, Serving, job_of
 from tests.deployments.router.router_fakes import FakeActor, client_of
 from tests.deployments.slow_stage import GATE, Gated
 from tests.support.waiting import wait_until_async
@@ -48,7 +48,7 @@ async def test_a_request_cancelled_between_its_step_and_its_draft_harms_no_other
     assert await draft_client.n_live() == 0
 
 
-def n_accepted(answer: Answer, since: int) -> int:
+def n_accepted(answer: RunningRequest, since: int) -> int:
     """Tokens accepted from drafts of prompt lookup after the first events."""
     drafts = [event.drafts or {} for event in answer.events[since:]]
     return sum(one["pld"].accepted for one in drafts if "pld" in one)

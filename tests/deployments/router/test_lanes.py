@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from tests.deployments.conftest import METHODS, Served, Serving, job_of, patient
+from tests.deployments.conftest import METHODS, ServedPipelines, Serving, job_of, patient
 from tests.deployments.slow_stage import GATE, Gated
 from tests.support.metrics import values
 from tests.support.waiting import wait_until_async
 
 
-def n_live(served: Served) -> list[int]:
+def n_live(served: ServedPipelines) -> list[int]:
     """Sequences of every lane."""
     return [len(lane.scheduler.sequences) for lane in served.router.lanes]
 
 
-async def all_run(served: Served, n: int) -> None:
+async def all_run(served: ServedPipelines, n: int) -> None:
     """Wait until ``n`` sequences run in every lane."""
     await wait_until_async(lambda: all(lane.scheduler.n_running == n for lane in served.router.lanes))
 

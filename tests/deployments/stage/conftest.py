@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.deployments.slow_stage import Gate, Gated
+from tests.deployments.slow_stage import ForwardGate, Gated
 from tests.deployments.stage.link_peers import Peers
 
 
@@ -23,7 +23,7 @@ def peers(request: pytest.FixtureRequest) -> Iterator[Peers]:
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
+def gate() -> Iterator[ForwardGate]:
     """Of the ``Gated`` stages, open before and after the test."""
     Gated.gate.open()
     yield Gated.gate

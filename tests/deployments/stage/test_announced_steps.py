@@ -24,7 +24,7 @@ from deployments.transport.channel import Channel
 from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step
-from tests.deployments.slow_stage import Gate, Gated
+from tests.deployments.slow_stage import ForwardGate, Gated
 from tests.deployments.stage.link_peers import CPU, KINDS, LARGE, Peers, deliver, received, same
 from tests.deployments.stage.stage_steps import connected, first_step
 from tests.support.listeners import SECRET
@@ -35,7 +35,7 @@ ROWS = (TensorHeader("float32", (1, 3, 8)),)
 
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
 async def test_later_stages_plan_a_step_before_the_first_one_has_computed_it(
-    transport: str, serving: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    transport: str, serving: Any, gate: ForwardGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announced: list[tuple[TensorHeader, ...]] = []
 
@@ -59,7 +59,7 @@ async def test_later_stages_plan_a_step_before_the_first_one_has_computed_it(
         pipeline.close()
 
 
-class Record:
+class RecordingLink:
     """A link whose frames and tensors are there at once; remembers what is requested."""
 
     def __init__(self, kind: str, frames: Sequence[bytes | bytearray]) -> None:
@@ -95,7 +95,7 @@ def test_only_an_idle_stage_receives_before_the_header(
     announced: tuple[TensorHeader, ...], is_idle: bool, log: list[str]
 ) -> None:
     frames = [encode_step_frame(first_step(), announced), bytes(encode_outcome(OutcomeFrame(ROWS)))]
-    link = Record("socket", frames)  # this kind needs no thread yet
+    link = RecordingLink("socket", frames)  # this kind needs no thread yet
     inbox = StageInbox(link, lambda: is_idle)
     assert inbox.take_step().tensors == announced
     activations = inbox.take_outcome().activations
@@ -105,7 +105,7 @@ def test_only_an_idle_stage_receives_before_the_header(
 
 
 def test_no_step_is_received_early_while_earlier_ones_wait_for_the_loop() -> None:
-    link = Record("nccl", [encode_step_frame(first_step(), ROWS), encode_outcome(OutcomeFrame(ROWS))] * 2)
+    link = RecordingLink("nccl", [encode_step_frame(first_step(), ROWS), encode_outcome(OutcomeFrame(ROWS))] * 2)
     inbox = StageInbox(link, lambda: True)
     wait_until(lambda: len(link.log) == 6)
     assert link.log == ["header", "header", "receive"] * 2

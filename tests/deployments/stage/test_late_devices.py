@@ -54,7 +54,7 @@ class Computed:
         return 3.5
 
 
-class Stuck:
+class StuckDevice:
     """A device that finishes when the test lets it."""
 
     def __init__(self, go_on: threading.Event) -> None:
@@ -68,11 +68,11 @@ class Stuck:
 def hanging(go_on: threading.Event) -> type[Stage]:
     """A stage whose device hangs until ``go_on``."""
 
-    class Hangs(Late):
+    class StageOnStuckDevice(Late):
         def computing(self) -> Computing:
-            return Stuck(go_on)
+            return StuckDevice(go_on)
 
-    return Hangs
+    return StageOnStuckDevice
 
 
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
@@ -123,11 +123,11 @@ async def test_a_device_that_fails_ends_its_stage(serving: Any, caplog: pytest.L
 
     class Breaks(Late):
         def computing(self) -> Computing:
-            class Broken:
+            class BrokenDevice:
                 def wait(self) -> float:
                     raise torch.AcceleratorError("unspecified launch failure")
 
-            return Broken()
+            return BrokenDevice()
 
     async with serving(2, [Breaks, Stage]) as served:
         pipeline = await connected(served)

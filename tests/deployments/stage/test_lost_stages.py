@@ -26,7 +26,7 @@ MakeJob = Callable[..., Request]
 Offline = Callable[[Request], Completion]
 
 
-class Hangs(Stage):
+class HangingStage(Stage):
     """Hangs in its twelfth step, until the test is over."""
 
     go_on = threading.Event()
@@ -36,18 +36,18 @@ class Hangs(Stage):
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
         self._n_steps += 1
         if self._n_steps == 12:
-            Hangs.n_hanging += 1
-            Hangs.go_on.wait()
+            HangingStage.n_hanging += 1
+            HangingStage.go_on.wait()
         return super().forward(step, incoming)
 
 
 @pytest.fixture(autouse=True)
 def released() -> Iterator[None]:
     """No thread hangs after the test."""
-    Hangs.go_on.clear()
-    Hangs.n_hanging = 0
+    HangingStage.go_on.clear()
+    HangingStage.n_hanging = 0
     yield
-    Hangs.go_on.set()
+    HangingStage.go_on.set()
 
 
 @pytest.mark.parametrize(
@@ -63,17 +63,17 @@ async def test_texts_are_the_same_after_a_hung_stage_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jobs = [make_job(number, METHODS[number % 4], max_tokens=30, stop_ids=(), **sampling) for number in range(4)]
-    kinds = [Hangs if i == place else Stage for i in range(n_stages)]
+    kinds = [HangingStage if i == place else Stage for i in range(n_stages)]
     overdue = StepDeadlines.overdue
 
     def overdue_once_it_hangs(deadlines: StepDeadlines, now: float) -> str:
-        return overdue(deadlines, now + 1e6) if Hangs.n_hanging and not served.hangs else ""
+        return overdue(deadlines, now + 1e6) if HangingStage.n_hanging and not served.hangs else ""
 
     monkeypatch.setattr(StepDeadlines, "overdue", overdue_once_it_hangs)
     options = RouterOptions("tiny", step_deadline=LIMIT_S, max_wait=None)
     async with serving(n_stages, kinds, options=options) as served:
         answers = [asyncio.create_task(served.answer(job)) for job in jobs]
-        await wait_until_async(lambda: Hangs.n_hanging and served.hangs)
+        await wait_until_async(lambda: HangingStage.n_hanging and served.hangs)
         assert all("was not answered within" in reason for _, reason in served.hangs)
         served.replace()
         for job, answer in zip(jobs, await asyncio.gather(*answers), strict=True):

@@ -28,7 +28,7 @@ from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step
 from engine.target.info import TargetInfo, positions
-from tests.deployments.slow_stage import Gate, Gated
+from tests.deployments.slow_stage import ForwardGate, Gated
 from tests.deployments.stage.link_peers import Peers
 from tests.deployments.stage.stage_steps import connected, first_step
 from tests.support.listeners import SECRET
@@ -100,7 +100,13 @@ async def test_a_failed_step_ends_sequences_on_every_stage(serving: Any, caplog:
 
 @pytest.mark.parametrize(("place", "transport"), [(1, "auto"), (2, "gloo")])
 async def test_texts_continue_when_one_stage_is_replaced_in_place(
-    place: int, transport: str, serving: Any, make_job: MakeJob, offline: Offline, tiny_checkpoint: Path, gate: Gate
+    place: int,
+    transport: str,
+    serving: Any,
+    make_job: MakeJob,
+    offline: Offline,
+    tiny_checkpoint: Path,
+    gate: ForwardGate,
 ) -> None:
     jobs = [make_job(number, "pld", max_tokens=20, stop_ids=(), temperature=0.8) for number in range(3)]
     gate.close(after=12)  # in the midst of a text

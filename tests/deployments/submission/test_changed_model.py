@@ -17,7 +17,7 @@ from engine.events import StepEvent
 from engine.model.identity import ModelIdentity
 from engine.request import Request
 from engine.target.info import TargetInfo
-from tests.deployments.conftest import Served, Serving, job_of
+from tests.deployments.conftest import ServedPipelines, Serving, job_of
 from tests.deployments.slow_stage import GATE, Gated
 from tests.support.submission import Submitting, submitting, tokens
 from tests.support.waiting import LIMIT_S
@@ -36,10 +36,10 @@ def card(identity: ModelIdentity) -> ModelCard:
 
 
 @dataclass
-class Edge:
+class IngressAndRouter:
     """An ingress and its router, which may be replaced."""
 
-    served: Served
+    served: ServedPipelines
     pair: Submitting
     model: ServedModel
 
@@ -59,7 +59,7 @@ class Edge:
 
 
 @pytest.fixture
-async def edge(serving: Serving, info: TargetInfo) -> AsyncIterator[Edge]:
+async def edge(serving: Serving, info: TargetInfo) -> AsyncIterator[IngressAndRouter]:
     model = ServedModel(card(OURS))
     model.tokenizer = OURS.tokenizer
     async with (
@@ -67,7 +67,7 @@ async def edge(serving: Serving, info: TargetInfo) -> AsyncIterator[Edge]:
         submitting(lambda request: served.router.stream(request), model=model) as pair,
     ):
         pair.server._card = card(OURS)
-        yield Edge(served, pair, model)
+        yield IngressAndRouter(served, pair, model)
 
 
 async def read(stream: AsyncIterator[StepEvent], events: list[StepEvent]) -> None:
@@ -77,7 +77,7 @@ async def read(stream: AsyncIterator[StepEvent], events: list[StepEvent]) -> Non
 
 @pytest.mark.parametrize("identity", [OURS, *OTHERS], ids=lambda other: (OURS.difference(other) or "same").split()[0])
 async def test_a_text_continues_at_the_next_router_only_with_the_same_model(
-    identity: ModelIdentity, edge: Edge
+    identity: ModelIdentity, edge: IngressAndRouter
 ) -> None:
     job = job_of(3, temperature=0.8, max_tokens=100, stop_ids=())
     text = edge.served.offline(job).token_ids
@@ -96,7 +96,7 @@ async def test_a_text_continues_at_the_next_router_only_with_the_same_model(
     assert len(tokens(events)) < len(text)
 
 
-async def test_an_ingress_with_the_tokenizer_of_the_next_model_encodes_for_it(edge: Edge) -> None:
+async def test_an_ingress_with_the_tokenizer_of_the_next_model_encodes_for_it(edge: IngressAndRouter) -> None:
     job = job_of(2, max_tokens=10)
     early = edge.request(job)
     await edge.replace_router(OTHERS[0])
@@ -106,7 +106,7 @@ async def test_an_ingress_with_the_tokenizer_of_the_next_model_encodes_for_it(ed
     assert tokens(await edge.pair.answer(edge.request(job))) == edge.served.offline(job).token_ids
 
 
-async def test_an_ingress_with_another_tokenizer_refuses_everything_until_it_fits_again(edge: Edge) -> None:
+async def test_an_ingress_with_another_tokenizer_refuses_everything_until_it_fits_again(edge: IngressAndRouter) -> None:
     job = job_of(2, max_tokens=10)
     await edge.pair.answer(edge.request(job))
     await edge.replace_router(OTHERS[1])

@@ -15,7 +15,7 @@ from engine.events import StepEvent
 from engine.request import Request
 from tests.deployments.conftest import METHODS, Serving, job_of
 from tests.deployments.slow_stage import GATE, Gated
-from tests.support.submission import REQUEST, Endless, count_prompt, submitting, tokens
+from tests.support.submission import REQUEST, EndlessRequests, count_prompt, submitting, tokens
 from tests.support.waiting import LIMIT_S, wait_until_async
 
 
@@ -23,7 +23,7 @@ async def test_a_router_answers_on_the_channel_of_requests_whether_it_is_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem = ""
-    async with submitting(Endless().run, problem=lambda: problem) as pair:
+    async with submitting(EndlessRequests().run, problem=lambda: problem) as pair:
         await pair.channel.check_ready()
         stream = pair.channel.stream(REQUEST)
         await anext(stream)
@@ -98,7 +98,7 @@ async def test_the_next_router_takes_the_pipeline_over_and_continues_running_req
 
 
 async def test_requests_that_outlast_the_grace_move_to_the_next_router() -> None:
-    async with submitting(Endless().run) as pair:
+    async with submitting(EndlessRequests().run) as pair:
         stream = pair.channel.stream(REQUEST)
         await anext(stream)
         old, pair.server = pair.server, SubmissionServer(count_prompt)
@@ -111,7 +111,7 @@ async def test_without_a_router_a_request_waits_no_longer_than_its_patience() ->
     async def no_router() -> Attachment:
         raise TargetLostError("there is no router")
 
-    async with submitting(Endless().run, patience=0.05) as pair:
+    async with submitting(EndlessRequests().run, patience=0.05) as pair:
         pair.attach = no_router  # type: ignore[method-assign]
         with pytest.raises(TargetLostError, match=r"no router came up within 0.05 s"):
             await pair.answer(REQUEST)

@@ -31,7 +31,7 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from tests.deployments.conftest import METHODS, Serving, job_of
 from tests.deployments.slow_stage import GATE, Gated
-from tests.support.submission import REQUEST, Endless, check_figures, submitting, tokens
+from tests.support.submission import REQUEST, EndlessRequests, check_figures, submitting, tokens
 from tests.support.waiting import wait_until_async
 
 ENDLESS: dict[str, Any] = {"max_tokens": 900, "stop_ids": ()}
@@ -147,7 +147,7 @@ async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memo
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ingress_connection, "MAX_UNREAD", limit := 1 << 20)
-    endless, modest = Endless(n_tokens=100_000), Endless()
+    endless, modest = EndlessRequests(n_tokens=100_000), EndlessRequests()
 
     async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
         async for event in (endless if request.id == "much" else modest).run(request):
@@ -187,7 +187,7 @@ async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memo
     ids=str,
 )
 async def test_a_malformed_frame_costs_its_connection_and_nothing_else(frame: bytes) -> None:
-    endless = Endless()
+    endless = EndlessRequests()
     async with submitting(endless.run) as pair:
         stream = pair.channel.stream(REQUEST)
         await anext(stream)
@@ -204,7 +204,7 @@ async def test_a_malformed_frame_costs_its_connection_and_nothing_else(frame: by
 
 
 async def test_strangers_are_turned_away_and_a_silent_one_keeps_no_ingress_waiting() -> None:
-    async with submitting(Endless().run) as pair:
+    async with submitting(EndlessRequests().run) as pair:
         attachment = await pair.server.attachment()
         for secret, role in ((b"x" * 32, SUBMIT), (attachment.secret, "steps")):
             with pytest.raises(TargetLostError):
@@ -219,7 +219,7 @@ async def test_strangers_are_turned_away_and_a_silent_one_keeps_no_ingress_waiti
 
 
 async def test_a_request_cancelled_before_it_began_never_runs() -> None:
-    endless = Endless()
+    endless = EndlessRequests()
     async with submitting(endless.run) as pair:
         peer = await pair.peer()
         peer.send(encode([Submit(0, REQUEST), Cancel(0), Cancel(0), Cancel(99)]))
@@ -233,7 +233,7 @@ async def test_a_request_cancelled_before_it_began_never_runs() -> None:
 
 
 async def test_a_silent_ingress_is_cut_off_and_heartbeats_keep_a_quiet_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    heartbeat, endless = Heartbeat(0.0), Endless()
+    heartbeat, endless = Heartbeat(0.0), EndlessRequests()
     assert [await heartbeat.beat() for _ in range(SILENT_BEATS + 1)] == [True] * SILENT_BEATS + [False]
     n_heard = 0
 

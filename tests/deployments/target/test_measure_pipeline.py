@@ -21,7 +21,7 @@ from engine.target import step_timing
 from engine.target.info import TargetInfo
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from tests.deployments.conftest import Served, Serving, job_of
+from tests.deployments.conftest import ServedPipelines, Serving, job_of
 from tests.deployments.slow_stage import GATE, Gated
 from tests.support.waiting import LIMIT_S, wait_until_async
 
@@ -45,7 +45,7 @@ class FailsInLargeSteps(Stage):
         return super().forward(step, incoming)
 
 
-def route(served: Served, costs: StepCosts | None) -> None:
+def route(served: ServedPipelines, costs: StepCosts | None) -> None:
     """Start a router whose speculators know the costs."""
     drafts = InlineDraftClient(SpeculatorPool(SpeculatorOptions(step_costs=costs)), served.info.spec.vocab_size)
     served.router = served.another_router(draft_client=drafts)

@@ -22,7 +22,7 @@ BLOCK = 4
 
 
 @dataclass
-class Case:
+class TreeAttentionCase:
     """One sequence: a tree (or chunk) after a prefix, in an arena whose other rows hold garbage."""
 
     n_cached: int
@@ -92,7 +92,7 @@ def trees(draw: st.DrawFn, max_nodes: int = 10) -> TokenTree:
 
 
 CASES = st.builds(
-    Case,
+    TreeAttentionCase,
     n_cached=st.integers(0, 40),
     tree=trees(),
     groups=st.sampled_from([1, 2, 4]),
@@ -101,7 +101,9 @@ CASES = st.builds(
     contiguous=st.booleans(),
     seed=st.integers(0, 999),
 )
-LONG_PREFIX = Case(SPLIT_FROM + 30, TokenTree([5, 6, 7, 8], [-1, 0, 0, 1]), 2, 2, None, contiguous=False, seed=1)
+LONG_PREFIX = TreeAttentionCase(
+    SPLIT_FROM + 30, TokenTree([5, 6, 7, 8], [-1, 0, 0, 1]), 2, 2, None, contiguous=False, seed=1
+)
 
 
 def as_on_cuda(*args: object) -> tuple[Tensor, Tensor]:
@@ -113,7 +115,7 @@ def as_on_cuda(*args: object) -> tuple[Tensor, Tensor]:
 @example(LONG_PREFIX, SPLIT_FROM, as_on_cuda)
 @given(CASES, st.integers(1, 20) | st.just(SPLIT_FROM), st.sampled_from([kernels.block_attention, as_on_cuda]))
 def test_attention_equals_the_definition_with_and_without_a_split_prefix(
-    case: Case, split_from: int, kernel: object
+    case: TreeAttentionCase, split_from: int, kernel: object
 ) -> None:
     expected = case.by_hand()
     assert torch.allclose(case.attend(reference=True).double(), expected, atol=1e-5)

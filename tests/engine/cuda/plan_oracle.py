@@ -59,7 +59,7 @@ def paths_of(parents: Sequence[int] | Ints) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PlannedTable:
     """Where a table begins in the plan, the position of its first entry, and the slots of an entry."""
 
     at: int
@@ -84,7 +84,7 @@ class ItemLists:
 
     def add(self, work: PathWork, first_row: int) -> None:
         """Add the items of a work whose rows begin at ``first_row`` of the step."""
-        blocks = Table(self._put(work.blocks), 0, self.block_size)
+        blocks = PlannedTable(self._put(work.blocks), 0, self.block_size)
         first_row -= work.n_run
         if work.is_block:
             self._add_alike(work, first_row, blocks, work.n_cached + work.n_rows)
@@ -97,7 +97,7 @@ class ItemLists:
             self._add_alike(work, first_row, blocks, work.n_cached // self.layout.split * self.layout.split)
             self._add_paths(work, first_row)
 
-    def _add_alike(self, work: PathWork, first_row: int, table: Table, end: int) -> None:
+    def _add_alike(self, work: PathWork, first_row: int, table: PlannedTable, end: int) -> None:
         split, positions = self.layout.split, positions_of(work)
         for tile in range(work.n_run, work.n_rows if end else 0, self.tile):
             rows = range(tile, min(tile + self.tile, work.n_rows))
@@ -116,13 +116,13 @@ class ItemLists:
             if not own:
                 continue
             first = len(path.rows) - len(own)
-            table = Table(self._put(np.concatenate((prefix, own_slots[path.rows]))), base, 1)
+            table = PlannedTable(self._put(np.concatenate((prefix, own_slots[path.rows]))), base, 1)
             for tile in range(0, len(own), self.tile):
                 rows = own[tile : tile + self.tile]
                 members = self._put([first_row + row for row in rows])
                 self._add_run(members, len(rows), work.n_cached + first + tile, table, shared)
 
-    def _add_run(self, members: int, n: int, position: int, table: Table, from_split: int) -> None:
+    def _add_run(self, members: int, n: int, position: int, table: PlannedTable, from_split: int) -> None:
         split = self.layout.split
         for place, window in enumerate(self.layout.windows):
             first = max(from_split, first_split(self.layout, position, window))
@@ -131,7 +131,9 @@ class ItemLists:
             ends = np.minimum((splits + 1) * split, position + n)
             self._append(place, splits, members + skipped, n - skipped, table, ends)
 
-    def _append(self, place: int, splits: Ints, members: Ints | int, n: Ints | int, table: Table, ends: Ints) -> None:
+    def _append(
+        self, place: int, splits: Ints, members: Ints | int, n: Ints | int, table: PlannedTable, ends: Ints
+    ) -> None:
         items = np.zeros((len(splits), ITEM), np.int32)
         columns = (members, n, table.at, table.base, table.unit, splits, ends)
         for column, numbers in enumerate(columns):

@@ -84,7 +84,7 @@ BLOCK, N_BLOCKS = 4, 80
 NO_NEEDS = Needs()
 
 
-class Pipeline:
+class ShuffledPipeline:
     """Stages with executors, and sequences in shuffled blocks."""
 
     def __init__(

@@ -35,7 +35,7 @@ PARAMS = st.builds(
 SHAPES = st.tuples(st.integers(0, 12), st.booleans(), st.none() | st.integers(0, 5), st.integers(0, 1 << 20))
 
 
-class Row(NamedTuple):
+class PlannedRow(NamedTuple):
     """What a plan says of a row of logits."""
 
     row: int
@@ -45,7 +45,7 @@ class Row(NamedTuple):
     asked: int = NOTHING
 
 
-def planned_rows(plan: AnswerPlan) -> list[Row]:
+def planned_rows(plan: AnswerPlan) -> list[PlannedRow]:
     """What the device reads, row by row of the bucket."""
     layout, ints = plan.layout, plan.ints
     keys = ints[layout.keys].view(np.uint32).reshape(2, -1).astype(object)
@@ -57,19 +57,19 @@ def planned_rows(plan: AnswerPlan) -> list[Row]:
         list(zip(*(numbers.tolist() for numbers in limits), strict=True)),
         ints[layout.asked].tolist(),
     )
-    return [Row(*line) for line in zip(*columns, strict=True)]
+    return [PlannedRow(*line) for line in zip(*columns, strict=True)]
 
 
-def rows_of(item: WalkItem, asked: Sequence[int]) -> Iterator[Row]:
+def rows_of(item: WalkItem, asked: Sequence[int]) -> Iterator[PlannedRow]:
     """The rows of a tree by definition."""
     params, tree = item.params, item.tree
     for node in range(ROOT, len(tree)):
         row, depth = item.first_row + 1 + node, 0 if node == ROOT else tree.depths[node]
         if (node != ROOT and tree.probe[node]) or (item.max_new is not None and depth >= item.max_new):
-            yield Row(row, asked=asked[row])
+            yield PlannedRow(row, asked=asked[row])
             continue
         is_told = asked[row] == READ or params.logprobs is not None
-        rule = Row(row, float(np.float32(params.temperature)), asked=DRAWN if is_told else NOTHING)
+        rule = PlannedRow(row, float(np.float32(params.temperature)), asked=DRAWN if is_told else NOTHING)
         if not params.is_greedy:
             limits = params.top_k, params.top_p, math.log(params.min_p) if params.min_p else -math.inf
             rule = rule._replace(key=position_key(item.key(depth), GUMBEL_DOMAIN), limits=limits)
@@ -93,14 +93,14 @@ def test_plans_say_of_every_row_what_the_definition_says(
     for first in range(0, n, size):
         rows, some = range(n)[first : first + size], expected[first : first + size]
         plan = make_answer(rows, first, draws, np.array(asked, np.int32)[first : first + size], WIDTH, BUCKETS)
-        padding = [Row(0)] * (plan.layout.n_rows - len(rows))
+        padding = [PlannedRow(0)] * (plan.layout.n_rows - len(rows))
         assert planned_rows(plan) == some + padding
-        truncates = any(row.limits != Row(0).limits for row in some)
+        truncates = any(row.limits != PlannedRow(0).limits for row in some)
         asks = any(row.asked != NOTHING for row in some)
         assert plan.kind == AnswerKind(any(row.temperature >= 0 for row in some), truncates, WIDTH if asks else 0)
 
 
 def test_rows_of_prompts_are_asked_for_their_tokens() -> None:
     plan = make_answer([3, 4, 7], 20, NO_DRAWS, np.array([11, READ, NOTHING], np.int32), WIDTH, BUCKETS)
-    assert planned_rows(plan) == [Row(3, asked=11), Row(4, asked=READ), Row(7), Row(0)]
+    assert planned_rows(plan) == [PlannedRow(3, asked=11), PlannedRow(4, asked=READ), PlannedRow(7), PlannedRow(0)]
     assert plan.kind == AnswerKind(False, False, WIDTH)

@@ -150,7 +150,7 @@ Answers = dict[tuple[int, ...], list[int]]
 
 
 @dataclass(frozen=True)
-class Way:
+class AnswerVariant:
     batch: int = 1
     chunk: int = 64
     stages: int = 1
@@ -158,7 +158,7 @@ class Way:
     n: int = 5  # prompts
 
 
-def run(family: str, way: Way, exact: bool, answers: Answers | None = None) -> list[Completion]:
+def run(family: str, way: AnswerVariant, exact: bool, answers: Answers | None = None) -> list[Completion]:
     trees: dict[str, Factory] = {"right-among-wrong": lambda _: RightAmongWrong(answers or {})}
     target = small_target(family, way.stages, exact, letters(END, 41))
     engine = make_engine(target, answers, SchedulerOptions(prefill_chunk=way.chunk), trees)
@@ -171,12 +171,12 @@ def run(family: str, way: Way, exact: bool, answers: Answers | None = None) -> l
 
 @cache
 def on_a_cpu(family: str) -> list[Completion]:
-    return run(family, Way(5), exact=False)
+    return run(family, AnswerVariant(5), exact=False)
 
 
 @cache
 def in_one_batch(family: str) -> list[Completion]:
-    return run(family, Way(5), exact=True)
+    return run(family, AnswerVariant(5), exact=True)
 
 
 @pytest.mark.matrix
@@ -194,10 +194,10 @@ def test_outputs_are_those_of_a_cpu_and_greedy_ones_of_generate(family: str) -> 
 
 
 WAYS = {
-    "one by one": Way(1, n=2),
-    "in chunks of 5, two stages": Way(5, 5, 2),
-    "with trees": Way(5, 64, 1, "right-among-wrong"),
-    "with trees, chunks of 5, two stages": Way(5, 5, 2, "right-among-wrong"),
+    "one by one": AnswerVariant(1, n=2),
+    "in chunks of 5, two stages": AnswerVariant(5, 5, 2),
+    "with trees": AnswerVariant(5, 64, 1, "right-among-wrong"),
+    "with trees, chunks of 5, two stages": AnswerVariant(5, 5, 2, "right-among-wrong"),
 }
 
 

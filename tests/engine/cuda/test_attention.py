@@ -21,7 +21,7 @@ BUCKETS = (1, 8, 24, 48)
 
 
 @dataclass
-class Case:
+class AttentionStep:
     """A step's works, with queries, keys and values of all rows."""
 
     works: Sequence[PathWork]
@@ -56,7 +56,7 @@ class Case:
         return out[: plan.n_rows].reshape(self.q.shape)
 
 
-def case_of(works: Sequence[PathWork], heads: Heads, seed: int) -> Case:
+def case_of(works: Sequence[PathWork], heads: Heads, seed: int) -> AttentionStep:
     """A case with random numbers for the rows of works, and NaN in slots that no row sees."""
     draw = torch.Generator().manual_seed(seed)
     n_rows, n_blocks = sum(work.n_rows for work in works), sum(len(work.blocks) for work in works)
@@ -68,10 +68,12 @@ def case_of(works: Sequence[PathWork], heads: Heads, seed: int) -> Case:
         for position in range(work.n_cached + work.n_rows)
     ]
     keys[used], values[used] = torch.randn(2, len(used), *kv[1:], generator=draw)
-    return Case(works, heads, torch.randn(n_rows, heads.n_heads, heads.head_dim, generator=draw) * 2, keys, values)
+    return AttentionStep(
+        works, heads, torch.randn(n_rows, heads.n_heads, heads.head_dim, generator=draw) * 2, keys, values
+    )
 
 
-def oracle(case: Case) -> Tensor:
+def oracle(case: AttentionStep) -> Tensor:
     """Attention in fp64, row by row, over the keys of the row's text."""
     heads, outs = case.heads, []
     rows = [(work, row) for work in case.works for row in range(work.n_rows)]
@@ -86,7 +88,7 @@ def oracle(case: Case) -> Tensor:
     return torch.stack(outs)
 
 
-def alone(case: Case, index: int, row: int, chunk: int = 1) -> Case:
+def alone(case: AttentionStep, index: int, row: int, chunk: int = 1) -> AttentionStep:
     """The last ``chunk`` rows of the text of a row, as in plain decoding or a prompt, in contiguous blocks."""
     work = case.works[index]
     slots = expected_slots(work, row, None, BLOCK)
@@ -96,7 +98,7 @@ def alone(case: Case, index: int, row: int, chunk: int = 1) -> Case:
     keys, values = (torch.full((n_blocks * BLOCK + 9, *case.keys.shape[1:]), float("nan")) for _ in range(2))
     keys[BLOCK : BLOCK + len(slots)], values[BLOCK : BLOCK + len(slots)] = case.keys[slots], case.values[slots]
     own = ancestors(work, row)[-chunk:]
-    return Case([chain], case.heads, case.q[[first_row + seen for seen in own]], keys, values)
+    return AttentionStep([chain], case.heads, case.q[[first_row + seen for seen in own]], keys, values)
 
 
 KINDS = {
@@ -109,7 +111,7 @@ KINDS = {
 STEP = [(0, 5, True), (SPLIT - 3, 17, True), (2 * SPLIT, 1, False), (SPLIT + 11, 13, False)]
 
 
-def step(kind: str) -> Case:
+def step(kind: str) -> AttentionStep:
     return case_of(random_works(random.Random(3), STEP, BLOCK), KINDS[kind], 5)
 
 

@@ -21,7 +21,7 @@ from engine.protocol import Needs
 from engine.step import WorkResult
 from engine.tree import TokenTree
 from tests.engine.cuda.call_again import CallAgain, call_again
-from tests.engine.cuda.small_targets import BUCKETS, SPLIT, Pipeline, small_model, small_shards
+from tests.engine.cuda.small_targets import BUCKETS, SPLIT, ShuffledPipeline, small_model, small_shards
 from tests.support.served_drafters import drafter_spec, random_checkpoint
 
 TEXTS = [[(5 * i + j * (i + 2)) % 38 + 3 for j in range(26 + 3 * i)] for i in range(5)]
@@ -32,7 +32,7 @@ DEEP = 6  # last tokens, which a tree drafts
 @cache
 def token_by_token(family: str) -> Tensor:
     """Logits of the last ``DEEP + 1`` positions by plain decoding."""
-    pipeline, n = Pipeline(small_shards(family, 1), 1), len(TEXT) - DEEP - 1
+    pipeline, n = ShuffledPipeline(small_shards(family, 1), 1), len(TEXT) - DEEP - 1
     pipeline.score([pipeline.work(0, 0, TEXT[:n])])
     rows = [pipeline.score([pipeline.work(0, i, [TEXT[i]])]) for i in range(n, len(TEXT))]
     return torch.cat(rows)
@@ -65,7 +65,7 @@ def test_a_prompt_in_chunks_has_the_bits_of_plain_decoding_and_the_logits_of_hug
     with torch.inference_mode():
         theirs = small_model(family)(torch.tensor([TEXT])).logits[0, -DEEP - 1 :]
     assert torch.allclose(token_by_token(family), theirs, atol=1e-4)
-    pipeline = Pipeline(small_shards(family, stages), 2, partial_bytes=1)  # key head by key head
+    pipeline = ShuffledPipeline(small_shards(family, stages), 2, partial_bytes=1)  # key head by key head
     parts = [
         pipeline.score([pipeline.work(0, first, TEXT[first : first + chunk])]) for first in range(0, len(TEXT), chunk)
     ]
@@ -76,7 +76,7 @@ def test_a_prompt_in_chunks_has_the_bits_of_plain_decoding_and_the_logits_of_hug
     tiered("llama", 1, 2), tiered("gemma3", 5, 1),
 ])  # fmt: skip
 def test_a_path_of_a_tree_has_the_bits_of_plain_decoding(family: str, batch: int, stages: int) -> None:
-    pipeline = Pipeline(small_shards(family, stages), 3)
+    pipeline = ShuffledPipeline(small_shards(family, stages), 3)
     ends = [len(text) - DEEP - 1 for text in TEXTS[:batch]]
     pipeline.score([pipeline.work(i, 0, TEXTS[i][: ends[i]]) for i in reversed(range(batch))])
     tree, path = right_among_wrong()
@@ -98,7 +98,7 @@ def test_row_tiles_and_shared_leaves_change_no_bit(row_tile: int, monkeypatch: p
         monkeypatch.setattr(gemm, "LEAST_GROUPS", 1)
     shards = small_shards("llama", 1)
     executors = [Executor(shard, TreeProducts(row_tile), SPLIT, BUCKETS) for shard in shards]
-    pipeline, n = Pipeline(shards, 3, executors=executors), len(TEXT) - DEEP - 1
+    pipeline, n = ShuffledPipeline(shards, 3, executors=executors), len(TEXT) - DEEP - 1
     tree, path = right_among_wrong()
     pipeline.score([pipeline.work(0, 0, TEXT[:n])])
     assert torch.equal(pipeline.score([pipeline.work(0, n, TEXT[n : n + 1], tree)])[path], token_by_token("llama"))
@@ -119,7 +119,9 @@ def test_states_attention_rows_and_tapped_layers_are_those_of_a_cpu(family: str)
     accepted = [row - 1 for row in path[1:3]]
     found = []
     for exact in (True, False):
-        pipeline = Pipeline(small_shards(family, 1), 5, needs, exact, drafter=embedding_and_layer_tapped(family))
+        pipeline = ShuffledPipeline(
+            small_shards(family, 1), 5, needs, exact, drafter=embedding_and_layer_tapped(family)
+        )
         pipeline.score([pipeline.work(0, 0, TEXT[:20])])
         pipeline.score([pipeline.work(0, 20, [TEXT[20]], tree)])
         (stage,) = pipeline.stages
@@ -137,11 +139,11 @@ def test_states_attention_rows_and_tapped_layers_are_those_of_a_cpu(family: str)
 ROOM = 40 * 80  # bytes of 40 partials: as many as a tree has
 
 
-def recorded_pipeline(patch: pytest.MonkeyPatch) -> Pipeline:
+def recorded_pipeline(patch: pytest.MonkeyPatch) -> ShuffledPipeline:
     call_again(patch)
     patch.setattr(graphs, "programs_for", lambda *_: 8)  # more than there are items: most find nothing to do
     shards = small_shards("llama", 1)
-    return Pipeline(
+    return ShuffledPipeline(
         shards, 6, executors=[Executor(shard, None, SPLIT, BUCKETS, ROOM, records=True) for shard in shards]
     )
 

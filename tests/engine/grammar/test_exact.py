@@ -16,7 +16,7 @@ from tests.support.enumeration import (
     LENGTH,
     VOCAB,
     Context,
-    Target,
+    ThreeTokenTarget,
     _logits,
 )
 from tests.support.grammars import letters, of_lark, of_regex
@@ -45,7 +45,7 @@ def grammars() -> Grammars:
     return made
 
 
-class MaskedTarget(Target):
+class MaskedTarget(ThreeTokenTarget):
     """A target of three tokens under a grammar."""
 
     def __init__(self, grammars: Grammars, name: str, params: SamplingParams) -> None:

@@ -129,7 +129,7 @@ N_IDS = 40
 
 
 @dataclass
-class Text:
+class ProcessedSequence:
     """One sequence, and the paths of its rows."""
 
     params: SamplingParams
@@ -139,7 +139,7 @@ class Text:
 
 
 @st.composite
-def texts(draw: st.DrawFn) -> Text:
+def texts(draw: st.DrawFn) -> ProcessedSequence:
     rng = random.Random(draw(st.integers(0, 2**32)))
 
     def tokens(most: int) -> list[int]:
@@ -155,7 +155,7 @@ def texts(draw: st.DrawFn) -> Text:
         allowed_ids=rng.choice([(), tuple({1, *tokens(30)})]),
         bad_words=rng.choice([(), ((3,), (N_IDS + 5,), *((i, (i + 1) % N_IDS) for i in tokens(30)), (4, 5, 6))]),
     )
-    return Text(
+    return ProcessedSequence(
         params, tokens(30) if rng.random() < 0.9 else [], tokens(20), [tokens(9) for _ in range(rng.randrange(7))]
     )
 
@@ -190,7 +190,7 @@ def shifted_row(
 
 
 @given(st.lists(texts(), max_size=4), st.integers(0, 2**32))
-def test_rows_of_many_sequences_and_paths_equal_rows_alone(batch: list[Text], seed: int) -> None:
+def test_rows_of_many_sequences_and_paths_equal_rows_alone(batch: list[ProcessedSequence], seed: int) -> None:
     rows = [(text, path) for text in batch for path in text.paths]
     random.Random(seed).shuffle(rows)
     logits = torch.randn(len(rows), N_IDS, generator=torch.Generator().manual_seed(seed % 2**31)) * 4.0

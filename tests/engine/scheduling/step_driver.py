@@ -36,7 +36,7 @@ def watched(engine: Engine) -> Iterator[list[Step]]:
         yield steps
 
 
-class Driver:
+class StepDriver:
     """An engine's parts, run as a pipeline runs them: results come in order, but late."""
 
     def __init__(self, engine: Engine, depth: int) -> None:

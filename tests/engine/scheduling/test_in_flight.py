@@ -15,7 +15,7 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.scheduling.sequence import Sequence, SequenceState
 from engine.tree import IntArray
-from tests.engine.scheduling.step_driver import Driver, watched
+from tests.engine.scheduling.step_driver import StepDriver, watched
 from tests.engine.scheduling.test_prefix_matcher import BLOCK, FAMILY, N_TOKENS, PLAIN, STYLES, TEXTS, whole_blocks
 from tests.support.engines import check_idle, make_engine, make_target
 
@@ -34,7 +34,7 @@ def known() -> Known:
         own = [chance.randrange(3, 97) for _ in range(chance.randrange(0, 12))]
         params = SamplingParams(max_tokens=N_TOKENS, **STYLES[i % 3])
         job = Request(shared + own, params, METHODS[(i + i // 6) % 6], 16, scope="ab"[i % 5 == 4])
-        alone = Driver(make_engine(make_target(FAMILY), None, PLAIN), 2)
+        alone = StepDriver(make_engine(make_target(FAMILY), None, PLAIN), 2)
         alone.submit(Request(job.prompt, params, "token-recycling"))
         alone.finish(chance)
         jobs.append(job)
@@ -43,12 +43,12 @@ def known() -> Known:
     return jobs, expected, rows
 
 
-def driver(n_blocks: int, stages: int, chunk: int = 7) -> Driver:
+def driver(n_blocks: int, stages: int, chunk: int = 7) -> StepDriver:
     jobs, expected, _ = known()
     answers = {tuple(job.prompt): text for job, text in zip(jobs, expected, strict=True)}
     options = SchedulerOptions(prefill_chunk=chunk, n_micro_batches=stages, max_sequences=5)
     made = make_engine(make_target(FAMILY, stages=2, n_blocks=n_blocks, block_size=BLOCK), answers, options)
-    return Driver(made, stages + 1)
+    return StepDriver(made, stages + 1)
 
 
 @given(
@@ -180,7 +180,7 @@ def test_a_cancel_frees_everything_in_every_state(state: SequenceState, in_fligh
     made.cancel(0)  # harmless
 
 
-def running(made: Driver, state: SequenceState = SequenceState.READY) -> Sequence:
+def running(made: StepDriver, state: SequenceState = SequenceState.READY) -> Sequence:
     """The latest request, once it has reached a state."""
     request = made.requests[-1]
     while request.state is not state:
@@ -188,7 +188,7 @@ def running(made: Driver, state: SequenceState = SequenceState.READY) -> Sequenc
     return request
 
 
-def n_found(made: Driver, seq: int) -> int:
+def n_found(made: StepDriver, seq: int) -> int:
     """Cached tokens of a request that starts with the next step."""
     with watched(made.engine) as steps:
         assert made.send()

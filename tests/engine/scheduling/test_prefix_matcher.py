@@ -14,7 +14,7 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.tree import IntArray
-from tests.engine.scheduling.step_driver import Driver, watched
+from tests.engine.scheduling.step_driver import StepDriver, watched
 from tests.support.engines import check_idle, make_engine, make_target
 from tests.support.tiny_models import random_prompts
 
@@ -129,14 +129,14 @@ def test_a_cached_answer_teaches_a_speculator_as_if_it_were_read(
 ) -> None:
     """For a later turn, and for a request that another router began."""
 
-    def learned(made: Driver, index: int) -> tuple[IntArray, list[int]]:
+    def learned(made: StepDriver, index: int) -> tuple[IntArray, list[int]]:
         """Rows that a request's speculator got of its prompt, and tokens of each of its steps."""
         made.finish(random.Random(0))
         return made.rows_of(index), list(made.requests[index].stats.freeze().step_tokens)
 
     text, params = TEXTS[0] * 2, SamplingParams(max_tokens=24, **style)
     cached, cold = (
-        Driver(make_engine(make_target(FAMILY, block_size=BLOCK), None, options), 2)
+        StepDriver(make_engine(make_target(FAMILY, block_size=BLOCK), None, options), 2)
         for options in (SchedulerOptions(), PLAIN)
     )
     cached.submit(Request(text, params, method, 16))

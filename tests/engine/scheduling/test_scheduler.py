@@ -209,7 +209,7 @@ def test_the_longest_allowed_text_fits_the_smallest_cache() -> None:
     assert {completion.finish_reason for completion in done} == {LENGTH}
 
 
-class Endless(AlwaysRight):
+class EndlessDrafter(AlwaysRight):
     """Drafts one chain as long as the budget."""
 
     name = "endless"
@@ -222,7 +222,7 @@ def test_a_tree_never_exceeds_the_largest_of_a_stage() -> None:
     path = saved_model(FAMILY)
     made = LocalTarget.load(TargetOptions(str(path), kv_bytes=8 << 20), path)
     options = SchedulerOptions(max_step_rows=4096)
-    runner = make_engine(made, None, options, {"endless": lambda _: Endless({})})
+    runner = make_engine(made, None, options, {"endless": lambda _: EndlessDrafter({})})
     text = [7] * (made.info.max_model_len - 3)
     (done,) = complete_all(runner, [Request(text, SamplingParams(max_tokens=3), "endless", max_nodes=5000)])
     assert done.stats.max_nodes_used == MAX_TREE

@@ -35,7 +35,7 @@ ANSWERS = [[*(random.Random(-i).choices(range(3, 300), k=12) * 4)[: 20 + 5 * i],
 RECORDINGS = pack_recordings(zip(PROMPTS, ANSWERS, strict=False))
 
 
-class Pipeline:
+class SimulatedPipeline:
     """Runs simulated stages one after the other, as ``engine.target.local.LocalTarget`` runs real ones."""
 
     def __init__(self, info: TargetInfo, stages: Sequence[StageLike]) -> None:
@@ -53,16 +53,18 @@ class Pipeline:
         return StepResult(step.step_id, self._stages[-1].verify(activations), 0.0)
 
 
-def _pipeline(checkpoint: Path, stages: int = 1, kv_bytes: int = 4 << 20, profile: PipelineProfile = QUICK) -> Pipeline:
+def _pipeline(
+    checkpoint: Path, stages: int = 1, kv_bytes: int = 4 << 20, profile: PipelineProfile = QUICK
+) -> SimulatedPipeline:
     options = TargetOptions(
         str(checkpoint), stages, kv_bytes=kv_bytes, block_size=16, simulation=Simulation(profile, RECORDINGS)
     )
     info = describe_target(options, checkpoint)
     ranges = split_layers(info.spec.n_layers, stages)
-    return Pipeline(info, [load_stage(options, checkpoint, layers, info) for layers in ranges])
+    return SimulatedPipeline(info, [load_stage(options, checkpoint, layers, info) for layers in ranges])
 
 
-def _texts(pipeline: Pipeline, method: str, **limits: int) -> tuple[list[list[int]], int]:
+def _texts(pipeline: SimulatedPipeline, method: str, **limits: int) -> tuple[list[list[int]], int]:
     """Outputs, and how often a request was preempted."""
     engine = Engine(pipeline, SpeculatorPool(), SchedulerOptions(**limits))
     params = SamplingParams(max_tokens=60, stop_ids=(2,))
@@ -111,7 +113,7 @@ def test_methods_that_read_states_are_refused_by_name(tiny_checkpoint: Path) -> 
     assert refused.value.param == "method"
 
 
-class Clock:
+class LateClock:
     """``time`` of the product, in which a sleep ends 0.3 ms late and reading the time takes 10 microseconds."""
 
     def __init__(self) -> None:
@@ -126,7 +128,7 @@ class Clock:
 
 
 def test_a_step_takes_the_time_of_its_profile_after_forward_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
+    clock = LateClock()
     monkeypatch.setattr(deadline, "time", clock)
     monkeypatch.setattr(stage, "time", clock)
     made = SimulatedStage(PipelineProfile(base_s=0.05, stages=2), None, 8, 16)

@@ -28,7 +28,7 @@ Draft = Callable[[list[int]], list[Branch]]  # from the future
 Heard = tuple[list[int], Outcome]  # context (the outcome's tokens included), outcome
 
 
-class Listener:
+class OutcomeRecorder:
     """Drafts by ``draft``, which knows the future, and records every outcome."""
 
     name = "listener"
@@ -84,7 +84,7 @@ def listen(
     """Run a prompt with a listener for each of ``needs``, and check what they observe."""
     texts = random_prompts(len(needs), first=1)
     answers = {tuple(text): reference_tokens(family, tuple(text), N_TOKENS, eos_token_id=0) for text in texts}
-    listeners = [Listener(one, answers, draft) for one in needs]
+    listeners = [OutcomeRecorder(one, answers, draft) for one in needs]
     extra = {f"listener-{i}": lambda _, made=made: made for i, made in enumerate(listeners)}
     options = SchedulerOptions(prefill_chunk=chunk)
     runner = make_engine(make_target(family, stages=stages, **shape), {}, options, extra)

@@ -23,7 +23,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 BLOCK = 4
 
 
-class Pipeline:
+class SingleSequencePipeline:
     """Stages driven by hand, one sequence in every step."""
 
     def __init__(self, shards: tuple[ModelShard, ...], reference: bool, blocks: list[int]) -> None:
@@ -75,7 +75,7 @@ def test_each_node_scores_as_its_path_does_alone(
     monkeypatch.setattr(segment, "SPLIT_FROM", split_from)
     rng = random.Random(split_from)
     blocks = rng.sample(range(64), 40) if split_from == 1 else list(range(10, 50))
-    pipeline = Pipeline(tiny_shards(family, 2), reference, blocks)
+    pipeline = SingleSequencePipeline(tiny_shards(family, 2), reference, blocks)
     text = [rng.randrange(3, 97) for _ in range(33)]
     pipeline.score(0, text[:20], None, [], True)
     pipeline.score(20, text[20:-1], None, [], False)

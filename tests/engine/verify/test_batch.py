@@ -39,7 +39,7 @@ def model(context: Sequence[int], seed: int) -> torch.Tensor:
 
 
 @dataclass
-class Case:
+class VerificationCase:
     """One sequence: committed output, drafted tree, sampling parameters."""
 
     tree: TokenTree
@@ -73,7 +73,7 @@ class Case:
         return accepted[:end], tokens[:end]
 
 
-def run(cases: Sequence[Case], dtype: torch.dtype = torch.float32) -> list[Walk]:
+def run(cases: Sequence[VerificationCase], dtype: torch.dtype = torch.float32) -> list[Walk]:
     """All cases in one batch, with two unused rows before each."""
     parts, items, first = [], [], 0
     for case in cases:
@@ -83,7 +83,7 @@ def run(cases: Sequence[Case], dtype: torch.dtype = torch.float32) -> list[Walk]
     return verify(torch.cat(parts).to(dtype), items)
 
 
-def autoregressive(case: Case, n: int) -> list[int]:
+def autoregressive(case: VerificationCase, n: int) -> list[int]:
     """``n`` tokens one at a time, from the definition of coupled sampling; fewer if a stop id comes."""
     tokens: list[int] = []
     while len(tokens) < n and not (tokens and tokens[-1] in case.params.stop_ids):
@@ -95,7 +95,7 @@ def autoregressive(case: Case, n: int) -> list[int]:
     return tokens
 
 
-def reference_rejection(case: Case) -> tuple[list[int], list[int]]:
+def reference_rejection(case: VerificationCase) -> tuple[list[int], list[int]]:
     def decide(node: int) -> Decision:
         prefix = case.prefix(node)
         p = torch.softmax(case.scores(prefix).double(), -1).numpy()
@@ -124,11 +124,13 @@ def random_params(rng: random.Random) -> SamplingParams:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn) -> VerificationCase:
     rng = random.Random(draw(st.integers(0, 2**32)))
     params = random_params(rng)
     seed, output = rng.randrange(10), tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(4)))
-    planted = autoregressive(Case(EMPTY_TREE, params, seed, output), rng.choice([0, 0, 2, 5]))  # to be accepted
+    planted = autoregressive(
+        VerificationCase(EMPTY_TREE, params, seed, output), rng.choice([0, 0, 2, 5])
+    )  # to be accepted
     n = len(planted) + rng.choice([0, 1, 5, 20, 40])
     tokens = planted + [rng.randrange(VOCAB) for _ in range(n - len(planted))]
     parents = [i - 1 if i < len(planted) else rng.randrange(-1, min(i, 8)) for i in range(n)]
@@ -140,11 +142,11 @@ def cases(draw: st.DrawFn) -> Case:
         q = np.random.default_rng(rng.randrange(2**32)).dirichlet(np.ones(VOCAB), n).astype(np.float32)
         q[np.array([rng.random() < 0.3 for _ in range(n)], dtype=bool)] = 0.0
     tree = TokenTree(tokens, parents, probe=probe, q=q)
-    return Case(tree, params, seed, output, rng.choice([None, None, 1, 2, 3]))
+    return VerificationCase(tree, params, seed, output, rng.choice([None, None, 1, 2, 3]))
 
 
 @given(st.lists(cases(), min_size=1, max_size=5), st.sampled_from([1, 5 * VOCAB, at_once.CELLS]))
-def test_any_batch_emits_the_tokens_of_decoding_one_by_one(batch: list[Case], cells: int) -> None:
+def test_any_batch_emits_the_tokens_of_decoding_one_by_one(batch: list[VerificationCase], cells: int) -> None:
     results = run(batch)
     assert results == [run([case])[0] for case in batch]
     for dtype in (torch.float32, torch.bfloat16):  # all rows at once, as on a GPU, whole or in pieces
@@ -161,7 +163,7 @@ def test_any_batch_emits_the_tokens_of_decoding_one_by_one(batch: list[Case], ce
         check_shape(case, result)
 
 
-def check_shape(case: Case, result: Walk) -> None:
+def check_shape(case: VerificationCase, result: Walk) -> None:
     """A walk is a path, ends for a reason and reports log-probabilities of the raw rows."""
     tree, accepted, tokens = case.tree, result.accepted, result.tokens
     assert accepted == (tree.path(accepted[-1]) if accepted else [])
@@ -201,7 +203,9 @@ def test_ties_go_to_the_lowest_id_and_logits_are_unchanged(dtype: torch.dtype) -
     assert [result.tokens for result in verify(logits, items)] == [[2], [2], [2]]
     (single,) = verify(logits[1:2], [WalkItem(EMPTY_TREE, 0, gathered, History(()), 1)])
     assert single.tokens == [2]
-    case = Case(TokenTree([0, 1], [ROOT, ROOT]), SamplingParams(temperature=0.7, logit_bias={1: 9.0}), seed=1)
+    case = VerificationCase(
+        TokenTree([0, 1], [ROOT, ROOT]), SamplingParams(temperature=0.7, logit_bias={1: 9.0}), seed=1
+    )
     rows = case.rows().to(dtype)
     before = rows.clone()
     (result,) = verify(rows, [WalkItem(case.tree, 0, case.params, None, len(PROMPT))])

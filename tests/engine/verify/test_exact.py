@@ -16,6 +16,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
+from speculators.draft_model.drafter import Drafter as DraftModelRunner
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.composer import compose
@@ -30,7 +31,6 @@ from engine.target.info import TargetInfo
 from engine.tree import ROOT, TokenTree
 from engine.verify.rules import Decision, Row, decide_rejection, match
 from speculators.draft_model.config import DraftModelConfig
-from speculators.draft_model.drafter import Drafter as DraftModelRunner
 from speculators.draft_model.speculator import DraftModel
 from speculators.mixing.combined import Combined
 from speculators.successors.config import SuccessorConfig
@@ -41,7 +41,7 @@ from tests.support.enumeration import (
     VOCAB,
     Drafter,
     Rule,
-    Target,
+    ThreeTokenTarget,
     q_row,
     sampled_chain,
     sampled_tree,
@@ -82,7 +82,7 @@ CELLS = [(name, SETTINGS[(i + turn) % 6]) for turn in (0, 3) for i, name in enum
 
 @pytest.mark.parametrize(("name", "params"), CELLS)
 def test_every_tree_yields_the_autoregressive_distribution(name: str, params: SamplingParams) -> None:
-    assert worst_error(Target(params), DRAFTERS[name]) < EXACT
+    assert worst_error(ThreeTokenTarget(params), DRAFTERS[name]) < EXACT
 
 
 # Where q survives composition must not depend on the drawn tokens.
@@ -117,7 +117,7 @@ def composed(pieces: Sequence[tuple[str, Any]], budget: int, random: Randomness)
 def test_any_merged_and_pruned_tree_is_exact(pieces: list[tuple[str, Any]], budget: int) -> None:
     drawn = sum(what for kind, what in pieces if kind in ("drafter", "other"))
     if drawn <= 5:
-        assert worst_error(Target(SETTINGS[0]), partial(composed, pieces, budget)) < EXACT
+        assert worst_error(ThreeTokenTarget(SETTINGS[0]), partial(composed, pieces, budget)) < EXACT
 
 
 def discard_and_redraw(p: Row, tree: TokenTree, node: int, random: Randomness) -> Decision:
@@ -163,7 +163,7 @@ def by_rank(random: Randomness) -> TokenTree:
     ],
 )
 def test_wrong_rules_and_trees_are_detected(rule: Rule, draft: Drafter) -> None:
-    assert worst_error(Target(SETTINGS[0]), draft, rule) > 1e-3
+    assert worst_error(ThreeTokenTarget(SETTINGS[0]), draft, rule) > 1e-3
 
 
 class Rejecting:
@@ -235,4 +235,4 @@ def speculated(random: Randomness, params: SamplingParams, order: str, budget: i
 def test_drafts_of_speculators_yield_the_autoregressive_distribution(
     params: SamplingParams, order: str, budget: int
 ) -> None:
-    assert worst_error(Target(params), lambda random: speculated(random, params, order, budget)) < EXACT
+    assert worst_error(ThreeTokenTarget(params), lambda random: speculated(random, params, order, budget)) < EXACT

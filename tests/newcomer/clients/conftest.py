@@ -18,7 +18,7 @@ from app.inputs.default_model import DEFAULT_MODEL
 from tests.newcomer.clients.programs.person import ASKED, QUESTION, Person
 from tests.newcomer.installation import ROOT, environment, output_of, pip
 from tests.support.lacking import lacking
-from tests.support.server_process import Server
+from tests.support.server_process import SpectraServer
 
 HERE = Path(__file__).parent
 # The clients may ask nothing of the network but the server.
@@ -89,7 +89,7 @@ def run(group: str, program: str, *arguments: object) -> str:
 
 
 @pytest.fixture(scope="package")
-def results_of(server: Server) -> Results:
+def results_of(server: SpectraServer) -> Results:
     """Returns what a program of ``programs`` got from the server, with the packages of a group."""
 
     def results(program: str, group: str = "libraries") -> Answer:
@@ -101,7 +101,7 @@ def results_of(server: Server) -> Results:
 
 
 @pytest.fixture(scope="package")
-def plain(server: Server) -> Answer:
+def plain(server: SpectraServer) -> Answer:
     """The answer of at most 24 tokens to the programs' question, by plain HTTP."""
     return _answer(server, QUESTION, max_tokens=24)
 
@@ -117,14 +117,14 @@ def n_tokens(plain: Answer) -> int:
 
 
 @pytest.fixture(scope="package")
-def person(server: Server) -> Answer:
+def person(server: SpectraServer) -> Answer:
     """The object that the programs ask for, by plain HTTP."""
     form = {"name": "person", "schema": Person.model_json_schema() | {"additionalProperties": False}}
     answer = _answer(server, ASKED, response_format={"type": "json_schema", "json_schema": form}, max_tokens=200)
     return Person.model_validate_json(answer["choices"][0]["message"]["content"]).model_dump()
 
 
-def _answer(server: Server, question: str, **fields: object) -> Answer:
+def _answer(server: SpectraServer, question: str, **fields: object) -> Answer:
     body = {"model": DEFAULT_MODEL, "temperature": 0, "messages": [{"role": "user", "content": question}]}
     answer = server.http.post("/v1/chat/completions", json=body | fields)
     assert answer.status_code == 200, answer.text

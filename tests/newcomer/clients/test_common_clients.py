@@ -10,7 +10,7 @@ import pytest
 from app.inputs.default_model import DEFAULT_MODEL
 from tests.newcomer.clients.conftest import Answer, Results
 from tests.newcomer.clients.programs.person import ASKED, QUESTION, TOO_MANY, Person
-from tests.support.server_process import Server
+from tests.support.server_process import SpectraServer
 
 pytestmark = pytest.mark.cluster
 
@@ -25,7 +25,7 @@ def fields_for(question: str, most: int = 200) -> dict[str, Any]:
     return {"model": DEFAULT_MODEL, "temperature": 0, "max_tokens": most, "messages": [message]}
 
 
-def test_openai_gets_texts_calls_and_objects(server: Server, text: str, person: Answer) -> None:
+def test_openai_gets_texts_calls_and_objects(server: SpectraServer, text: str, person: Answer) -> None:
     chats = server.openai.chat.completions
     assert chats.create(**fields_for(QUESTION, 24)).choices[0].message.content == text
     with chats.stream(**fields_for(QUESTION, 24)) as stream:
@@ -45,7 +45,7 @@ def test_openai_gets_texts_calls_and_objects(server: Server, text: str, person: 
 
 @pytest.mark.parametrize("choice", ["required", "auto", "none"])
 def test_openai_gets_a_call_or_an_object_from_an_answer_that_may_be_either(
-    choice: Any, server: Server, person: Answer
+    choice: Any, server: SpectraServer, person: Answer
 ) -> None:
     either = {"response_format": Person, "tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
     asked = fields_for(ASKED) | either
@@ -69,7 +69,7 @@ def test_openai_gets_a_call_or_an_object_from_an_answer_that_may_be_either(
         assert whole.parsed.model_dump() == person
 
 
-def test_openai_knows_that_a_context_is_full(server: Server) -> None:
+def test_openai_knows_that_a_context_is_full(server: SpectraServer) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length") as refused:
         server.openai.chat.completions.create(**fields_for(QUESTION, TOO_MANY))
     assert refused.value.code == "context_length_exceeded"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.newcomer.clients.conftest import HERE, Answer, Results, installed_packages
 from tests.newcomer.installation import output_of
-from tests.support.server_process import Server
+from tests.support.server_process import SpectraServer
 
 pytestmark = pytest.mark.matrix
 
@@ -67,7 +67,9 @@ def test_openai_agents_answer_with_objects_after_calls(results_of: Results, pers
         assert results["refused"] == FULL
 
 
-def test_the_ai_sdk_gets_texts_calls_and_objects(server: Server, text: str, n_tokens: int, person: Answer) -> None:
+def test_the_ai_sdk_gets_texts_calls_and_objects(
+    server: SpectraServer, text: str, n_tokens: int, person: Answer
+) -> None:
     folder = installed_packages("ai-sdk")
     program = shutil.copy(HERE / "programs" / "with_ai_sdk.mjs", folder)  # node looks for packages next to it
     results = json.loads(output_of("node", program, f"{server.base}/v1"))

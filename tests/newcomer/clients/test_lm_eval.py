@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from app.inputs.default_model import DEFAULT_MODEL, PACKAGE
 from tests.newcomer.clients.conftest import run
-from tests.support.server_process import Server
+from tests.support.server_process import SpectraServer
 from tests.support.tiny_models import tiny_default_model
 
 pytestmark = pytest.mark.matrix
@@ -49,7 +49,7 @@ def samples(folder: Path, task: str) -> list[Any]:
     return [sample["filtered_resps"] for sample in found]
 
 
-def test_lm_eval_gets_the_log_probabilities_and_texts(server: Server, tmp_path: Path) -> None:
+def test_lm_eval_gets_the_log_probabilities_and_texts(server: SpectraServer, tmp_path: Path) -> None:
     model = tiny_default_model() / PACKAGE / DEFAULT_MODEL
     documents = tmp_path / "documents.jsonl"
     documents.write_text("".join(json.dumps({"question": q, "choices": c}) + "\n" for q, c in QUESTIONS.items()))

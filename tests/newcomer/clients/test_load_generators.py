@@ -9,7 +9,7 @@ import pytest
 
 from app.inputs.default_model import DEFAULT_MODEL, PACKAGE
 from tests.newcomer.clients.conftest import run
-from tests.support.server_process import Server
+from tests.support.server_process import SpectraServer
 from tests.support.tiny_models import tiny_default_model
 
 pytestmark = pytest.mark.matrix
@@ -20,7 +20,7 @@ N, AT_ONCE, MOST = 12, 3, 24  # requests, clients, tokens
 
 
 @pytest.fixture(scope="module")
-def total_tokens(server: Server) -> int:
+def total_tokens(server: SpectraServer) -> int:
     """Output tokens of all requests by the server's count."""
     counts = []
     for question in QUESTIONS:
@@ -37,7 +37,7 @@ def questions(folder: Path, field: str) -> Path:
     return path
 
 
-def test_guidellm_counts_every_token(server: Server, tmp_path: Path, total_tokens: int) -> None:
+def test_guidellm_counts_every_token(server: SpectraServer, tmp_path: Path, total_tokens: int) -> None:
     sends = f"kind=openai_http,target={server.base},model={DEFAULT_MODEL},request_format=/v1/chat/completions"
     extras = f",extras.body.temperature=0,extras.body.max_tokens={MOST}"
     run(
@@ -53,7 +53,9 @@ def test_guidellm_counts_every_token(server: Server, tmp_path: Path, total_token
     assert benchmark["metrics"]["output_token_count"]["successful"]["total_sum"] == total_tokens
 
 
-def test_aiperf_counts_every_token_and_reads_speculation(server: Server, tmp_path: Path, total_tokens: int) -> None:
+def test_aiperf_counts_every_token_and_reads_speculation(
+    server: SpectraServer, tmp_path: Path, total_tokens: int
+) -> None:
     fields = {"temperature": 0, "max_tokens": MOST, "speculative": {"method": "pld+suffix"}}
     run(
         "aiperf", "aiperf", "profile", "-m", DEFAULT_MODEL, "--url", server.base, "--endpoint-type", "chat",

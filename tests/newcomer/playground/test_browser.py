@@ -13,13 +13,13 @@ from selenium.webdriver.common.keys import Keys
 
 from benchmarks.support.browser import PHONE, Browser
 from tests.newcomer.playground.walks import EXAMPLES, OUTCOME, READY, answer_of, choose, send
-from tests.support.server_process import Server
+from tests.support.server_process import SpectraServer
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.matrix
 
 
-def test_an_answer_is_drafted_from_its_prediction(page: Browser, server: Server) -> None:
+def test_an_answer_is_drafted_from_its_prediction(page: Browser, server: SpectraServer) -> None:
     page.open()
     choose(page, "An edit, predicted")
     page.set("prediction", answer_of(server, "An edit, predicted")["choices"][0]["message"]["content"])
@@ -27,7 +27,7 @@ def test_an_answer_is_drafted_from_its_prediction(page: Browser, server: Server)
     assert "prediction" in page.text("#legend")
 
 
-def test_a_stopped_answer_ends_in_the_page_and_in_the_server(page: Browser, server: Server) -> None:
+def test_a_stopped_answer_ends_in_the_page_and_in_the_server(page: Browser, server: SpectraServer) -> None:
     page.open()
     page.wait_for(READY)
     page.set("temperature", 2)
@@ -145,7 +145,7 @@ def kill(page: Browser, part: str, news: str) -> str:
     return page.text("#news")
 
 
-def test_killed_processes_change_no_text(page: Browser, server: Server) -> None:
+def test_killed_processes_change_no_text(page: Browser, server: SpectraServer) -> None:
     page.open("/operator")
     page.wait_for("document.getElementById('state').textContent === 'ready'")
     page.run("document.getElementById('streams-count').value = '2'")

@@ -20,7 +20,7 @@ from app.playground.playground import Playground
 from benchmarks.support.browser import Browser
 from tests.app.conftest import ScriptedBackend, listening
 from tests.newcomer.playground.walks import OUTCOME, READY, VERDICT, answer_of, choose, send
-from tests.support.server_process import Server
+from tests.support.server_process import SpectraServer
 
 pytestmark = pytest.mark.cluster
 
@@ -28,7 +28,7 @@ HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=2</scrip
 
 
 def test_an_answer_is_the_server_s_and_drafted_tokens_have_the_colours_of_their_sources(
-    page: Browser, server: Server
+    page: Browser, server: SpectraServer
 ) -> None:
     page.open()
     choose(page, "A story")
@@ -80,7 +80,7 @@ def test_the_tree_of_a_step_shows_accepted_and_rejected_tokens(page: Browser) ->
     assert page.text("#step-summary").startswith(f"Step {chosen + 1} ")
 
 
-def test_methods_in_a_race_write_the_same_text(page: Browser, server: Server) -> None:
+def test_methods_in_a_race_write_the_same_text(page: Browser, server: SpectraServer) -> None:
     page.open(theme="dark")
     page.wait_for(READY)
     page.click("input[value=race]")
@@ -95,7 +95,7 @@ def test_methods_in_a_race_write_the_same_text(page: Browser, server: Server) ->
     assert page.run("return !document.getElementById('steps').hidden")
 
 
-def test_a_refusal_is_shown_in_the_server_s_words(page: Browser, server: Server) -> None:
+def test_a_refusal_is_shown_in_the_server_s_words(page: Browser, server: SpectraServer) -> None:
     page.open()
     page.wait_for(READY)
     page.set("tools", '[{"name": "no spaces"}]')

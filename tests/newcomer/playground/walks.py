@@ -7,7 +7,7 @@ from typing import Any
 from app.inputs.default_model import DEFAULT_MODEL
 from app.playground.examples import OF_DEFAULT_MODEL
 from benchmarks.support.browser import Browser
-from tests.support.server_process import Server
+from tests.support.server_process import SpectraServer
 
 EXAMPLES = {example["title"]: example for example in OF_DEFAULT_MODEL}
 OUTCOME = "document.getElementById('outcome').textContent"
@@ -29,7 +29,7 @@ def send(page: Browser) -> str:
     return str(page.wait_for(OUTCOME))
 
 
-def answer_of(server: Server, title: str, **fields: Any) -> dict[str, Any]:
+def answer_of(server: SpectraServer, title: str, **fields: Any) -> dict[str, Any]:
     """Return the server's answer to an example without a page."""
     example = EXAMPLES[title]
     sampling = {"temperature": example.get("temperature", 0), "seed": example.get("seed", 1), "max_tokens": 256}

@@ -21,7 +21,7 @@ class StopError(Exception):
     pass
 
 
-class Scorer:
+class MeanScorer:
     """Scores a text with 1 + the mean of its ids, and stops after some batches."""
 
     def __init__(self, batches: int = 99) -> None:
@@ -48,7 +48,7 @@ def texts(tmp_path: Path) -> Iterator[FolderTexts]:
     found.close()
 
 
-def scored(texts: FolderTexts, path: Path, scorer: Scorer, candidates: Sequence[int] = range(10)) -> Scores:
+def scored(texts: FolderTexts, path: Path, scorer: MeanScorer, candidates: Sequence[int] = range(10)) -> Scores:
     file = ScoreFile(path)
     try:
         return score(texts, np.array(candidates), BUDGET, file, lambda: scorer)
@@ -69,7 +69,7 @@ def test_batches_hold_texts_of_similar_length_within_the_budget() -> None:
     [(0, b""), (1, b"\0\0\0"), (2, b"\0" * 11), (4, b""), (5, b"\0\0\0")],
 )
 def test_a_run_resumes_where_another_died(texts: FolderTexts, tmp_path: Path, batches: int, torn: bytes) -> None:
-    died, resumed, whole = Scorer(batches), Scorer(), Scorer()
+    died, resumed, whole = MeanScorer(batches), MeanScorer(), MeanScorer()
     wanted = scored(texts, tmp_path / "whole", whole)
     if batches < 5:
         with pytest.raises(StopError):
@@ -84,12 +84,12 @@ def test_a_run_resumes_where_another_died(texts: FolderTexts, tmp_path: Path, ba
 
 
 def test_half_a_batch_is_scored_again_and_only_candidates_are_scored(texts: FolderTexts, tmp_path: Path) -> None:
-    scorer = Scorer()
+    scorer = MeanScorer()
     assert scored(texts, tmp_path / "some", scorer, [7, 2, 5]).tolist() == [8.0, 3.0, 6.0]
     assert scorer.seen == [5, 2, 7]
-    wanted = scored(texts, tmp_path / "s", Scorer())
+    wanted = scored(texts, tmp_path / "s", MeanScorer())
     with (tmp_path / "s").open("r+b") as file:
         file.truncate(8 * 4)  # texts in batches of 1, 2, 2, ..
-    resumed = Scorer()
+    resumed = MeanScorer()
     assert scored(texts, tmp_path / "s", resumed).tolist() == wanted.tolist()
     assert resumed.seen == [9, 6, 0, 7, 8, 4, 1]

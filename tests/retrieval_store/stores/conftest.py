@@ -13,7 +13,7 @@ import pytest
 import trustme
 from redis.cluster import RedisCluster
 
-from tests.retrieval_store.stores.store_kinds import Place
+from tests.retrieval_store.stores.store_kinds import StoreKind
 from tests.retrieval_store.stores.tls_relay import TlsRelay
 from tests.support.redis_server import HOST, RedisServer, ask, cluster, sentinel
 from tests.support.snapshot_folders import make_snapshot
@@ -77,18 +77,18 @@ def restrict(server: RedisServer, *more: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def tls_place(authority: trustme.CA, ca: Path) -> Iterator[tuple[Place, TlsRelay]]:
+def tls_place(authority: trustme.CA, ca: Path) -> Iterator[tuple[StoreKind, TlsRelay]]:
     """A server after a TLS relay, whose default user may do nothing."""
     with RedisServer() as running, TlsRelay(running.port, authority) as relay:
         restrict(running)
         with running.client() as client:
             ask(client, "ACL", "SETUSER", "default", "off")
         url = f"rediss://localhost:{relay.port}/0?ca={ca}"
-        yield Place("redis-tls", url, LOGIN, lambda: running.client(username="admin", password="admin")), relay
+        yield StoreKind("redis-tls", url, LOGIN, lambda: running.client(username="admin", password="admin")), relay
 
 
 @pytest.fixture(scope="session")
-def sentinel_place(relays: Callable[[int], int], ca: Path) -> Iterator[Place]:
+def sentinel_place(relays: Callable[[int], int], ca: Path) -> Iterator[StoreKind]:
     """With TLS and users everywhere."""
     with sentinel(password="of the sentinel", seen_port=relays) as running:
         for server in (running.primary, running.replica):
@@ -98,24 +98,24 @@ def sentinel_place(relays: Callable[[int], int], ca: Path) -> Iterator[Place]:
         url = f"rediss+sentinel://{HOST}:{relays(running.sentinel.port)}/spectra/0?ca={ca}"
         watcher = {"USERNAME": "watcher", "PASSWORD": "of the watcher"}
         login = {f"SPECTRA_REDIS_SENTINEL_{name}": value for name, value in watcher.items()}
-        yield Place("redis-sentinel", url, LOGIN | login, running.primary.client)
+        yield StoreKind("redis-sentinel", url, LOGIN | login, running.primary.client)
 
 
 @pytest.fixture(scope="session")
-def cluster_place(relays: Callable[[int], int], ca: Path) -> Iterator[Place]:
+def cluster_place(relays: Callable[[int], int], ca: Path) -> Iterator[StoreKind]:
     """With TLS and users."""
     with cluster(seen_port=relays) as nodes:
         for node in nodes:
             restrict(node, *CLUSTER_ACL.split())
         url = "rediss+cluster://" + ",".join(f"{HOST}:{relays(node.port)}" for node in nodes) + f"?ca={ca}"
-        yield Place("redis-cluster", url, LOGIN, lambda: RedisCluster(host=HOST, port=nodes[0].port))
+        yield StoreKind("redis-cluster", url, LOGIN, lambda: RedisCluster(host=HOST, port=nodes[0].port))
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreKind]:
     """A store of each kind, with an empty namespace."""
     found = _place(request, tmp_path)
-    made = Place(found.kind, found.url, found.environment, found.connect)
+    made = StoreKind(found.kind, found.url, found.environment, found.connect)
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
     if made.kind.startswith("redis"):
@@ -128,17 +128,17 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         store.close()
 
 
-def _place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def _place(request: pytest.FixtureRequest, tmp_path: Path) -> StoreKind:
     kind: str = request.param
     if kind == "memory":
-        return Place(kind, "memory://tests")
+        return StoreKind(kind, "memory://tests")
     if kind == "directory":
-        return Place(kind, str(tmp_path / "store"))
+        return StoreKind(kind, str(tmp_path / "store"))
     if kind == "redis":
         plain: RedisServer = request.getfixturevalue("server")
-        return Place(kind, plain.url, connect=plain.client)
+        return StoreKind(kind, plain.url, connect=plain.client)
     if kind == "redis-tls":
-        made: Place = request.getfixturevalue("tls_place")[0]
+        made: StoreKind = request.getfixturevalue("tls_place")[0]
     else:
         made = request.getfixturevalue(kind.removeprefix("redis-") + "_place")
     return made

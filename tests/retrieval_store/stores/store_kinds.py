@@ -29,7 +29,7 @@ Job = Callable[..., Any]  # a function of a module: it is sent to processes
 
 
 @dataclass
-class Place:
+class StoreKind:
     """One kind of store, with a namespace of its own per test."""
 
     kind: str

@@ -20,7 +20,7 @@ from retrieval_store.errors import (
 from retrieval_store.snapshots.snapshot import MANIFEST, read_manifest, verify
 from retrieval_store.stores.base import Current, Store
 from tests.retrieval_store.stores.store_kinds import (
-    Place,
+    StoreKind,
     append_each,
     fetch_into,
     names,
@@ -41,7 +41,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def test_a_published_snapshot_comes_back_byte_for_byte(place: Place, snapshot: Snapshots, tmp_path: Path) -> None:
+def test_a_published_snapshot_comes_back_byte_for_byte(place: StoreKind, snapshot: Snapshots, tmp_path: Path) -> None:
     before = contents(snapshot(1))
     version = publish(place.open(), snapshot(1))
     shutil.rmtree(snapshot(1))
@@ -57,7 +57,7 @@ def test_a_published_snapshot_comes_back_byte_for_byte(place: Place, snapshot: S
 
 
 def test_a_local_copy_is_used_without_the_store_as_long_as_it_is_whole(
-    place: Place, snapshot: Snapshots, tmp_path: Path
+    place: StoreKind, snapshot: Snapshots, tmp_path: Path
 ) -> None:
     store, another = place.open(), place.open(namespace="another")
     version = publish(store, snapshot(1))
@@ -73,7 +73,7 @@ def test_a_local_copy_is_used_without_the_store_as_long_as_it_is_whole(
     assert contents(store.fetch(version, tmp_path / "local")) == contents(snapshot(1))
 
 
-def test_publishing_lists_a_version_and_does_not_move_current(place: Place, snapshot: Snapshots) -> None:
+def test_publishing_lists_a_version_and_does_not_move_current(place: StoreKind, snapshot: Snapshots) -> None:
     store = place.open()
     assert (store.current(), store.versions(), store.history()) == (Current("", 0), [], [])
     versions = [publish(store, snapshot(number)) for number in (1, 2, 3, 1)]
@@ -88,7 +88,7 @@ def test_publishing_lists_a_version_and_does_not_move_current(place: Place, snap
 
 
 def test_a_snapshot_that_is_damaged_before_or_during_the_upload_is_not_listed(
-    place: Place, snapshot: Snapshots, monkeypatch: pytest.MonkeyPatch
+    place: StoreKind, snapshot: Snapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = place.open()
     write = store._write  # type: ignore[attr-defined]
@@ -106,7 +106,9 @@ def test_a_snapshot_that_is_damaged_before_or_during_the_upload_is_not_listed(
     assert store.versions() == []
 
 
-def test_a_snapshot_of_another_tokenizer_is_refused_by_name(place: Place, snapshot: Snapshots, tmp_path: Path) -> None:
+def test_a_snapshot_of_another_tokenizer_is_refused_by_name(
+    place: StoreKind, snapshot: Snapshots, tmp_path: Path
+) -> None:
     careless, careful = place.open(), place.open(tokenizer_hash="another")
     with pytest.raises(ForeignSnapshotError, match=TOKENIZER):
         careful.publish(snapshot(1))
@@ -122,7 +124,7 @@ def test_a_snapshot_of_another_tokenizer_is_refused_by_name(place: Place, snapsh
 
 
 def test_a_version_with_a_wrong_manifest_is_refused_and_listed_with_the_reason(
-    place: Place, snapshot: Snapshots, tmp_path: Path
+    place: StoreKind, snapshot: Snapshots, tmp_path: Path
 ) -> None:
     store = place.open()
     new, old = publish(store, snapshot(1)), publish(store, snapshot(2))
@@ -148,7 +150,7 @@ def test_a_version_with_a_wrong_manifest_is_refused_and_listed_with_the_reason(
 
 
 def test_a_damaged_version_is_refused_and_publishing_it_again_repairs_it(
-    place: Place, snapshot: Snapshots, tmp_path: Path
+    place: StoreKind, snapshot: Snapshots, tmp_path: Path
 ) -> None:
     store = place.open()
     old, new = publish(store, snapshot(1)), publish(store, snapshot(2))
@@ -168,7 +170,7 @@ def test_a_damaged_version_is_refused_and_publishing_it_again_repairs_it(
     assert names(store) == [old, new]
 
 
-def test_an_upload_does_not_expire_while_it_is_read_back(place: Place, snapshot: Snapshots) -> None:
+def test_an_upload_does_not_expire_while_it_is_read_back(place: StoreKind, snapshot: Snapshots) -> None:
     store, other = (place.open(upload_seconds=10_000.0) for _ in range(2))
     blocks, n_aged = store._blocks, 0  # type: ignore[attr-defined]
 
@@ -186,7 +188,7 @@ def test_an_upload_does_not_expire_while_it_is_read_back(place: Place, snapshot:
     assert n_aged >= 2
 
 
-def test_an_abandoned_upload_expires_and_is_never_a_version(place: Place, snapshot: Snapshots) -> None:
+def test_an_abandoned_upload_expires_and_is_never_a_version(place: StoreKind, snapshot: Snapshots) -> None:
     store, folder = place.open(upload_seconds=10_000.0), snapshot(1)
     version = read_manifest(folder).version
     upload = store._begin(version, (folder / MANIFEST).read_bytes())  # type: ignore[attr-defined]
@@ -201,7 +203,7 @@ def test_an_abandoned_upload_expires_and_is_never_a_version(place: Place, snapsh
 
 
 def test_processes_that_publish_and_fetch_at_once_do_not_harm_each_other(
-    place: Place, snapshot: Snapshots, tmp_path: Path
+    place: StoreKind, snapshot: Snapshots, tmp_path: Path
 ) -> None:
     folders = [snapshot(1), snapshot(1), snapshot(2)]
     versions = place.together(publish_often, *((str(folder), 3) for folder in folders))
@@ -217,7 +219,7 @@ def lives(store: Store) -> list[float | None]:
     return [None if one.expires_at is None else one.expires_at - time.time() for one in store.versions()]
 
 
-def test_current_moves_by_compare_and_set(place: Place, snapshot: Snapshots) -> None:
+def test_current_moves_by_compare_and_set(place: StoreKind, snapshot: Snapshots) -> None:
     store, other = place.open(), place.open()
     first, second = publish(store, snapshot(1)), publish(store, snapshot(2))
     assert store.activate(first, 0) == Current(first, 1)
@@ -239,7 +241,7 @@ def test_current_moves_by_compare_and_set(place: Place, snapshot: Snapshots) -> 
     assert other.current() == Current(first, 3)
 
 
-def test_processes_that_race_have_one_winner_per_revision(place: Place, snapshot: Snapshots) -> None:
+def test_processes_that_race_have_one_winner_per_revision(place: StoreKind, snapshot: Snapshots) -> None:
     store = place.open()
     versions = [publish(store, snapshot(number)) for number in (1, 2)]
     won = place.together(win_moves, *[(versions, 3)] * 3)
@@ -250,7 +252,7 @@ def test_processes_that_race_have_one_winner_per_revision(place: Place, snapshot
     assert store.current() == Current(history[-1].version, 9)
 
 
-def test_versions_that_are_not_there_are_unknown(place: Place, tmp_path: Path) -> None:
+def test_versions_that_are_not_there_are_unknown(place: StoreKind, tmp_path: Path) -> None:
     store = place.open()
     for version in ("0123456789abcdef", "../../../etc", "", "*", "a" * 10000, "\0"):
         for use in (store.manifest, store.activate, store.retire, lambda name: store.fetch(name, tmp_path / "local")):
@@ -258,7 +260,7 @@ def test_versions_that_are_not_there_are_unknown(place: Place, tmp_path: Path) -
                 use(version)
 
 
-def test_rolling_back_skips_a_damaged_version(place: Place, snapshot: Snapshots) -> None:
+def test_rolling_back_skips_a_damaged_version(place: StoreKind, snapshot: Snapshots) -> None:
     store = place.open()
     first, second, third = (publish(store, snapshot(number)) for number in (1, 2, 3))
     for version in (first, second, third):
@@ -267,7 +269,7 @@ def test_rolling_back_skips_a_damaged_version(place: Place, snapshot: Snapshots)
     assert store.rollback() == Current(first, 4)
 
 
-def test_a_version_that_is_never_activated_expires(place: Place, snapshot: Snapshots) -> None:
+def test_a_version_that_is_never_activated_expires(place: StoreKind, snapshot: Snapshots) -> None:
     store = place.open(unused_seconds=10_000.0)
     kept, unused = publish(store, snapshot(1)), store.publish(snapshot(2), SOON)
     assert 0 < (lives(store)[0] or 0) <= 10_000
@@ -279,7 +281,7 @@ def test_a_version_that_is_never_activated_expires(place: Place, snapshot: Snaps
     assert lives(store) == [None]
 
 
-def test_publishing_again_never_brings_the_expiry_forward(place: Place, snapshot: Snapshots) -> None:
+def test_publishing_again_never_brings_the_expiry_forward(place: StoreKind, snapshot: Snapshots) -> None:
     store = place.open(unused_seconds=1e6)
     version = publish(store, snapshot(1))
     for unused, at_least in ((SOON, 5e5), (1e4, 5e5), (1e7, 5e6), (SOON, 5e6)):
@@ -290,7 +292,9 @@ def test_publishing_again_never_brings_the_expiry_forward(place: Place, snapshot
     assert (lives(store)[0] or 0) > 5e6
 
 
-def test_a_superseded_version_expires_after_the_grace_period(place: Place, snapshot: Snapshots, tmp_path: Path) -> None:
+def test_a_superseded_version_expires_after_the_grace_period(
+    place: StoreKind, snapshot: Snapshots, tmp_path: Path
+) -> None:
     store, soon = place.open(grace_seconds=10_000.0), place.open(grace_seconds=SOON)
     first, second = publish(store, snapshot(1)), publish(store, snapshot(2))
     store.activate(first)
@@ -313,7 +317,9 @@ def test_a_superseded_version_expires_after_the_grace_period(place: Place, snaps
     assert store.rollback() == Current(first, 5)
 
 
-def test_a_version_that_is_activated_or_published_again_gets_a_new_expiry(place: Place, snapshot: Snapshots) -> None:
+def test_a_version_that_is_activated_or_published_again_gets_a_new_expiry(
+    place: StoreKind, snapshot: Snapshots
+) -> None:
     store = place.open(grace_seconds=10_000.0, unused_seconds=1e6)
     first, second, third = (publish(store, snapshot(number)) for number in (1, 2, 3))
     for version in (first, second, third):
@@ -327,7 +333,7 @@ def test_a_version_that_is_activated_or_published_again_gets_a_new_expiry(place:
     assert store.current() == Current(first, 4)
 
 
-def test_a_retired_version_expires_and_the_current_one_cannot_be_retired(place: Place, snapshot: Snapshots) -> None:
+def test_a_retired_version_expires_and_the_current_one_cannot_be_retired(place: StoreKind, snapshot: Snapshots) -> None:
     store = place.open(grace_seconds=10_000.0)
     first, second = publish(store, snapshot(1)), publish(store, snapshot(2))
     store.activate(first)
@@ -345,7 +351,7 @@ def test_a_retired_version_expires_and_the_current_one_cannot_be_retired(place: 
 
 
 def test_a_version_that_expires_while_it_is_fetched_leaves_no_half_snapshot(
-    place: Place, snapshot: Snapshots, tmp_path: Path
+    place: StoreKind, snapshot: Snapshots, tmp_path: Path
 ) -> None:
     store = place.open(grace_seconds=0.0)
     first, second = publish(store, snapshot(1)), publish(store, snapshot(2))
@@ -369,7 +375,7 @@ def tokens(store: Store, **selection: str) -> list[list[int]]:
     return [list(entry.tokens) for entry in store.entries(**selection)]  # type: ignore[arg-type]
 
 
-def test_the_log_keeps_texts_in_order_until_it_is_trimmed(place: Place) -> None:
+def test_the_log_keeps_texts_in_order_until_it_is_trimmed(place: StoreKind) -> None:
     store = place.open()
     assert store.entries() == []
     texts = [[1, 2, 3], [], [262_143, 2**31 - 1, 0]]
@@ -390,7 +396,7 @@ def test_the_log_keeps_texts_in_order_until_it_is_trimmed(place: Place) -> None:
     assert tokens(store, after=entries[2].id) == [[7]]
 
 
-def test_the_log_drops_the_oldest_texts_beyond_its_limit(place: Place) -> None:
+def test_the_log_drops_the_oldest_texts_beyond_its_limit(place: StoreKind) -> None:
     store = place.open()
     for first in range(0, 1000, 250):
         store.append([[number] for number in range(first, first + 250)], limit=50)
@@ -399,7 +405,7 @@ def test_the_log_drops_the_oldest_texts_beyond_its_limit(place: Place) -> None:
     assert kept == list(range(1000 - len(kept), 1000))
 
 
-def test_the_log_takes_texts_of_several_processes(place: Place) -> None:
+def test_the_log_takes_texts_of_several_processes(place: StoreKind) -> None:
     mine = [[[number, text] for text in range(20)] for number in range(3)]
     place.together(append_each, *((texts,) for texts in mine))
     entries = place.open().entries()
@@ -408,7 +414,7 @@ def test_the_log_takes_texts_of_several_processes(place: Place) -> None:
     assert len({entry.id for entry in entries}) == len(entries) == 60
 
 
-def test_the_log_refuses_wrong_tokens_limits_and_ids(place: Place) -> None:
+def test_the_log_refuses_wrong_tokens_limits_and_ids(place: StoreKind) -> None:
     store = place.open()
     for wrong in ([-1], [2**31], [[1]]):
         with pytest.raises(ValueError, match="token ids"):
@@ -425,7 +431,7 @@ def test_the_log_refuses_wrong_tokens_limits_and_ids(place: Place) -> None:
     assert store.entries() == []
 
 
-def test_a_namespace_sees_nothing_of_another(place: Place, snapshot: Snapshots) -> None:
+def test_a_namespace_sees_nothing_of_another(place: StoreKind, snapshot: Snapshots) -> None:
     own, shared = place.open(), place.open(namespace="")
     version = publish(own, snapshot(1))
     own.activate(version)
@@ -446,7 +452,7 @@ def test_a_namespace_sees_nothing_of_another(place: Place, snapshot: Snapshots) 
     assert own.entries() == []
 
 
-def opened_and_drained(place: Place) -> Store:
+def opened_and_drained(place: StoreKind) -> Store:
     """A store whose ``wait`` has returned all hints so far."""
     store = place.open()
     store.append([[1]], 10)
@@ -455,7 +461,7 @@ def opened_and_drained(place: Place) -> Store:
     return store
 
 
-def test_waiting_ends_when_another_store_changes_something(place: Place, snapshot: Snapshots) -> None:
+def test_waiting_ends_when_another_store_changes_something(place: StoreKind, snapshot: Snapshots) -> None:
     other = place.open()
     version = publish(other, snapshot(1))
     store = opened_and_drained(place)
@@ -467,7 +473,7 @@ def test_waiting_ends_when_another_store_changes_something(place: Place, snapsho
         wait_until(lambda: not store.wait(0.0))
 
 
-def test_closing_ends_a_wait(place: Place) -> None:
+def test_closing_ends_a_wait(place: StoreKind) -> None:
     store = opened_and_drained(place)
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(store.wait, 10 * LIMIT_S)

@@ -14,7 +14,7 @@ from retrieval_store.snapshots.names import folder_segment, segment
 from retrieval_store.snapshots.snapshot import MANIFEST
 from retrieval_store.stores.base import StoreOptions
 from retrieval_store.stores.directory import DirectoryStore
-from tests.retrieval_store.stores.store_kinds import Place, append_each, publish_often, win_moves
+from tests.retrieval_store.stores.store_kinds import StoreKind, append_each, publish_often, win_moves
 from tests.support.snapshot_folders import FILES, make_snapshot
 
 
@@ -95,7 +95,7 @@ def test_names_that_differ_only_in_case_have_folders_of_their_own() -> None:
 def test_processes_share_a_directory_store(
     tmp_path: Path, snapshot: Callable[[int], Path], processes: Executor
 ) -> None:
-    place = Place("directory", str(tmp_path / "store"), pool=processes)
+    place = StoreKind("directory", str(tmp_path / "store"), pool=processes)
     versions = place.together(publish_often, *((str(snapshot(number)), 3) for number in (1, 1, 2)))
     won = place.together(win_moves, *[(sorted(set(versions)), 3)] * 3)
     assert sorted(revision for mine in won for revision in mine) == list(range(1, 10))

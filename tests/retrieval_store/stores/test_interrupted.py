@@ -12,7 +12,7 @@ from retrieval_store.service.compaction import Compactor, log, trim
 from retrieval_store.service.watcher import LocalSnapshot, NamespaceWatcher
 from retrieval_store.snapshots.cache import NodeCache, SnapshotFolder
 from retrieval_store.stores.base import Store
-from tests.retrieval_store.stores.store_kinds import Place, names
+from tests.retrieval_store.stores.store_kinds import StoreKind, names
 from tests.support.retrieval_service import TARGET, publish
 from tests.support.waiting import wait_until
 
@@ -50,7 +50,7 @@ def compact_and_die(store: Any, cache: Path) -> None:
 
 
 def test_the_version_of_a_killed_compaction_expires(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: StoreKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = place.open()
     first = publish(store, [BASE], tmp_path)
@@ -74,7 +74,7 @@ def test_the_version_of_a_killed_compaction_expires(
     ]
 
 
-def test_the_log_is_cut_when_every_version_has_its_texts(place: Place, tmp_path: Path) -> None:
+def test_the_log_is_cut_when_every_version_has_its_texts(place: StoreKind, tmp_path: Path) -> None:
     store, soon = place.open(), place.open(grace_seconds=0.05)
     publish(store, [BASE], tmp_path)
     store.append([ONE], 100)

@@ -20,7 +20,7 @@ SNAPSHOTS = st.integers(0, 3)
 _NAMES = itertools.count()
 
 
-class Machine(RuleBasedStateMachine):
+class StoreMachine(RuleBasedStateMachine):
     """A store and its model. A superseded version expires at once, so that no clock matters."""
 
     url = ""
@@ -127,7 +127,7 @@ def test_a_store_agrees_with_a_list_of_versions_and_moves(
     with tempfile.TemporaryDirectory() as folder:
         urls = {"memory": "memory://model", "directory": folder}
         url = urls[kind] if kind in urls else request.getfixturevalue("server").url
-        machine = type("PlacedMachine", (Machine,), {"url": url, "folders": folders})
+        machine = type("PlacedMachine", (StoreMachine,), {"url": url, "folders": folders})
         run_state_machine_as_test(
             machine,
             settings=settings(

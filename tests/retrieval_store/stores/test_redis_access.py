@@ -13,7 +13,7 @@ from retrieval_store.errors import StoreUnavailableError
 from retrieval_store.stores.base import Current, StoreOptions
 from retrieval_store.stores.open import open_store
 from tests.retrieval_store.stores.conftest import ACL, CLUSTER_ACL, SECRET, SENTINEL_ACL, USER
-from tests.retrieval_store.stores.store_kinds import Place
+from tests.retrieval_store.stores.store_kinds import StoreKind
 from tests.retrieval_store.stores.tls_relay import TlsRelay
 from tests.support.redis_server import HOST, RedisServer, ask, sentinel, wait_until
 from tests.support.snapshot_folders import contents, make_snapshot
@@ -54,7 +54,7 @@ def test_a_refused_login_or_certificate_is_explained_without_the_password(
     trusted: str,
     password: str,
     said: str,
-    tls_place: tuple[Place, TlsRelay],
+    tls_place: tuple[StoreKind, TlsRelay],
     ca: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -80,7 +80,7 @@ def test_wrong_servers_are_refused_by_name(server: RedisServer, authority: trust
 
 
 def test_a_password_in_the_url_and_the_ca_file_of_the_options_are_used(
-    tls_place: tuple[Place, TlsRelay], ca: Path, tmp_path: Path
+    tls_place: tuple[StoreKind, TlsRelay], ca: Path, tmp_path: Path
 ) -> None:
     _, relay = tls_place
     url, options = f"rediss://{USER}:{SECRET}@localhost:{relay.port}/0", StoreOptions(ca_file=str(ca), chunk_bytes=1000)

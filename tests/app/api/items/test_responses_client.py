@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from tests.app.api.tools.conftest import answering
 from tests.app.conftest import ScriptedBackend
-from tests.support.recorded_calls import RECORDED, WHOLE_AND_STREAMED, Recorded
+from tests.support.recorded_calls import RECORDED, WHOLE_AND_STREAMED, RecordedOutput
 
 TOOLS = [
     {"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}, "strict": None}
@@ -74,13 +74,13 @@ def built(events: list[Any]) -> list[dict[str, Any]]:
     return items
 
 
-EMPTY = Recorded("hermes", "", ())
+EMPTY = RecordedOutput("hermes", "", ())
 
 
 @pytest.mark.parametrize(
     "recorded", [*(RECORDED[name] for name in WHOLE_AND_STREAMED), EMPTY], ids=lambda r: r.text[:30]
 )
-def test_the_items_are_the_same_whole_and_streamed(recorded: Recorded) -> None:
+def test_the_items_are_the_same_whole_and_streamed(recorded: RecordedOutput) -> None:
     with answering(recorded) as client:
         whole = client.responses.create(**ASK, tools=TOOLS)
         events = streamed(client, **ASK, tools=TOOLS)

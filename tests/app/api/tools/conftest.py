@@ -17,7 +17,7 @@ from app.api.http import Api
 from app.api.service import ServiceSettings
 from tests.app.api.tools.chat_templates import OF_FAMILY, QWEN_3
 from tests.app.conftest import ANSWER, ScriptedBackend, listening
-from tests.support.recorded_calls import Recorded
+from tests.support.recorded_calls import RecordedOutput
 from tests.support.tiny_models import tiny_tokenizer
 from tests.support.waiting import LIMIT_S
 
@@ -38,9 +38,9 @@ def edge_of(template: Any, answer: str = ANSWER, **settings: Any) -> tuple[objec
 
 
 @contextmanager
-def answering(answer: str | Recorded, template: str | None = None, **settings: Any) -> Iterator[openai.OpenAI]:
+def answering(answer: str | RecordedOutput, template: str | None = None, **settings: Any) -> Iterator[openai.OpenAI]:
     """OpenAI's client of a server whose model writes ``answer``; a recorded answer comes from a model of its family."""
-    if isinstance(answer, Recorded):
+    if isinstance(answer, RecordedOutput):
         template = QWEN_3 if answer.family == "hermes" else OF_FAMILY[answer.family]
         answer = answer.text
     app, _ = edge_of(template, answer, **settings)

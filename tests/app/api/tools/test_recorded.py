@@ -14,7 +14,7 @@ from app.api.answers.message import whole_message
 from app.api.tools.answer import AnswerFormat, AnswerReader
 from app.api.tools.families import FAMILIES
 from app.api.tools.parts import Arguments, CallBegin, Reasoning, TextPart
-from tests.support.recorded_calls import RECORDED, Recorded
+from tests.support.recorded_calls import RECORDED, RecordedOutput
 
 OFFERED = frozenset({"get_weather", "search", "now"})
 
@@ -23,7 +23,7 @@ def reader_of(family: str, **more: Any) -> AnswerReader:
     return AnswerReader(AnswerFormat(FAMILIES[family], OFFERED, has_reasoning=True, **more))
 
 
-def parsed(reader: AnswerReader, pieces: Iterable[str]) -> Recorded:
+def parsed(reader: AnswerReader, pieces: Iterable[str]) -> RecordedOutput:
     content = reasoning = ""
     calls: list[list[str]] = []
     parts = [part for piece in pieces for part in reader.push(piece)] + reader.flush()
@@ -39,11 +39,11 @@ def parsed(reader: AnswerReader, pieces: Iterable[str]) -> Recorded:
             case Arguments():
                 assert part.index == len(calls) - 1
                 calls[-1][1] += part.text
-    return Recorded("", "", tuple((name, arguments) for name, arguments in calls), content, reasoning)
+    return RecordedOutput("", "", tuple((name, arguments) for name, arguments in calls), content, reasoning)
 
 
 @pytest.mark.parametrize("recorded", RECORDED.values(), ids=RECORDED)
-def test_an_answer_is_parsed_alike_whole_and_cut_anywhere(recorded: Recorded) -> None:
+def test_an_answer_is_parsed_alike_whole_and_cut_anywhere(recorded: RecordedOutput) -> None:
     text = recorded.text
     whole = parsed(reader_of(recorded.family), [text])
     expected = (recorded.calls, recorded.content, recorded.reasoning)

@@ -10,7 +10,7 @@ import pytest
 from tests.app.api.tools.chat_templates import ALWAYS_THINKS, QWEN_2_5, QWEN_3
 from tests.app.api.tools.conftest import answering, edge_of
 from tests.app.conftest import chunks_of, client_of
-from tests.support.recorded_calls import RECORDED, WHOLE_AND_STREAMED, Recorded, tagged
+from tests.support.recorded_calls import RECORDED, WHOLE_AND_STREAMED, RecordedOutput, tagged
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
@@ -21,7 +21,7 @@ CALL = tagged("now", '{"a": 1}')
 
 
 @pytest.mark.parametrize("recorded", [RECORDED[name] for name in WHOLE_AND_STREAMED], ids=WHOLE_AND_STREAMED)
-def test_calls_are_the_same_whole_and_streamed(recorded: Recorded) -> None:
+def test_calls_are_the_same_whole_and_streamed(recorded: RecordedOutput) -> None:
     with answering(recorded) as client:
         whole = client.chat.completions.create(**CHAT, tools=TOOLS)
         with client.chat.completions.create(**CHAT, tools=TOOLS, stream=True) as stream:

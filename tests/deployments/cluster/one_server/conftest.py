@@ -10,13 +10,13 @@ import pytest
 from engine.drafter.checkpoint.write import write_drafter
 from engine.model.loader import load_spec
 from tests.support.served_drafters import drafter_spec, random_checkpoint
-from tests.support.server_process import Server, running
+from tests.support.server_process import SpectraServer, running
 
 MAX_SEQUENCES, MAX_WAITING = 8, 8
 
 
 @pytest.fixture(scope="package")
-def server(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpectraServer]:
     drafter, spec = tmp_path_factory.mktemp("drafter"), load_spec(tiny_checkpoint)
     write_drafter(drafter, random_checkpoint(drafter_spec("p-eagle", spec)), spec)
     shape = ("--stages", "2", "--ingress-replicas", "2", "--drafter", str(drafter))

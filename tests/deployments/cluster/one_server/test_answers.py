@@ -16,7 +16,7 @@ from benchmarks.resilience.hostile.clients import HostileOutcome, send_all
 from benchmarks.resilience.hostile.requests import hostile_requests
 from tests.deployments.cluster.one_server.conftest import MAX_SEQUENCES, MAX_WAITING
 from tests.support.metrics import documented, exposed, values
-from tests.support.server_process import Server, Stream
+from tests.support.server_process import SpectraServer, StreamedCompletion
 from tests.support.waiting import wait_until, wait_until_async
 
 pytestmark = pytest.mark.cluster
@@ -25,7 +25,7 @@ METHODS = ("autoregressive", "pld", "spectra-core", "p-eagle", "auto")
 ENDLESS: dict[str, Any] = {"model": "tiny", "prompt": "Snow falls", "max_tokens": 3900, "ignore_eos": True}
 
 
-def test_metrics_are_the_documented_ones_and_sum_over_ingresses(server: Server) -> None:
+def test_metrics_are_the_documented_ones_and_sum_over_ingresses(server: SpectraServer) -> None:
     """First, because tokens of clients that leave are counted by the router alone."""
     drafted = 0
     for _ in range(6):  # each over a connection of its own: the proxy takes one ingress, then the other
@@ -55,7 +55,7 @@ def test_metrics_are_the_documented_ones_and_sum_over_ingresses(server: Server) 
     wait_until(is_right, lambda: server.http.get("/metrics").text)
 
 
-def test_chats_and_completions_are_the_same_streamed_and_whole(server: Server) -> None:
+def test_chats_and_completions_are_the_same_streamed_and_whole(server: SpectraServer) -> None:
     assert server.first_line == f"Ready: {server.base}/v1\n"
     assert [model.id for model in server.openai.models.list()] == ["tiny"]
     chat: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "seed": 5, "max_tokens": 40}
@@ -73,7 +73,7 @@ def test_chats_and_completions_are_the_same_streamed_and_whole(server: Server) -
 
 
 def test_a_seed_gives_the_text_of_spectra_generate_with_every_method(
-    server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    server: SpectraServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     prompts = ["Snow falls on", "Speculation drafts tokens and"]
     questions = tmp_path / "questions.jsonl"
@@ -89,17 +89,17 @@ def test_a_seed_gives_the_text_of_spectra_generate_with_every_method(
             assert server.token_ids(**fields, speculative=speculative) == line["token_ids"], method
 
 
-def test_only_stages_load_torch(server: Server) -> None:
+def test_only_stages_load_torch(server: SpectraServer) -> None:
     for name in ("Router", "Target", "Ingress"):
         maps = server.process_of(f"ServeReplica:spectra:{name}").memory_maps()
         assert not any("libtorch" in one.path for one in maps), name
     assert any("libtorch" in one.path for one in server.process_of("StageActor").memory_maps())
 
 
-def test_bad_requests_are_refused_and_a_running_stream_does_not_notice(server: Server) -> None:
+def test_bad_requests_are_refused_and_a_running_stream_does_not_notice(server: SpectraServer) -> None:
     fields: dict[str, Any] = {"max_tokens": 800, "temperature": 0.8, "seed": 3, "ignore_eos": True}
     expected = server.token_ids(**fields, speculative={"enabled": False})
-    stream = Stream(server, **fields)
+    stream = StreamedCompletion(server, **fields)
     stream.until(5)
     refused = [
         (404, "model", {"model": "gpt-4"}),
@@ -124,7 +124,7 @@ def test_bad_requests_are_refused_and_a_running_stream_does_not_notice(server: S
     server.settled()
 
 
-def test_logs_of_every_process_name_the_request_and_hold_no_prompt(server: Server) -> None:
+def test_logs_of_every_process_name_the_request_and_hold_no_prompt(server: SpectraServer) -> None:
     body = {"model": "tiny", "prompt": "Snow falls", "max_tokens": 5}
     for name, fields in {"served-1": {}, "refused-1": {"temperature": 3}}.items():
         answer = server.http.post("/v1/completions", json=body | fields, headers={"X-Request-Id": name})
@@ -148,7 +148,7 @@ def test_logs_of_every_process_name_the_request_and_hold_no_prompt(server: Serve
     assert "Snow falls" not in str(lines())
 
 
-def test_requests_of_clients_that_leave_end_before_their_text_does(server: Server) -> None:
+def test_requests_of_clients_that_leave_end_before_their_text_does(server: SpectraServer) -> None:
     def generated() -> float:
         return sum(values(server.http.get("/metrics").text, "vllm:generation_tokens_total"))
 
@@ -172,7 +172,7 @@ def test_requests_of_clients_that_leave_end_before_their_text_does(server: Serve
     assert generated() - before < asked / 2
 
 
-async def test_a_full_server_refuses_with_429_and_finishes_what_it_took(server: Server) -> None:
+async def test_a_full_server_refuses_with_429_and_finishes_what_it_took(server: SpectraServer) -> None:
     async with httpx.AsyncClient(base_url=server.base, timeout=None) as client:
         endless = (client.post("/v1/completions", json=ENDLESS) for _ in range(MAX_SEQUENCES + MAX_WAITING))
         taken = [asyncio.create_task(request) for request in endless]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.deployments.cluster.one_server.conftest import MAX_SEQUENCES
-from tests.support.server_process import Server, Stream
+from tests.support.server_process import SpectraServer, StreamedCompletion
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -32,14 +32,14 @@ def job(number: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def texts(server: Server) -> list[list[int]]:
+def texts(server: SpectraServer) -> list[list[int]]:
     """The undisturbed answers to the jobs."""
     with ThreadPoolExecutor(MAX_SEQUENCES) as pool:
         plain = [job(number) | {"speculative": {"enabled": False}} for number in JOBS]
         return list(pool.map(lambda fields: server.token_ids(**fields), plain))
 
 
-def alive(server: Server, title: str) -> list[psutil.Process]:
+def alive(server: SpectraServer, title: str) -> list[psutil.Process]:
     """Return the running processes of one kind, oldest first."""
     found = []
     for process in server.processes():
@@ -58,14 +58,16 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
     wait_until(lambda: not any(map(running, processes)), f"some of {processes} still run")
 
 
-def streams(server: Server, stream: Callable[..., Stream] = Stream) -> list[Stream]:
+def streams(
+    server: SpectraServer, stream: Callable[..., StreamedCompletion] = StreamedCompletion
+) -> list[StreamedCompletion]:
     started = [stream(server, **job(number)) for number in JOBS]
     for one in started:
         one.until(30)
     return started
 
 
-def ready_again(server: Server, lost: psutil.Process) -> None:
+def ready_again(server: SpectraServer, lost: psutil.Process) -> None:
     """Wait for a new router; a health of the dead one is an error."""
 
     def is_ready() -> bool:
@@ -79,7 +81,7 @@ def ready_again(server: Server, lost: psutil.Process) -> None:
 
 
 @pytest.mark.parametrize("n_lost", [1, 2])
-def test_killed_stages_are_replaced_alone(server: Server, texts: list[list[int]], n_lost: int) -> None:
+def test_killed_stages_are_replaced_alone(server: SpectraServer, texts: list[list[int]], n_lost: int) -> None:
     targets, stages = alive(server, TARGET), alive(server, STAGE)
     victims, others = stages[:n_lost], stages[n_lost:]
     lost_before = server.health()["pipelines_lost"]
@@ -97,7 +99,9 @@ def test_killed_stages_are_replaced_alone(server: Server, texts: list[list[int]]
     assert "is lost and will be replaced: ActorDiedError" in logs
 
 
-def test_a_killed_target_leaves_no_orphans_not_even_a_stopped_stage(server: Server, texts: list[list[int]]) -> None:
+def test_a_killed_target_leaves_no_orphans_not_even_a_stopped_stage(
+    server: SpectraServer, texts: list[list[int]]
+) -> None:
     (target,), stages = alive(server, TARGET), alive(server, STAGE)
     running = streams(server)
     stages[-1].send_signal(signal.SIGSTOP)
@@ -108,13 +112,13 @@ def test_a_killed_target_leaves_no_orphans_not_even_a_stopped_stage(server: Serv
     server.settled()
 
 
-def test_streams_and_answers_continue_when_the_router_is_killed(server: Server, texts: list[list[int]]) -> None:
+def test_streams_and_answers_continue_when_the_router_is_killed(server: SpectraServer, texts: list[list[int]]) -> None:
     pattern = job(1) | {"structured_outputs": {"regex": "[a-z ]{1500,}"}, "ignore_eos": False}
     spelled = server.token_ids(**pattern | {"speculative": {"enabled": False}})
     [router] = alive(server, ROUTER)
     with ThreadPoolExecutor(1) as pool:
         whole = pool.submit(server.complete, return_token_ids=True, **job(1))
-        constrained = Stream(server, **pattern)
+        constrained = StreamedCompletion(server, **pattern)
         running = streams(server)
         constrained.until(30)
         router.kill()
@@ -128,7 +132,7 @@ def test_streams_and_answers_continue_when_the_router_is_killed(server: Server, 
     server.settled()
 
 
-class Breakable(Stream):
+class Breakable(StreamedCompletion):
     """A stream whose connection may break."""
 
     def _read(self) -> None:
@@ -136,7 +140,9 @@ class Breakable(Stream):
             super()._read()
 
 
-def test_requests_of_a_killed_ingress_leave_nothing_and_can_be_repeated(server: Server, texts: list[list[int]]) -> None:
+def test_requests_of_a_killed_ingress_leave_nothing_and_can_be_repeated(
+    server: SpectraServer, texts: list[list[int]]
+) -> None:
     running = streams(server, Breakable)
     alive(server, INGRESS)[0].kill()
     for number, stream in enumerate(running):
@@ -151,7 +157,7 @@ def test_requests_of_a_killed_ingress_leave_nothing_and_can_be_repeated(server: 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("title", [STAGE, TARGET, ROUTER])
-def test_a_stopped_process_is_found_and_replaced(server: Server, texts: list[list[int]], title: str) -> None:
+def test_a_stopped_process_is_found_and_replaced(server: SpectraServer, texts: list[list[int]], title: str) -> None:
     stopped = alive(server, title)[0]
     running = streams(server)
     stopped.send_signal(signal.SIGSTOP)

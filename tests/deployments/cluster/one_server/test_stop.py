@@ -8,12 +8,12 @@ import subprocess
 
 import pytest
 
-from tests.support.server_process import Server, check_a_signal_to_all_processes_stops_the_server, spectra
+from tests.support.server_process import SpectraServer, check_a_signal_to_all_processes_stops_the_server, spectra
 
 pytestmark = pytest.mark.cluster
 
 
-def test_a_second_server_on_the_port_is_one_clear_line_and_starts_no_ray(server: Server) -> None:
+def test_a_second_server_on_the_port_is_one_clear_line_and_starts_no_ray(server: SpectraServer) -> None:
     before = sorted(server.folder.rglob("session_*"))
     command = [spectra(), "serve", "--model", str(server.checkpoint), "--port", str(server.port)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TMPDIR": str(server.folder)})
@@ -23,5 +23,5 @@ def test_a_second_server_on_the_port_is_one_clear_line_and_starts_no_ray(server:
     assert sorted(server.folder.rglob("session_*")) == before
 
 
-def test_sigterm_to_all_processes_lets_the_running_stream_end_and_leaves_none(server: Server) -> None:
+def test_sigterm_to_all_processes_lets_the_running_stream_end_and_leaves_none(server: SpectraServer) -> None:
     check_a_signal_to_all_processes_stops_the_server(server, signal.SIGTERM)

@@ -22,13 +22,13 @@ from engine.errors import TargetLostError
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.info import TargetInfo
 from speculators.pool import SpeculatorPool
-from tests.deployments.conftest import METHODS, Offline, Served, Stages, job_of, patient
+from tests.deployments.conftest import METHODS, Offline, ServedPipelines, ThreadedStages, job_of, patient
 from tests.deployments.slow_stage import GATE, Gated
 from tests.support.metrics import values
 from tests.support.waiting import wait_until_async
 
 
-class Elastic(Served):
+class Elastic(ServedPipelines):
     """A router on three pipelines: the first always exists, and the others exist while the router holds them."""
 
     pipelines: list[Any]
@@ -39,7 +39,7 @@ class Elastic(Served):
         self.n_held = 0
 
     def make(self, number: int) -> None:
-        self.pipelines[number] = Stages(self.path, self.info, 1, [Gated])
+        self.pipelines[number] = ThreadedStages(self.path, self.info, 1, [Gated])
 
     def remove(self, number: int) -> None:
         stages, self.pipelines[number] = self.pipelines[number], None

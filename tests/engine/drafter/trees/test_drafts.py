@@ -61,7 +61,7 @@ def columns(kind: str, width: int, path: Path, seq: int = 0) -> torch.Tensor:
     return row
 
 
-class Drafter:
+class DrafterWithOracle:
     """Drafts of one kind, by the whole vocabulary or a reduced one, and their oracle."""
 
     def __init__(self, kind: str, reduced: bool = False) -> None:
@@ -109,7 +109,7 @@ CELLS = [(name, kind, (i + j) % 2 == 1) for i, name in enumerate(SETTINGS) for j
 
 @pytest.mark.parametrize(("name", "kind", "reduced"), CELLS)
 def test_the_best_of_all_paths_are_drafted(name: str, kind: str, reduced: bool) -> None:
-    drafter, params = Drafter(kind, reduced), SETTINGS[name]
+    drafter, params = DrafterWithOracle(kind, reduced), SETTINGS[name]
     found = every_path(drafter.row, params, POSITION, DEPTH)
     text = written(drafter.row, params, POSITION, DEPTH)
     ends = [i + 1 for i, token in enumerate(text) if token in params.stop_ids]
@@ -127,7 +127,7 @@ def test_the_best_of_all_paths_are_drafted(name: str, kind: str, reduced: bool) 
 
 @pytest.mark.parametrize("kind", ["block", "vanilla"])
 def test_confidence_scales_the_scores_of_its_depth(kind: str) -> None:
-    drafter, params = Drafter(kind), SETTINGS["sampled"]
+    drafter, params = DrafterWithOracle(kind), SETTINGS["sampled"]
     trust = np.array([[0.9, 0.5, 0.8]], np.float32)
     [branch] = drafter.draft_all([ask(params, 30)], trust=trust)
     found = every_path(drafter.row, params, POSITION, DEPTH)
@@ -140,7 +140,7 @@ def test_confidence_scales_the_scores_of_its_depth(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["levels", "block", "vanilla"])
 def test_penalties_apply_along_the_path_of_a_chain(kind: str) -> None:
-    drafter, path = Drafter(kind), ()
+    drafter, path = DrafterWithOracle(kind), ()
     branch = drafter.draft(PENALISED, 8)
     for d in range(DEPTH):
         scores = chances(drafter.row(path), PENALISED, POSITION + d, History([4, 1], [1, *path]))
@@ -151,7 +151,7 @@ def test_penalties_apply_along_the_path_of_a_chain(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_come_from_the_distribution_of_their_parent(kind: str) -> None:
-    drafter = Drafter(kind)
+    drafter = DrafterWithOracle(kind)
     branch = drafter.draft(DRAWN, 9)
     assert branch.q is not None
     assert branch.scores is None
@@ -162,7 +162,7 @@ def test_draws_come_from_the_distribution_of_their_parent(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "reduced"), [("block", True), ("vanilla", False), ("gated", True), ("rnn", False)])
 def test_no_sequence_of_a_batch_depends_on_another(kind: str, reduced: bool) -> None:
-    drafter = Drafter(kind, reduced)
+    drafter = DrafterWithOracle(kind, reduced)
     every = [*SETTINGS.values(), DRAWN, PENALISED, structs.replace(DRAWN, frequency_penalty=0.4)]
     trust = np.random.default_rng(0).uniform(0.4, 1.0, (N_SEQ, DEPTH)).astype(np.float32)
 
@@ -179,7 +179,7 @@ def test_no_sequence_of_a_batch_depends_on_another(kind: str, reduced: bool) -> 
 
 @pytest.mark.parametrize("kind", ["levels", "block", "vanilla"])
 def test_budgets_of_nodes_depth_and_width_are_kept(kind: str) -> None:
-    drafter = Drafter(kind)
+    drafter = DrafterWithOracle(kind)
     for params in (*SETTINGS.values(), DRAWN, PENALISED):
         for depth, n_nodes in ((1, 1), (1, 4), (2, 7), (3, 2), (3, 12)):
             branch = drafter.draft(params, n_nodes, depth)

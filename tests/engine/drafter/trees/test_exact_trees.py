@@ -22,7 +22,7 @@ from engine.sampling.randomness import Randomness
 from engine.tree import ROOT, TokenTree
 from engine.verify.rules import Row
 from tests.engine.drafter.draft_oracles import Path, grown
-from tests.support.enumeration import EXACT, SETTINGS, VOCAB, Target, worst_error
+from tests.support.enumeration import EXACT, SETTINGS, VOCAB, ThreeTokenTarget, worst_error
 
 Streams = Callable[[NoiseKey], Randomness]
 Draft = Callable[[Streams, SamplingParams, int], Branch | None]
@@ -95,7 +95,7 @@ class SharedNumbers:
         self._within: dict[tuple[NoiseKey, int], tuple[float, float]] = {}
 
     def __call__(self, key: NoiseKey) -> Randomness:
-        return _Stream(self, key)
+        return _SharedStream(self, key)
 
     def draw(self, number: tuple[NoiseKey, int], weights: Row) -> int:
         low, high = self._within.get(number, (0.0, 1.0))
@@ -107,7 +107,7 @@ class SharedNumbers:
         return token
 
 
-class _Stream:
+class _SharedStream:
     def __init__(self, numbers: SharedNumbers, key: NoiseKey) -> None:
         self._numbers, self._key, self._used = numbers, key, 0
 
@@ -120,7 +120,9 @@ class _Stream:
 
 
 def error(draft: Draft, params: SamplingParams, n_nodes: int, budget: int, *others: Branch) -> float:
-    return worst_error(Target(params), lambda random: composed(draft, params, n_nodes, budget, random, *others))
+    return worst_error(
+        ThreeTokenTarget(params), lambda random: composed(draft, params, n_nodes, budget, random, *others)
+    )
 
 
 def composed(
