@@ -22,7 +22,7 @@ from retrieval_store.index.memory import MemoryIndex
 from speculators.auto.speculator import Auto
 from speculators.corpus.rest import Rest
 from speculators.draft_model.config import DraftModelConfig
-from speculators.draft_model.drafter import Drafter
+from speculators.draft_model.runner import DraftModelRunner
 from speculators.draft_model.speculator import DraftModel
 from speculators.peers.adapld import AdaPld, AdaPldConfig
 from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, PldPlusHidden
@@ -62,7 +62,7 @@ def make_draft_model(family: str, tree_nodes: int = 0) -> DraftModel:
     """A draft model that is often right about the tiny target of a family; its cache is small."""
     shard = _shaken_shard(family.removesuffix("_text"))
     config = DraftModelConfig(tree_nodes=tree_nodes, tree_beam=3, prefill_chunk=50)
-    return DraftModel(config, Drafter(shard, TargetInfo(shard.spec, 60, 8, 500)))
+    return DraftModel(config, DraftModelRunner(shard, TargetInfo(shard.spec, 60, 8, 500)))
 
 
 def library_of(answers: Mapping[tuple[int, ...], Sequence[int]]) -> FixedLibrary:

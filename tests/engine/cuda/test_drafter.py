@@ -26,7 +26,7 @@ from engine.target.drafter import describe_drafter, drafter_part
 from engine.target.info import TargetInfo
 from engine.target.local import LocalTarget
 from speculators.draft_model.config import DraftModelConfig
-from speculators.draft_model.drafter import Drafter as ModelDrafter
+from speculators.draft_model.runner import DraftModelRunner
 from speculators.draft_model.speculator import DraftModel
 from speculators.pool import SpeculatorPool
 from tests.engine.cuda.call_again import CallAgain, call_again
@@ -97,7 +97,7 @@ def test_a_draft_model_drafts_as_on_a_cpu(sampling: dict[str, Any]) -> None:
     for exact in (False, True):
         [shard] = small_shards("llama", 1)
         executor = Executor(shard, None, SPLIT, BUCKETS) if exact else None
-        drafter = ModelDrafter(shard, TargetInfo(shard.spec, 80, 4, 120), executor)
+        drafter = DraftModelRunner(shard, TargetInfo(shard.spec, 80, 4, 120), executor)
         model = DraftModel(DraftModelConfig(tree_nodes=6, tree_beam=2), drafter)
         engine = make_engine(small_target("llama", exact=exact), extra={"small": lambda _, made=model: made})
         params = SamplingParams(max_tokens=8, seed=3, stop_ids=(), **sampling)

@@ -16,7 +16,6 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
-from speculators.draft_model.drafter import Drafter as DraftModelRunner
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.composer import compose
@@ -31,6 +30,7 @@ from engine.target.info import TargetInfo
 from engine.tree import ROOT, TokenTree
 from engine.verify.rules import Decision, Row, decide_rejection, match
 from speculators.draft_model.config import DraftModelConfig
+from speculators.draft_model.runner import DraftModelRunner
 from speculators.draft_model.speculator import DraftModel
 from speculators.mixing.combined import Combined
 from speculators.successors.config import SuccessorConfig

@@ -22,7 +22,7 @@ from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
 from engine.target.info import TargetInfo
 from speculators.draft_model.config import DraftModelConfig
-from speculators.draft_model.drafter import Drafter
+from speculators.draft_model.runner import DraftModelRunner
 from speculators.draft_model.speculator import DraftModel
 
 VOCAB = 61
@@ -70,7 +70,7 @@ def info(n_blocks: int = 200, block_size: int = 8, longest: int = 400) -> Target
 
 def draft_model(n_blocks: int = 200, block_size: int = 8, longest: int = 400, **changes: Any) -> DraftModel:
     config = DraftModelConfig(**({"tree_nodes": 0} | changes))
-    return DraftModel(config, Drafter(shard(), info(n_blocks, block_size, longest)))
+    return DraftModel(config, DraftModelRunner(shard(), info(n_blocks, block_size, longest)))
 
 
 def view(
@@ -89,9 +89,9 @@ def begun(model: DraftModel, request: RequestView) -> RequestView:
 
 
 def check_integrity(model: DraftModel, live: int) -> None:
-    drafter = model.drafter
+    drafter = model.drafting.runner
     drafter.blocks.check_integrity()
-    assert len(drafter._cached) == live == drafter._stage.n_sequences
+    assert len(drafter.cached) == live == drafter._stage.n_sequences
     if not live:
         assert drafter.blocks.n_free == drafter.blocks.n_blocks
 

@@ -22,13 +22,12 @@ from engine.sampling.params import SamplingParams
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from engine.tree import EMPTY_TREE
-from speculators import registry
 from speculators.draft_model.config import DraftModelConfig
-from speculators.draft_model.drafter import Drafter, Rows
+from speculators.draft_model.runner import DraftModelRunner, SequenceRows
 from speculators.draft_model.speculator import DraftModel
+from speculators.method import SpeculatorOptions
 from speculators.mixing.fault_isolation import FaultIsolated
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 from tests.speculators.draft_model.draft_models import (
     GREEDY,
     SAMPLED,
@@ -186,7 +185,7 @@ def test_a_checkpoint_is_loaded_with_the_first_request(tmp_path: Path) -> None:
     model = DraftModel(DraftModelConfig(path=str(tmp_path), kv_gib=1e-4, draft_tokens=3, tree_nodes=0))
     request = begun(model, view(text(30)))
     assert tokens_of(model.propose(request, 64)) == written(text(30), GREEDY, 3)
-    assert model.drafter.info.n_blocks == int(1e-4 * 2**30) // (2 * 2 * 64 * 16 * 4)
+    assert model.drafting.runner.info.n_blocks == int(1e-4 * 2**30) // (2 * 2 * 64 * 16 * 4)
     model.end(request)
     check_integrity(model, 0)
 
@@ -198,25 +197,19 @@ METHODS = ["auto", "draft-model", "pld+draft-model"]
 def test_all_methods_share_one_model_and_a_failed_load_is_not_repeated(
     methods: list[str], tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[DraftModel] = []
     loads: list[TargetOptions] = []
 
-    def make(config: DraftModelConfig) -> DraftModel:
-        made.append(DraftModel(config))
-        return made[-1]
-
-    def fail(options: TargetOptions) -> Drafter:
+    def fail(options: TargetOptions) -> DraftModelRunner:
         loads.append(options)
         raise MemoryError("no room for weights")
 
-    monkeypatch.setattr(registry, "DraftModel", make)
-    monkeypatch.setattr(Drafter, "load", fail)
-    pool = SpeculatorPool(SpeculatorOptions(draft_model=DraftModelConfig(str(tiny_checkpoint))))
+    monkeypatch.setattr(DraftModelRunner, "load", fail)
+    pool = SpeculatorPool(SpeculatorOptions(draft_model=str(tiny_checkpoint)))
     for i, method in enumerate(2 * methods):
         pool.begin(i, Request([1, 2, 3], SamplingParams(), method), 360)
         drafts = pool.advance([(i, Outcome([5], EMPTY_TREE))], {i: 8})
         assert set(drafts) == {i}, "the request continues"
-    assert (len(made), len(loads)) == (1, 1)
+    assert len(loads) == 1
 
 
 @settings(max_examples=10)
@@ -265,13 +258,13 @@ def test_requests_drafted_together_get_the_drafts_they_get_alone(tree_nodes: int
 
 def test_a_long_text_is_read_once_in_chunks_without_delaying_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = draft_model(prefill_chunk=50), []
-    forward = model.drafter.forward
+    forward = model.drafting.runner.forward
 
-    def watched(parts: Sequence[Rows]) -> torch.Tensor:
+    def watched(parts: Sequence[SequenceRows]) -> torch.Tensor:
         rows.append(sum(len(part.tokens) + (len(part.tree) if part.tree is not None else 0) for part in parts))
         return forward(parts)
 
-    monkeypatch.setattr(model.drafter, "forward", watched)
+    monkeypatch.setattr(model.drafting.runner, "forward", watched)
     requests = [begun(model, view(text(n, i), i)) for i, n in enumerate((20, 220, 60))]
     drafted: list[list[int]] = []
     for _ in range(8):
@@ -291,7 +284,7 @@ def test_a_request_without_memory_gets_no_drafts_until_blocks_are_free() -> None
     drafts = model.propose_batch([first, second], [64, 64])
     assert [len(tokens_of(draft)) for draft in drafts] == [5, 0]
     check_integrity(model, 2)
-    assert model.drafter.blocks.owners == {0}
+    assert model.drafting.runner.blocks.owners == {0}
     model.end(first)
     assert tokens_of(model.propose(second, 64)) == written(text(40, 1), GREEDY, 5)
     model.end(second)
@@ -304,7 +297,7 @@ def test_a_text_longer_than_the_drafters_limit_frees_its_blocks() -> None:
     assert len(tokens_of(model.propose(request, 64))) == 5
     request.context.extend([3, 4])
     assert model.propose(request, 64) == []
-    assert model.drafter.blocks.n_free == model.drafter.blocks.n_blocks
+    assert model.drafting.runner.blocks.n_free == model.drafting.runner.blocks.n_blocks
     check_integrity(model, 1)
 
 
@@ -350,15 +343,15 @@ def test_a_failed_forward_corrupts_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     requests = [view(text(30, i), i) for i in range(2)]
     for request in requests:
         isolated.begin(request)
-    forward, calls = model.drafter.forward, []
+    forward, calls = model.drafting.runner.forward, []
 
-    def failing(parts: Sequence[Rows]) -> torch.Tensor:
+    def failing(parts: Sequence[SequenceRows]) -> torch.Tensor:
         calls.append(parts)
         if len(calls) == 3:
             raise RuntimeError("no kernel")
         return forward(parts)
 
-    monkeypatch.setattr(model.drafter, "forward", failing)
+    monkeypatch.setattr(model.drafting.runner, "forward", failing)
     drafts = isolated.propose_batch(requests, [64, 64])  # fails for both, then succeeds one by one
     for request, draft in zip(requests, drafts, strict=True):
         assert tokens_of(draft) == written(text(30, request.request_id), GREEDY, 5)
