@@ -101,8 +101,9 @@ def best_heads(counter: HeadCounter, keep: int) -> list[HeadScore]:
     """
     hits, attention = counter.hits.ravel(), counter.source_attention.ravel()
     order = [int(flat) for flat in np.lexsort((-attention, -hits)) if hits[flat] or not hits.any()][:keep]
-    n_tokens, n_heads = max(1, counter.n_tokens), counter.hits.shape[1]
-    return [HeadScore(*divmod(flat, n_heads), round(int(hits[flat]) / n_tokens, 6)) for flat in order]
+    places = [divmod(flat, counter.hits.shape[1]) for flat in order]
+    n_tokens = max(1, counter.n_tokens)
+    return [HeadScore(layer, head, round(int(counter.hits[layer, head]) / n_tokens, 6)) for layer, head in places]
 
 
 def write_heads(path: Path, found: HeadsFile) -> None:

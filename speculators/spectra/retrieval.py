@@ -40,7 +40,7 @@ class SpectraRetrieval(LibraryDrafter):
 
 SPECTRA_RETRIEVAL = Method(
     name="spectra-retrieval",
-    factory=lambda settings, context: SpectraRetrieval(context.options.retrieval(), settings),  # type: ignore[misc]
+    factory=lambda settings, context: SpectraRetrieval(context.library(), settings),
     description="copies what follows the longest match in texts that the target finds likely",
     source="SPECTRA, Le et al., 2025, section 4.2.2",
     settings=SpectraRetrievalConfig,

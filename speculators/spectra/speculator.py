@@ -1,62 +1,48 @@
-"""SPECTRA: internal and external guesses in one tree (SPECTRA, Le et al., 2025, Algorithm 1, line 16).
+"""SPECTRA: guesses of the core and of a library in one tree (SPECTRA, Le et al., 2025, Algorithm 1, line 16).
 
-The core's dictionaries guess, a library of texts guesses (``speculators.spectra.retrieval``), the core's probes go
-along. Guesses of both kinds share the nodes that the core's own guesses may take; probes get theirs as without
-retrieval. Where nothing is retrieved the draft is the core's to the letter.
+Guesses of both kinds share the nodes that the core's own guesses may use; probes get theirs as without retrieval. If
+nothing is retrieved, the draft is exactly the core's. There are three ways to share:
 
-Three ways of sharing. ``priority`` takes internal guesses first and retrieval fills what they leave, sure of a small
-reserve. ``score`` keeps the nodes with the highest path probability of both: estimates are retrieval's own
-shares and, for the core, how often each dictionary was right at each depth; all of them calibrated by what came
-true. ``paper`` appends retrieval's guesses as chains and cuts the list at ``G``, with no reserve, as published.
-docs/methods/spectra.md has the figures: ``score`` accepts about as much as ``priority`` and takes longer.
+* ``priority``: the core's guesses first, then retrieval, which has a small reserve.
+* ``score``: the nodes of both with the highest path probability. It accepts about as much and takes longer
+  (docs/methods/spectra.md).
+* ``paper``: the core's guesses, then retrieval's as chains; the list is cut at ``G``, as published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from msgspec.structs import replace
 
-from engine.errors import ConfigError
 from engine.protocol import Branch, Outcome, RequestView, Speculator
 from engine.tree import ROOT
 from speculators.method import Method, MethodContext
-from speculators.mixing.candidates import Candidates, Probability
-from speculators.mixing.estimates import DEPTHS, Estimates
 from speculators.mixing.fault_isolation import FaultIsolated
+from speculators.mixing.merged import CalibratedMerge
 from speculators.node_counter import NodeCounter
+from speculators.settings import Settings, setting
 from speculators.spectra.core import BACKWARD, FORWARD, SpectraCore, SpectraCoreConfig, fitting
-from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConfig
+from speculators.spectra.retrieval import SPECTRA_RETRIEVAL
 
 
 @dataclass(frozen=True, slots=True)
-class SpectraConfig:
-    """How the two parts share a tree.
+class SpectraConfig(Settings):
+    """How the core and retrieval share a tree."""
 
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    mode: Literal["score", "priority", "paper"] = "priority"
-    reserve: int = 3  # guesses of N - 1 tokens that retrieval is sure of by priority, at most a third of all
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("score", "priority", "paper"):
-            raise ConfigError(f"spectra: mode must be score, priority or paper, got {self.mode!r}")
-        if self.reserve < 0:
-            raise ConfigError(f"spectra: reserve must be at least 0, got {self.reserve}")
+    mode: Literal["score", "priority", "paper"] = setting("priority", "how guesses of both share the nodes")
+    reserve: int = setting(3, "guesses of N - 1 tokens that priority keeps for retrieval, at most a third", at_least=0)
 
 
-class Spectra:
-    """SPECTRA-CORE with guesses from texts outside. Retrieval that fails is switched off for that request.
+class Spectra(Speculator):
+    """SPECTRA-CORE with guesses of a retrieval part, which is switched off for a request once it fails.
 
     Args:
-        core: settings of the internal part.
-        retrieval: the external part; without one this is the core.
-        config: settings.
+        core: settings of the core.
+        retrieval: optional.
+        config: how both share a tree.
     """
 
     name = "spectra"
@@ -71,132 +57,87 @@ class Spectra:
         self._core_config = core or SpectraCoreConfig()
         self._core = SpectraCore(self._core_config)
         self._retrieval = None if retrieval is None else FaultIsolated(retrieval)
-        self._estimates = Estimates()
-        self._drafted: dict[int, Candidates] = {}  # request id -> what its current tree was chosen from
+        self._merge = CalibratedMerge(self.name)
+        self._parts = [part for part in (self._merge, self._core, self._retrieval) if part is not None]
         self.needs = self._core.needs
 
     def begin(self, view: RequestView) -> None:
-        """Forwarded to both parts."""
-        self._estimates.begin(view.request_id, view.request.scope)
-        self._core.begin(view)
-        if self._retrieval is not None:
-            self._retrieval.begin(view)
+        for part in self._parts:
+            part.begin(view)
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
-        """Guesses of both, then probes; together at most ``budget`` nodes."""
+        """Return guesses of both parts, then probes."""
         room = self._core.guess_nodes(budget)
-        found = [] if self._retrieval is None else self._retrieval.propose(view, room)
-        if not found:
+        retrieved = [] if self._retrieval is None else self._retrieval.propose(view, room)
+        if not retrieved:
             return self._core.propose(view, budget)
-        (external,) = found
-        guesses = self._share(view, external, room)
+        guesses = self._share(view, retrieved[0], room)
         counter = NodeCounter()
         for guess in guesses:
             counter.add_branch(guess)
         return guesses + self._core.probes(view, counter, budget)
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """The core learns; what was claimed is held against what came true."""
-        candidates = self._drafted.pop(view.request_id, None)
-        if candidates is not None and len(outcome.tree):
-            self._estimates.observe(view.request_id, outcome, candidates.claims_of(outcome.tree))
-        self._core.observe(view, outcome)
+        for part in (self._merge, self._core):
+            part.observe(view, outcome)
 
     def end(self, view: RequestView) -> None:
-        """Forwarded to both parts."""
-        self._estimates.end(view.request_id)
-        self._drafted.pop(view.request_id, None)
-        self._core.end(view)
-        if self._retrieval is not None:
-            self._retrieval.end(view)
+        for part in self._parts:
+            part.end(view)
 
-    def _share(self, view: RequestView, external: Branch, room: int) -> list[Branch]:
-        """The guesses that are drafted, ``room`` nodes at most."""
-        mode = self._config.mode
-        internal = self._core.guesses(view, labelled=mode == "score" or self._core_config.label_dictionaries)
-        if mode == "score":
-            return self._by_score(view, [*internal, external], room)
-        if mode == "priority":
-            return self._by_priority(internal, external, room)
-        return fitting((internal + _chains(external))[: self._core_config.max_guesses], NodeCounter(), room)
-
-    def _by_score(self, view: RequestView, guesses: Sequence[Branch], room: int) -> list[Branch]:
-        """The nodes of highest path probability; dictionaries are estimated apart, and counted apart on request."""
-        candidates = self._drafted[view.request_id] = Candidates(self.name)
-        probability = self._probabilities()
-        for guess in guesses:
-            candidates.add(guess, probability, view.request_id)
-        best = candidates.best(room)
-        if best is None:
-            return []
-        if self._core_config.label_dictionaries or best.proposers is None:
-            return [best]
-        return [replace(best, proposers=[_unlabelled(sources) for sources in best.proposers])]
-
-    def _probabilities(self) -> Probability:
-        """The estimates of one step: what depends on source and depth alone is worked out once."""
-        rates: dict[tuple[str, int], float] = {}
-        factors: dict[tuple[str, int], float] = {}
-        estimates = self._estimates
-
-        def probability(request_id: int, source: str, depth: int, claim: float | None) -> float:
-            key = (source, depth if depth < DEPTHS else DEPTHS)
-            if claim is None:
-                rate = rates.get(key)
-                if rate is None:
-                    rate = rates[key] = estimates.probability(request_id, source, depth, None)
-                return rate
-            factor = factors.get(key)
-            if factor is None:
-                factor = factors[key] = estimates.factor(request_id, key)
-            return claim * factor
-
-        return probability
-
-    def _by_priority(self, internal: list[Branch], external: Branch, room: int) -> list[Branch]:
-        """Internal guesses but for the reserve, retrieval, and internal ones again where retrieval leaves room."""
-        reserved = min(self._config.reserve * (self._core_config.ngram - 1), room // 3, len(external.tokens))
+    def _share(self, view: RequestView, retrieved: Branch, room: int) -> list[Branch]:
+        """Return guesses of both parts, at most ``room`` nodes."""
+        config, labelled = self._core_config, self._core_config.label_dictionaries
+        if self._config.mode == "score":  # dictionaries have estimates of their own
+            best = self._merge.best(view, [*self._core.guesses(view, labelled=True), retrieved], room)
+            return best if labelled else [_unlabelled(branch) for branch in best]
+        guesses = self._core.guesses(view, labelled)
+        if self._config.mode == "paper":
+            return fitting((guesses + _chains(retrieved))[: config.max_guesses], NodeCounter(), room)
+        reserved = min(self._config.reserve * (config.ngram - 1), room // 3, len(retrieved.tokens))
         counter = NodeCounter()
-        first = fitting(internal, counter, room - reserved)
-        n_nodes = counter.add_branch(external, room)
-        return first + _first_nodes(external, n_nodes) + fitting(internal, counter, room)
+        first = fitting(guesses, counter, room - reserved)
+        n_nodes = counter.add_branch(retrieved, room)
+        return first + _first_nodes(retrieved, n_nodes) + fitting(guesses, counter, room)
+
+
+def _unlabelled(branch: Branch) -> Branch:
+    """Return a merged branch whose nodes name the core in place of its dictionaries."""
+    assert branch.proposers is not None
+    return replace(branch, proposers=[*map(_without_labels, branch.proposers)])
 
 
 @cache
-def _unlabelled(sources: tuple[str, ...]) -> tuple[str, ...]:
-    """The sources of a node without the dictionaries' labels."""
+def _without_labels(sources: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(SpectraCore.name if source in (FORWARD, BACKWARD) else source for source in sources))
 
 
-def _first_nodes(branch: Branch, n_nodes: int) -> list[Branch]:
-    """A tree's first nodes as a branch; nothing of none."""
-    if n_nodes == 0 or branch.parents is None or branch.scores is None:
-        return []
-    return [Branch(branch.tokens[:n_nodes], branch.source, branch.parents[:n_nodes], scores=branch.scores[:n_nodes])]
+def _first_nodes(tree: Branch, n: int) -> list[Branch]:
+    """Return the first ``n`` nodes of a tree as a branch; nothing if there are none."""
+    scores = tree.scores and tree.scores[:n]
+    return [replace(tree, tokens=tree.tokens[:n], parents=tree.above[:n], scores=scores)] if n else []
 
 
 def _chains(tree: Branch) -> list[Branch]:
-    """All paths from the root to a leaf, in the order of the leaves."""
-    assert tree.parents is not None
+    """Return all paths from the root to a leaf, in the order of the leaves."""
     paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.tokens, tree.parents, strict=True):
+    for token, parent in zip(tree.tokens, tree.above, strict=True):
         paths.append((*(paths[parent] if parent != ROOT else ()), token))
-    inner = set(tree.parents)
+    inner = set(tree.above)
     return [Branch(path, tree.source) for node, path in enumerate(paths) if node not in inner]
 
 
-def _spectra(settings: SpectraConfig, context: MethodContext) -> Spectra:
-    """Return both parts, or the core alone where there is nothing to look up."""
+def _make(settings: SpectraConfig, context: MethodContext) -> Spectra:
+    """Return both parts, or the core alone without texts to look up."""
     options = context.options
-    retrieval = None
-    if options.retrieval is not None:
-        retrieval = SpectraRetrieval(options.retrieval(), options.of(SpectraRetrievalConfig))
+    retrieval = None if options.retrieval is None else SPECTRA_RETRIEVAL.make(context)
     return Spectra(options.of(SpectraCoreConfig), retrieval, settings)
 
 
 SPECTRA = Method(
     name="spectra",
-    factory=_spectra,
-    description="SPECTRA: the core's dictionaries and a corpus in one tree",
+    factory=_make,
+    description="spectra-core, with guesses from a corpus in the same tree",
+    source="SPECTRA, Le et al., 2025, Algorithm 1",
     settings=SpectraConfig,
 )
