@@ -13,7 +13,7 @@ from engine.protocol import Branch
 from engine.upload import Upload
 
 
-class Drafting(Protocol):
+class DraftingNetwork(Protocol):
     """One drafter's network and cache. One thread calls it."""
 
     def learn(self, committed: Sequence[Committed]) -> None:

@@ -15,7 +15,7 @@ from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import AnyNetwork, load_network
 from engine.drafter.networks.dflash import DFlash
 from engine.drafter.networks.medusa import Medusa
-from engine.drafter.serving.base import Drafting
+from engine.drafter.serving.base import DraftingNetwork
 from engine.drafter.serving.blocks import BlockDrafting, HeadDrafting
 from engine.drafter.serving.cache import DrafterCache
 from engine.drafter.serving.committed import Committed, DraftedSequence, joined
@@ -189,7 +189,7 @@ def _cache_of(shape: LayerShape, place: DrafterPlacement) -> DrafterCache:
 
 def _drafting_of(
     network: AnyNetwork, forwards: Forwards | None, vocabulary: DraftVocabulary | None, settings: DrafterSettings
-) -> Drafting:
+) -> DraftingNetwork:
     if isinstance(network, Medusa):
         return HeadDrafting(network)
     assert forwards is not None, "a network with layers has rows"
