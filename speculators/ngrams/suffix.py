@@ -14,15 +14,14 @@ By default the method is the text half of ``speculators.successors.speculator``,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from engine.best_first import GrownTree, grow_tree
 from engine.protocol import Branch, Needs, RequestView, Speculator
-from engine.tree import ROOT, IntArray
+from engine.tree import IntArray
 from speculators.method import Method, MethodContext
 from speculators.ngrams.occurrences import Occurrences
 from speculators.per_request import PerRequest
@@ -47,15 +46,6 @@ class SuffixConfig(Settings):
     max_occurrences: int = setting(64, "paper: most recent occurrences of a suffix that are followed", at_least=1)
     history: int = setting(65536, "paper: tokens of earlier outputs kept per scope", at_least=0)
     shared: bool = setting(False, "paper: also search earlier outputs of the same scope")
-
-
-class SuffixDraft(NamedTuple):
-    """A tree grown from the occurrences of one suffix."""
-
-    expected: float  # accepted tokens, by the frequencies
-    tokens: list[int]
-    parents: list[int]
-    scores: list[float]
 
 
 class EarlierOutputs(NamedTuple):
@@ -85,11 +75,11 @@ class SuffixDecoding(PerRequest[Occurrences]):
         context = view.context.view
         if len(context) == 0 or budget <= 0:
             return []
-        draft = self._best_draft(self.states[view.request_id], context, context, budget)
+        expected, draft = self._best_draft(self.states[view.request_id], context, context, budget)
         if self._config.shared and view.request.scope in self._earlier:
             earlier = self._earlier[view.request.scope]
-            other = self._best_draft(earlier.known, earlier.text, context, budget)
-            draft = other if other.expected > draft.expected else draft
+            other_expected, other = self._best_draft(earlier.known, earlier.text, context, budget)
+            draft = other if other_expected > expected else draft
         return [Branch(draft.tokens, self.name, draft.parents, scores=draft.scores)] if draft.tokens else []
 
     def end(self, view: RequestView) -> None:
@@ -101,8 +91,10 @@ class SuffixDecoding(PerRequest[Occurrences]):
             tokens = [*([] if kept is None else kept.text.tolist()), *output, DOCUMENT_END][-self._config.history :]
             self._earlier.keep(view.request.scope, EarlierOutputs(np.array(tokens, np.int32), Occurrences()))
 
-    def _best_draft(self, known: Occurrences, text: IntArray, context: IntArray, budget: int) -> SuffixDraft:
-        """Return the draft with the most expected tokens of all lengths of match.
+    def _best_draft(
+        self, known: Occurrences, text: IntArray, context: IntArray, budget: int
+    ) -> tuple[float, GrownTree]:
+        """Return the highest sum of path probabilities of all lengths of match, and its draft.
 
         A draft cannot be worth more than its limit of tokens, or than what the text has left. Lengths with the highest
         bound are tried first, and the search ends at the first bound below the best draft.
@@ -114,41 +106,29 @@ class SuffixDecoding(PerRequest[Occurrences]):
             followed = starts[lengths >= match][: config.max_occurrences].tolist()
             n_tokens = min(int(config.draft_base + config.draft_factor * match), config.max_draft, budget)
             bounds.append((min(n_tokens, len(text) - followed[-1]), match, n_tokens, followed))
-        best = SuffixDraft(0.0, [], [], [])
+        expected, best = 0.0, GrownTree([], [], [], [])
         for bound, _, n_tokens, followed in sorted(bounds, reverse=True):
-            if bound <= best.expected:
+            if bound <= expected:
                 break
             draft = _grow(text, followed, n_tokens, config.min_probability)
-            best = draft if draft.expected > best.expected else best
-        return best
+            if sum(draft.reach) > expected:
+                expected, best = sum(draft.reach), draft
+        return expected, best
 
 
-def _grow(text: IntArray, places: Sequence[int], n_tokens: int, least: float) -> SuffixDraft:
-    """Return up to ``n_tokens`` nodes of path probability ``least`` or more, the most probable first."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    scores: list[float] = []
-    expected, reach, node, n_pushed = 0.0, 1.0, ROOT, 0
-    heap: list[tuple[float, int, float, int, int, list[int]]] = []  # -reach, number, score, parent, token, places
-    while True:
+def _grow(text: IntArray, places: list[int], n_tokens: int, least: float) -> GrownTree:
+    """Return up to ``n_tokens`` nodes of path probability ``least`` or more; ``places`` are the first tokens'."""
+
+    def children(node: int, path: float, places: list[int]) -> list[tuple[int, float, list[int]]]:
         inside = [place for place in places if place < len(text)]
         following: dict[int, list[int]] = {}
         for token, place in zip(text[inside].tolist() if inside else (), inside, strict=True):
             following.setdefault(token, []).append(place + 1)
         following.pop(DOCUMENT_END, None)
         total = sum(map(len, following.values()))
-        for token, after in following.items():
-            n_pushed += 1
-            score = len(after) / total
-            heappush(heap, (-reach * score, n_pushed, score, node, token, after))
-        if not heap or len(tokens) == n_tokens or -heap[0][0] < least:
-            return SuffixDraft(expected, tokens, parents, scores)
-        minus_reach, _, score, parent, token, places = heappop(heap)
-        reach, node = -minus_reach, len(tokens)
-        expected += reach
-        tokens.append(token)
-        parents.append(parent)
-        scores.append(score)
+        return [(token, len(after) / total, after) for token, after in following.items()]
+
+    return grow_tree(children, places, n_tokens, least)
 
 
 def _make(settings: SuffixConfig, context: MethodContext) -> Speculator:
