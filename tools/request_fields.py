@@ -60,13 +60,14 @@ def _rows(decision: str, endpoints: str, fields: list[str]) -> Iterator[str]:
 
 
 def page_with_table(page: str) -> str:
-    """The page with the current table between its marks.
+    """Return the page with the current table; raise ValueError if it has no place for one."""
+    return replace_table(page, BEGIN, END, fields_table())
 
-    Raises:
-        ValueError: a mark is missing.
-    """
-    before, rest = page.split(BEGIN)
-    return before + BEGIN + "\n" + fields_table() + "\n" + END + rest.split(END)[1]
+
+def replace_table(page: str, begin: str, end: str, table: str) -> str:
+    """Return a page with another table between two marks; raise ValueError if a mark is missing."""
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from app.config.method_fields import SECTIONS
 from app.config.serve import ServeConfig
 from engine.errors import ConfigError
 from retrieval_store.stores.open import shown
@@ -23,6 +24,8 @@ RIGHT: Mapping[str, str] = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
     "dict_type": "a JSON object",
+    "model_type": "a JSON object",
+    "tuple_type": "a list",
     "list_type": "a list",
     "string_type": "text",
     "greater_than": "above {gt}",
@@ -33,6 +36,7 @@ RIGHT: Mapping[str, str] = {
 }
 """Pydantic's type of error -> what would be right, with the names of the error's context."""
 _NAMED = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b(?= (is|names|goes|has no)\b)")
+WHOLE = ("dict_type", "model_type")  # a section is not an object at all
 FORMS = {
     "kv_gib": "above 0 (GiB), or auto",
     "device": "auto, cpu, cuda or cuda:N",
@@ -62,11 +66,28 @@ def _sentence(error: ErrorDetails, name: Callable[[str], str]) -> str:
     if not error["loc"]:  # of several fields; the message names them
         return _NAMED.sub(lambda field: name(field[0]), str(context.get("error", error["msg"])))
     field, value = str(error["loc"][0]), error["input"]
+    if field in SECTIONS and error["type"] not in WHOLE:
+        return f"{name(field)}: {_about_setting(field, error)}"
     if error["type"] == "extra_forbidden":
         near = get_close_matches(field, ServeConfig.model_fields, 1)
         return f"{name(field)} is unknown{f'; {name(near[0])} is meant?' if near else ''}"
     said = shown(value) if field == "retrieval" and isinstance(value, str) else value
-    right = FORMS.get(field) or RIGHT.get(error["type"], "").format(**context).replace("'", "")
+    right = FORMS.get(field) or _right(error)
     if not right:
         return f"{name(field)} is {said!r}: {error['msg']}"
     return f"{name(field)} is {said or repr(said)}; it must be {right}"
+
+
+def _right(error: ErrorDetails) -> str:
+    return RIGHT.get(error["type"], "").format(**error.get("ctx", {})).replace("'", "")
+
+
+def _about_setting(section: str, error: ErrorDetails) -> str:
+    """Return what is wrong with a setting of a method."""
+    if len(error["loc"]) == 1:  # of several settings, or in the elements of one; the message names them
+        return str(error.get("ctx", {}).get("error", error["msg"]))
+    setting, known = str(error["loc"][1]), sorted(SECTIONS[section].model_fields)
+    if error["type"] == "extra_forbidden":
+        return f"{setting} is unknown; it has {', '.join(known)}"
+    value, right = error["input"], _right(error)
+    return f"{setting} is {value!r}; it must be {right}" if right else f"{setting} is {value!r}: {error['msg']}"

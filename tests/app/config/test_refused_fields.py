@@ -83,8 +83,8 @@ REFUSED = [
     (drafter(width=3), "drafter_options has no setting 'width'; it has beam, depth"),
     (drafter(beam=33), "drafter: beam is 33; it must be 1 to 32"),
     (drafter(depth=True), "drafter_options"),
-    ({"draft_model_options": {"path": "x"}}, "draft_model_options has no setting 'path'; draft_model says"),
-    ({"draft_model_options": {"draft_tokens": 0}}, "draft-model: draft_tokens must be"),
+    ({"draft_model_options": {"path": "x"}}, "draft_model_options: path is unknown; it has "),
+    ({"draft_model_options": {"draft_tokens": 0}}, "draft_model_options: draft_tokens is 0; it must be at least 1"),
     (ON_GPUS, SMALL_ON_GPU),
     (ON_GPUS | {"speculator_gpus": 0.2}, SMALL_ON_GPU),
     # resources that Ray would not grant
