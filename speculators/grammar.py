@@ -1,28 +1,30 @@
-"""Drafts what a request's grammar leaves no choice about: keys, quotes and brackets that its schema has in common.
+"""Drafts the tokens that a request's grammar forces, such as the keys, quotes and brackets of a JSON schema.
 
-Drafted, never forced: the target still draws every token, under the mask of its grammar, and may cut the same text into
-other tokens than the tokenizer would. Requests without a grammar cost a look into a dictionary.
+The target still samples every token under the mask of the grammar. It may write the same text with other tokens than
+the tokenizer would. Requests without a grammar cost one dictionary look-up.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from engine.grammar.compiler import Grammars
 from engine.grammar.grammar import Grammar
 from engine.grammar.state import GrammarState
 from engine.model.resolve import resolve
-from engine.protocol import Branch, Needs, Outcome, RequestView
-from speculators.method import Method
+from engine.protocol import Branch, Needs, RequestView
+from speculators.method import Method, MethodContext
+from speculators.per_request import PerRequest
+from speculators.settings import Settings
 
-CLAIM = 0.9  # that the target writes a forced token as the tokenizer would; those who use claims calibrate them
+CLAIM = 0.9  # probability that the target writes a forced token as the tokenizer would; callers calibrate it
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarConfig:
-    """Of which model the tokens are; files are found or fetched where the method runs."""
+    """The model whose tokenizer is used; its files are resolved in the process that drafts."""
 
     model: str  # directory or hub id
     revision: str | None
@@ -30,7 +32,7 @@ class GrammarConfig:
     vocab_size: int
 
     def grammars(self) -> Grammars:
-        """Compiles grammars for the model's tokenizer, which is read with the first of them."""
+        """Return a compiler of grammars, which reads the tokenizer when it compiles the first one."""
         return Grammars(self._tokenizer, self.eos_ids, self.vocab_size)
 
     def _tokenizer(self) -> str:
@@ -39,61 +41,53 @@ class GrammarConfig:
 
 
 @dataclass(slots=True)
-class _Known:
-    """One request's text in its grammar."""
+class _ParsedText:
+    """How far one request's text has been parsed."""
 
     grammar: Grammar
     compiling: Future[Any]
     state: GrammarState | None = None
-    n_parsed: int = field(default=0)  # tokens of the context that ``state`` is behind
+    n_parsed: int = 0  # tokens of the context that ``state`` has read
 
 
-class GrammarDrafts:
-    """Drafts forced tokens.
-
-    Args:
-        grammars: compiles in its own thread; until then nothing is drafted.
-    """
+class GrammarDrafts(PerRequest[_ParsedText | None]):
+    """Drafts forced tokens; ``grammars`` compiles in its own thread, and until then nothing is drafted."""
 
     name = "grammar"
     needs = Needs()
-    catches_up = True  # a draft parses all of the context that no earlier one has
-    drafts_beside = True  # in auto: whichever other sources draft, and no reason to ask fewer of them
+    catches_up = True  # a draft parses the part of the context that was not parsed yet
+    drafts_beside = True  # auto asks it together with whichever other sources it asks
 
     def __init__(self, grammars: Grammars) -> None:
+        super().__init__()
         self._grammars = grammars
-        self._known: dict[int, _Known] = {}
 
-    def begin(self, view: RequestView) -> None:
-        """Compile the request's grammar, if it has one."""
+    def new_state(self, view: RequestView) -> _ParsedText | None:
         grammar = view.request.params.grammar
-        if grammar is not None:
-            self._known[view.request_id] = _Known(grammar, self._grammars.prepare(grammar))
+        return None if grammar is None else _ParsedText(grammar, self._grammars.prepare(grammar))
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
-        """The forced tokens behind the context as a chain; none where the grammar leaves a choice."""
-        known = self._known.get(view.request_id)
-        if known is None or budget <= 0 or not known.compiling.done():
+        """Return the forced tokens after the context as a chain, if there are any."""
+        text = self.states.get(view.request_id)
+        if text is None or budget <= 0 or not text.compiling.done():
             return []
-        if known.state is None:
-            known.state, known.n_parsed = self._grammars.state(known.grammar), view.n_prompt
-        for token in view.context.view[known.n_parsed :].tolist():
-            known.state.advance(token)
-        known.n_parsed = len(view.context)
-        tokens = known.state.forced()[:budget]
+        if text.state is None:
+            text.state, text.n_parsed = self._grammars.state(text.grammar), view.n_prompt
+        for token in view.context.view[text.n_parsed :].tolist():
+            text.state.advance(token)
+        text.n_parsed = len(view.context)
+        tokens = text.state.forced()[:budget]
         return [Branch(tokens, self.name, scores=[CLAIM] * len(tokens))] if tokens else []
 
-    def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Nothing to learn: the owner of the view has already appended the tokens."""
 
-    def end(self, view: RequestView) -> None:
-        """Drop the state."""
-        self._known.pop(view.request_id, None)
+def _grammar_drafts(settings: Settings, context: MethodContext) -> GrammarDrafts:
+    assert context.options.grammar is not None
+    return GrammarDrafts(context.options.grammar.grammars())
 
 
 GRAMMAR = Method(
     name="grammar",
-    factory=lambda settings, context: GrammarDrafts(context.options.grammar.grammars()),
+    factory=_grammar_drafts,
     description="tokens that a request's grammar leaves no choice about",
     needs=("grammar",),
 )

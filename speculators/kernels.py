@@ -1,4 +1,4 @@
-"""Compiling ahead of the first request."""
+"""Compiles the drafting code before the first request."""
 
 from __future__ import annotations
 
@@ -24,29 +24,25 @@ from speculators.successors.speculator import Successors
 
 
 def compile_kernels() -> None:
-    """Compile what drafting needs, or read it from the cache: some twenty seconds on a machine that has never done it.
+    """Compile all functions that drafting calls, or load them from the cache.
 
-    A process that must not stall in its first request calls this before. Processes that compile at the same time wait
-    for the first one, and read what it has compiled.
+    The first compilation on a machine takes about 20 seconds, so processes call this before their first request. Of
+    several processes one compiles, while the others wait and then load the result.
     """
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a cache that cannot be written keeps no code either
+        with contextlib.suppress(OSError):  # without a writable cache there is nothing to wait for
             cache_folder().mkdir(parents=True, exist_ok=True)
             stack.enter_context(hold_lock(cache_folder() / "compiled"))
         _draft_once()
 
 
 def start_compiling() -> subprocess.Popen[bytes] | None:
-    """Start a process that compiles while a server starts; None where code from an earlier start is in the cache."""
+    """Start a process that compiles; return None if the cache has compiled code already."""
     if any(cache_folder().glob("compiled-*/*/*.nbi")):
         return None
-    quiet = subprocess.DEVNULL
-    command = [
-        sys.executable,
-        "-Pc",
-        f"import spectra_serve; from {__name__} import compile_kernels; compile_kernels()",
-    ]
-    return subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    code = f"import spectra_serve; from {__name__} import compile_kernels; compile_kernels()"
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    return subprocess.Popen([sys.executable, "-Pc", code], **quiet, start_new_session=True)
 
 
 def _draft_once() -> None:
@@ -62,7 +58,7 @@ def _draft_once() -> None:
     lookup.propose(view, 2)
     lookup.repeated(view, 2)
     share_out([[0.5]], [True], Price(1, np.ones(2), 0.0, 0.0), 0.0, 0.0)
-    MemoryIndex([[1, 2]])  # compiles queries; the first snapshot may come while requests run
+    MemoryIndex([[1, 2]])  # compiles queries: the first snapshot may arrive while requests run
     view.context.extend([1])
     speculator.observe(view, Outcome([1], EMPTY_TREE, (), TopIds(np.array([-1], np.int32), ids, logprobs)))
     speculator.end(view)

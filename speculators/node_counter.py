@@ -1,7 +1,6 @@
-"""Counts the nodes that branches will occupy in the composed tree.
+"""Counts the nodes that branches occupy in the composed tree.
 
-The composer (``engine.composer``) merges shared prefixes, so the sum of branch lengths overstates what a draft costs. A
-speculator that wants to fill its budget exactly counts the way the composer does.
+The composer (``engine.composer``) merges shared prefixes, so a draft has fewer nodes than the sum of its branches.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ _Level: TypeAlias = "dict[int, _Level]"
 
 
 class NodeCounter:
-    """A prefix tree of everything drafted so far in one step."""
+    """A prefix tree of the branches of one step."""
 
     def __init__(self) -> None:
         self._root: _Level = {}
         self.n_nodes = 0
 
     def add(self, tokens: Sequence[int], limit: int) -> int:
-        """Insert a chain while the count stays within ``limit`` nodes; returns how many of its tokens fit."""
+        """Add the first tokens of a chain, up to ``limit`` nodes in all; return how many tokens fit."""
         level = self._root
         for depth, token in enumerate(tokens):
             below = level.get(token)
@@ -35,7 +34,7 @@ class NodeCounter:
         return len(tokens)
 
     def add_whole(self, tokens: Sequence[int], limit: int) -> bool:
-        """Insert a chain whole or, when the count would exceed ``limit`` nodes, not at all; returns which."""
+        """Add a chain and return True, or change nothing and return False if there were more than ``limit`` nodes."""
         level = self._root
         for depth, token in enumerate(tokens):
             below = level.get(token)
@@ -48,10 +47,7 @@ class NodeCounter:
         return True
 
     def add_branch(self, branch: Branch, limit: int | None = None) -> int:
-        """Insert a branch, chain or tree, while the count stays within ``limit`` nodes, if there is one.
-
-        Returns how many of its first nodes fit.
-        """
+        """Add the first nodes of a chain or tree, up to ``limit`` nodes in all; return how many of its nodes fit."""
         levels: list[_Level] = []
         for token, parent in zip(branch.tokens, branch.above, strict=True):
             above = self._root if parent == ROOT else levels[parent]
@@ -65,7 +61,7 @@ class NodeCounter:
         return len(levels)
 
     def _append(self, level: _Level, tokens: Sequence[int]) -> None:
-        """Hang new nodes, one below the other, under ``level``."""
+        """Add a chain of new nodes below ``level``."""
         for token in tokens:
             below: _Level = {}
             level[token] = below

@@ -1,12 +1,12 @@
-"""How much of a long prompt a speculator learns in one call."""
+"""How much of a long prompt a speculator learns per call."""
 
 from __future__ import annotations
 
 from engine.protocol import Outcome
 
-PIECE = 512  # tokens: the process that calls serves other requests, too
+PIECE = 512  # tokens; a call must be short, because the process serves other requests as well
 
 
 def piece_beside(outcome: Outcome) -> int:
-    """Tokens to learn beside an outcome: as many as its chunk had, so that a prompt is learnt when it is read."""
+    """Return how many tokens to learn with an outcome: at least as many as its prompt chunk had."""
     return max(PIECE, outcome.n_read)

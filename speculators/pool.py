@@ -1,7 +1,7 @@
-"""The speculator pool: request views and the speculators that draft for them, behind one call per step.
+"""The speculator pool: the views of all live requests, and the speculators that draft for them, with one call per step.
 
-Plain and synchronous: the host (the offline loop, the router, an actor) makes one call at a time. The pool does not
-know where the target runs.
+The pool is synchronous: its owner (the offline loop, the router or an actor) makes one call at a time. It does not know
+where the target runs.
 """
 
 from __future__ import annotations
@@ -15,47 +15,42 @@ from speculators.method import SpeculatorOptions
 from speculators.mixing.fault_isolation import FaultIsolated
 from speculators.registry import Factory, create
 
-MOST_METHODS = 32  # kept while no request uses them: clients may join the names in thousands of ways
+MOST_METHODS = 32  # kept without requests that use them; clients can join names in thousands of ways
 
 
 class SpeculatorPool:
-    """Owns the views of all live requests and one speculator per method, made when first asked for.
+    """Owns the views of all live requests, and one speculator per method, made for the first request that uses it.
 
-    A method that joins several names is little more than their speculators, which are made once each; of all methods
-    the most recently used are kept, and those of live requests.
-
-    Args:
-        options: per-method settings.
-        extra: factories under further names, for tests.
+    Joined methods share one speculator per name. The pool keeps the methods of live requests and the most recently used
+    ones. ``extra`` are factories by further names, for tests and benchmarks.
     """
 
     def __init__(self, options: SpeculatorOptions | None = None, extra: Mapping[str, Factory] | None = None) -> None:
         self._options = options or SpeculatorOptions()
         self._extra = extra
-        self._parts: dict[str, Speculator] = {}  # by name; as many as there are names
-        self._speculators: OrderedDict[str, FaultIsolated] = OrderedDict()  # by method, in order of their last use
-        self._live: dict[int, tuple[RequestView, FaultIsolated]] = {}  # request id -> its view and its speculator
+        self._parts: dict[str, Speculator] = {}  # by name
+        self._speculators: OrderedDict[str, FaultIsolated] = OrderedDict()  # by method, least recently used first
+        self._live: dict[int, tuple[RequestView, FaultIsolated]] = {}  # by request id
         if self._options.retrieval is not None:
-            self._options.retrieval()  # now: a corpus takes seconds, and no request should wait for it
+            self._options.retrieval()  # loads the corpus, which takes seconds, before the first request
 
     @property
     def n_live(self) -> int:
-        """Requests that have begun and not ended."""
         return len(self._live)
 
     def needs(self, method: str, request: Request | None = None) -> Needs:
-        """What the target must read back for ``method``; a method may do with less for some requests.
+        """Return what the target must read back for ``method``; for some requests this is less.
 
         Raises:
-            UnknownMethodError: the method is unknown or not available yet.
+            UnknownMethodError: the method is unknown or not available.
         """
         return self._speculator(method).needs_of(request)
 
     def begin(self, request_id: int, request: Request, vocab_size: int) -> None:
-        """Admit a request; its context is the prompt and what was emitted of it already.
+        """Admit a request; its context is the prompt and the output that was emitted already.
 
         Raises:
-            UnknownMethodError: the method is unknown or not available yet; nothing was kept.
+            UnknownMethodError: the method is unknown or not available; the request was not admitted.
             ValueError: the id is live already.
         """
         if request_id in self._live:
@@ -66,13 +61,13 @@ class SpeculatorPool:
         speculator.begin(view)
 
     def advance(self, outcomes: Sequence[tuple[int, Outcome]], budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
-        """Commit outcomes, let the speculators learn, then draft for every request in ``budgets``.
+        """Append the tokens of outcomes, let the speculators observe them, and draft for every request in ``budgets``.
 
-        Ids that are not live (cancelled meanwhile) are passed over and get no entry.
+        Ids that are not live (cancelled requests) are ignored.
 
         Args:
-            outcomes: (request id, outcome) in the order the target made them.
-            budgets: request id -> most nodes of its next tree; several parts of one method share it.
+            outcomes: (request id, outcome) in the order of the target's steps.
+            budgets: request id -> most nodes of its next tree; the parts of a joined method share it.
 
         Returns:
             request id -> branches in priority order, for ``engine.composer.compose``.
@@ -86,14 +81,14 @@ class SpeculatorPool:
         return self._propose(budgets)
 
     def end(self, request_id: int) -> None:
-        """Drop everything about a request; harmless when it is not live."""
+        """Drop the state of a request; one that is not live is ignored."""
         live = self._live.pop(request_id, None)
         if live is not None:
             view, speculator = live
             speculator.end(view)
 
     def reset(self) -> None:
-        """End all requests and forget the speculators: the state of a fresh pool."""
+        """End all requests and drop all speculators."""
         for request_id in list(self._live):
             self.end(request_id)
         self._speculators.clear()
@@ -109,7 +104,7 @@ class SpeculatorPool:
         return known
 
     def _make_room(self) -> None:
-        """Forget the methods unused for longest; those of live requests stay, so that no method is made twice."""
+        """Drop the least recently used methods; those of live requests stay, so that no speculator exists twice."""
         if len(self._speculators) < MOST_METHODS:
             return
         used = {id(speculator) for _, speculator in self._live.values()}
@@ -118,7 +113,7 @@ class SpeculatorPool:
             del self._speculators[method]
 
     def _propose(self, budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
-        """One batched call per method."""
+        """Return the drafts of all requests, with one call per method."""
         groups: dict[FaultIsolated, list[RequestView]] = {}
         for request_id in budgets:
             live = self._live.get(request_id)

@@ -1,75 +1,54 @@
 """Drafts of the target's trained drafter (EAGLE, ParallelSpec, Medusa, DFlash, P-EAGLE).
 
-The drafter runs behind the target's last layers, where the states are that it reads (``engine.drafter``); its drafts
-come with a step's result, and are handed out here.
+The drafter runs after the target's last layers, whose states it reads (``engine.drafter``). Its drafts arrive with the
+results of steps, and ``TrainedDrafts`` passes them on.
 """
 
 from __future__ import annotations
 
-from engine.errors import UnknownMethodError
-from engine.protocol import Branch, Needs, Outcome, RequestView
-from speculators.method import Method
+from functools import partial
+
+from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
+from speculators.method import Method, MethodContext
+from speculators.settings import Settings
 
 
-class TrainedDrafts:
-    """Hands out what came with the last step's result.
-
-    Args:
-        name: of the method.
-        drafter: the method of the target's drafter; None: it has none.
-
-    Raises:
-        UnknownMethodError: the target's drafter is of another method, or there is none.
-    """
+class TrainedDrafts(Speculator):
+    """Passes on the drafts of the target's drafter, whose method is ``name``."""
 
     needs = Needs(drafter=True)
 
-    def __init__(self, name: str, drafter: str | None) -> None:
-        if name != drafter:
-            found = "no drafter was given" if drafter is None else f"the drafter given is of method {drafter!r}"
-            raise UnknownMethodError(
-                f"method {name!r} needs a drafter that was trained for the target (--drafter DIR); {found}", "method"
-            )
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._drafts: dict[int, Branch] = {}
-
-    def begin(self, view: RequestView) -> None:
-        """The first draft comes with the end of the prompt."""
+        self._drafts: dict[int, Branch] = {}  # by request id
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Keep the draft behind the last token; one behind an earlier token is of no use any more."""
+        """Keep the draft that continues the last token; an older one is outdated."""
         self._drafts.pop(view.request_id, None)
         if outcome.draft is not None:
             self._drafts[view.request_id] = outcome.draft
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
-        """The draft, once; best nodes first, so that any budget keeps the best."""
+        """Return the draft once; its best nodes come first, so that any budget keeps the best."""
         branch = self._drafts.pop(view.request_id, None)
         return [] if branch is None else [branch]
 
     def end(self, view: RequestView) -> None:
-        """Forget the draft."""
         self._drafts.pop(view.request_id, None)
 
 
-def _trained(name: str, description: str) -> Method:
-    return Method(
-        name,
-        lambda settings, context: TrainedDrafts(name, context.options.trained),
-        description,
-        needs=("trained",),
-        is_trained=True,
-    )
+def _trained_drafts(name: str, settings: Settings, context: MethodContext) -> TrainedDrafts:
+    return TrainedDrafts(name)
 
 
 TRAINED = tuple(
-    _trained(*one)
-    for one in (
-        ("medusa", "heads on the target's last state, one per depth"),
-        ("eagle", "a layer that predicts the target's next states"),
-        ("parallelspec-medusa", "Medusa's drafter with mask tokens: all depths in one pass"),
-        ("parallelspec-eagle", "EAGLE's drafter with mask tokens: all depths in one pass"),
-        ("p-eagle", "EAGLE's drafter with learned mask states: all depths in one pass"),
-        ("dflash", "a block that is denoised in one pass"),
+    Method(name, partial(_trained_drafts, name), description, source, needs=("trained",), is_trained=True)
+    for name, description, source in (
+        ("medusa", "heads on the target's last state, one per depth", "arXiv 2401.10774"),
+        ("eagle", "a layer that predicts the target's next states", "arXiv 2401.15077, 2406.16858 and 2503.01840"),
+        ("parallelspec-medusa", "Medusa's drafter with mask tokens: all depths in one pass", "arXiv 2410.05589"),
+        ("parallelspec-eagle", "EAGLE's drafter with mask tokens: all depths in one pass", "arXiv 2410.05589"),
+        ("p-eagle", "EAGLE's drafter with learned mask states: all depths in one pass", "arXiv 2602.01469"),
+        ("dflash", "a block of tokens that is denoised in one pass", "arXiv 2602.06036"),
     )
 )

@@ -101,7 +101,7 @@ class Recording(TrainedDrafts):
     """Records every draft with the text before it; asks for a draft after every ``every`` tokens of a text."""
 
     def __init__(self, method: str, every: int = 1) -> None:
-        super().__init__(method, method)
+        super().__init__(method)
         self._every = every
         self.told: list[tuple[list[int], Branch]] = []  # text, draft
 
