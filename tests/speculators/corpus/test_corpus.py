@@ -204,13 +204,13 @@ def test_drafts_of_several_indexes_are_one_tree_of_distinct_paths_within_the_bud
 
 
 def test_the_cache_of_last_tokens_is_bounded_and_releases_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculators.corpus.lookup.MAX_KEPT", 10)
+    monkeypatch.setattr("speculators.corpus.lookup.MAX_CACHED", 10)
     indexes = [MemoryIndex([[i, i + n] for i in range(60)]) for n in (1, 2, 3)]
     cache = UnigramCache(Limits(1, 1, 200, 10, 64))
     for _ in range(2):
         for token in range(60):
             for n, index in enumerate(indexes, start=1):
-                assert cache.ask(index, token).tokens == [token + n]
+                assert cache.query(index, token).tokens == [token + n]
             assert len(cache) <= 10
     assert len(cache) == 10
     del index, indexes
