@@ -53,7 +53,7 @@ def test_a_method_of_another_package_is_added_by_name() -> None:
         ("gone", "no_such_module:METHOD", "importing .* failed: ModuleNotFoundError"),
         ("gone", f"{__name__}:NO_SUCH", "importing .* failed: AttributeError"),
         ("gone", f"{__name__}:example", "is function, not a Method"),
-        ("gone", f"{__name__}:EXAMPLE", "has the name 'example'; it must be 'gone'"),
+        ("gone", f"{__name__}:EXAMPLE", "has the name .example.; it must be"),
         ("Ex+ample", f"{__name__}:ODD_NAME", "has the name"),
         ("pld", f"{__name__}:PLD_AGAIN", "has the name of another method"),
     ],

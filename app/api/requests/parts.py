@@ -9,7 +9,6 @@ from pydantic import Field, field_validator, model_validator
 from app.api.requests.parsing import Strict, refuse, texts_of
 from app.api.requests.tool_fields import MAX_CALLS, ToolCall
 from retrieval_store.service.manifest_feed import is_namespace
-from speculators.methods import all_methods
 
 MAX_MESSAGES = 4096
 MESSAGE_COST = 64  # characters: so long a text takes as much work as a message without any
@@ -70,9 +69,7 @@ def weight_of(messages: list[ChatMessage]) -> int:
 class SpeculativeOptions(Strict):
     """Extension: the drafting method of this request."""
 
-    method: Name | None = Field(
-        None, description=f"by default the server's; one of {', '.join(all_methods())}, or several joined with +"
-    )
+    method: Name | None = None  # None: the server's default; "+" joins several methods
     max_nodes: Annotated[int, Field(ge=1, le=4096)] | None = None  # drafted nodes per step, at most the server's limit
     enabled: bool = True  # False: plain autoregressive decoding, whatever `method` says
     trace: bool = False  # True: the answer tells the tree of every step; by leave, for drafts may be others' texts

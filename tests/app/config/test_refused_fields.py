@@ -18,7 +18,7 @@ from app.config.fields import GROUPS
 from app.config.serve import ServeConfig
 from engine.errors import ConfigError
 
-FIELD = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b(?= (is|names|goes|has no)\b)")
+FIELD = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b(?=:| (is|names|goes|has no)\b)")
 SIMULATED = {"simulate": "flat10"}
 TWO = {"replicas": 2}
 ON_GPUS = {"draft_model": "small", "device": "cuda", "stage_gpus": 0.5}
