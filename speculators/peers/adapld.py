@@ -1,13 +1,13 @@
-"""AdaPLD (Liu et al. 2026, arXiv 2606.05742): prompt lookup that asks hidden states, and never finds nothing.
+"""AdaPLD (Liu et al. 2026, arXiv 2606.05742): prompt lookup that compares hidden states where no n-gram matches.
 
-The longest n-gram at the end of the context is searched earlier in it; of several occurrences the one counts where the
-target's hidden state was most like now (as PLD+ ranks them). Where no n-gram occurred before, the position with the
-most similar state stands in for a match: *semantic* retrieval. What followed is copied. Beside this span, a few
-alternatives to its first token branch off: what the target itself ranked highest behind the last token (Token
-Recycling's rows), each with the one token that followed it where the state was most like now.
+The longest n-gram at the end of the context is searched earlier in it. Of several occurrences, the one with the most
+similar hidden state of the target counts, as in PLD+. Where no n-gram occurred before, the position with the most
+similar state replaces the match (*semantic* retrieval). The tokens after it are copied. Alternatives to the first token
+are the target's best ids after earlier occurrences of the last token, as in Token Recycling. Each is followed by the
+token that came after it where the state was most similar.
 
-States are read a position back, because the last token has not been forwarded yet. The conversion that this was built
-from gives no numbers for the lengths; those below are PLD+'s where there is one.
+The last token has not been forwarded yet, so states are compared one position before. The description that this was
+built from gives no lengths; the defaults are those of PLD+ where it has them.
 """
 
 from __future__ import annotations
@@ -16,68 +16,54 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from engine.errors import ConfigError, UnknownMethodError
+from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.tree import ROOT, IntArray
-from speculators.method import Method
+from speculators.method import Method, MethodContext
 from speculators.ngrams.occurrences import Occurrences
 from speculators.peers.scored_contexts import RecentRows, scored_contexts
+from speculators.per_request import PerRequest
 from speculators.pld_plus.hidden_states import HiddenStates
+from speculators.pld_plus.speculator import PldPlusConfig
+from speculators.settings import Settings, setting
 
 
 @dataclass(frozen=True, slots=True)
-class AdaPldConfig:
-    """AdaPLD settings.
+class AdaPldConfig(Settings):
+    """AdaPLD settings."""
 
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    ngram_max: int = setting(3, "tokens of the longest match", at_least=1)
+    ngram_min: int = setting(1, "tokens of the shortest match; without one, states are compared", at_least=1)
+    draft_tokens: int = setting(10, "tokens copied after a match", at_least=1)
+    branches: int = setting(8, "alternatives to the first copied token, at most", at_least=0)
+    least: float = setting(0.5, "lowest cosine at which a state replaces a match", at_least=-1, at_most=1)
+    max_candidates: int = setting(4096, "latest positions whose states are compared", at_least=1)
+    top_k: int = setting(8, "successors kept per token", at_least=1)
+    max_rows: int = setting(65536, "tokens whose successors are kept; the oldest are dropped", at_least=1)
+    layer: int | None = setting(None, "layer whose output is compared, from 0; that of pld_plus unless set", at_least=0)
+    dims: int = setting(128, "dimensions that states are projected to; 0: none", at_least=0)
 
-    ngram_max: int = 3  # tokens; the longest match looked for
-    ngram_min: int = 1  # tokens; where none so long occurred, states are asked
-    draft_tokens: int = 10  # tokens of the copied span
-    branches: int = 8  # alternatives to its first token, at most
-    least: float = 0.5  # cosine below which a position does not stand in for a match
-    max_candidates: int = 4096  # latest positions whose states are compared: bounds the time of a step
-    top_k: int = 8  # successors kept per token
-    max_rows: int = 65536  # tokens whose successors are kept; the oldest gives way
-    layer: int | None = None  # whose output is compared, from 0; that of pld_plus unless set
-    dims: int = 128  # dimensions the states are projected to before they travel; 0: none
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.ngram_min <= self.ngram_max:
-            raise ConfigError(f"adapld: need 1 <= ngram_min <= ngram_max, got {self.ngram_min} and {self.ngram_max}")
-        for name in ("draft_tokens", "max_candidates", "top_k", "max_rows"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"adapld: {name} must be at least 1, got {getattr(self, name)}")
-        for name in ("branches", "dims"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"adapld: {name} must be at least 0, got {getattr(self, name)}")
-        if not -1.0 <= self.least <= 1.0:
-            raise ConfigError(f"adapld: least must lie in -1..1, got {self.least}")
+    def check(self) -> None:
+        if self.ngram_min > self.ngram_max:
+            raise ConfigError(f"ngram_min is {self.ngram_min}; it must be at most ngram_max, {self.ngram_max}")
 
 
 @dataclass(slots=True)
-class _State:
-    """One request's part."""
+class AdaPldState:
+    """What is known for one request."""
 
     hidden: HiddenStates
     successors: RecentRows[list[int]]
     occurrences: Occurrences = field(default_factory=Occurrences)
 
 
-class AdaPld:
-    """The published method.
-
-    Raises:
-        UnknownMethodError: the configuration names no layer.
-    """
+class AdaPld(PerRequest[AdaPldState]):
+    """The published method; its settings name a layer."""
 
     name = "adapld"
 
     def __init__(self, config: AdaPldConfig) -> None:
-        if config.layer is None:
-            raise UnknownMethodError("adapld needs a layer of the model: set adapld.layer", "method")
+        super().__init__()
         self._config = config
         self.needs = Needs(
             node_top_k=config.top_k,
@@ -86,65 +72,59 @@ class AdaPld:
             hidden_layer=config.layer,
             hidden_dims=config.dims,
         )
-        self._states: dict[int, _State] = {}
 
-    def begin(self, view: RequestView) -> None:
-        """Room for the states that will come."""
+    def new_state(self, view: RequestView) -> AdaPldState:
         hidden = HiddenStates(len(view.context) + min(view.request.params.max_tokens, 1024))
-        self._states[view.request_id] = _State(hidden, RecentRows(self._config.max_rows))
+        return AdaPldState(hidden, RecentRows(self._config.max_rows))
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
-        """One tree: the copied span first, then alternatives to its first token."""
-        state, config = self._states[view.request_id], self._config
+        """Return one tree: the copied tokens, then alternatives to the first of them."""
+        state, config = self.states[view.request_id], self._config
         text = view.context.view
         start = self._start(state, text)
-        span = [] if start is None else text[start : start + min(config.draft_tokens, budget)].tolist()
-        tokens, parents = list(span), list(range(-1, len(span) - 1))
-        others = [token for token in state.successors.get((int(text[-1]),), ()) if token not in span[:1]]
+        copied = [] if start is None else text[start : start + min(config.draft_tokens, budget)].tolist()
+        tokens, parents = list(copied), list(range(ROOT, len(copied) - 1))
+        others = [token for token in state.successors.get((int(text[-1]),), ()) if token not in copied[:1]]
         for token in others[: config.branches]:
             _, starts = state.occurrences.matches(text, np.array([token], np.int32), 1)
-            after = self._most_alike(state, text, starts)
-            for more, parent in ((token, ROOT), (None if after is None else int(text[after]), len(tokens))):
-                if more is not None and len(tokens) < budget:
-                    tokens.append(more)
-                    parents.append(parent)
+            after = self._most_similar(state, text, starts)
+            chain = [token] if after is None else [token, int(text[after])]
+            chain = chain[: budget - len(tokens)]
+            parents += (ROOT, len(tokens))[: len(chain)]
+            tokens += chain
         return [Branch(tokens, self.name, parents)] if tokens else []
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Keep the states of the positions the step committed, and the successors it read back."""
-        state = self._states[view.request_id]
+        """Keep the states of the committed positions and the ids that were read back."""
+        state = self.states[view.request_id]
         for context, ids, _ in scored_contexts(view, outcome, 1, self._config.top_k):
             state.successors.put(context, ids)
         hidden = None if outcome.artefacts is None else outcome.artefacts.hidden
         if hidden is not None and len(hidden):
-            # Whatever was forwarded ends one before the bonus token; a chunk without one says where it began.
+            # The last forwarded token is the one before the bonus token; a chunk without one says where it began.
             first = len(view.context) - 1 - len(hidden) if outcome.tokens else outcome.prompt_start
             state.hidden.put(first, hidden)
 
-    def end(self, view: RequestView) -> None:
-        """Drop the request's state."""
-        self._states.pop(view.request_id, None)
-
-    def _start(self, state: _State, text: IntArray) -> int | None:
-        """Where the span begins: behind the longest match, else behind the most similar state."""
+    def _start(self, state: AdaPldState, text: IntArray) -> int | None:
+        """Return the position after the longest match, or else after the most similar state."""
         config = self._config
         lengths, starts = state.occurrences.matches(text, text, config.ngram_max)
         longest = int(lengths.max(initial=0))
         if longest >= config.ngram_min:
-            return self._most_alike(state, text, starts[lengths == longest])
+            return self._most_similar(state, text, starts[lengths == longest])
         if state.hidden.end != len(text) - 1:
             return None
         positions = np.arange(max(state.hidden.first, len(text) - 1 - config.max_candidates), len(text) - 2)
         if len(positions) == 0:
             return None
-        alike = state.hidden.cosines(positions)
-        best = int(alike.argmax())
-        return int(positions[best]) + 2 if alike[best] >= config.least else None
+        cosines = state.hidden.cosines(positions)
+        best = int(cosines.argmax())
+        return int(positions[best]) + 2 if cosines[best] >= config.least else None
 
-    def _most_alike(self, state: _State, text: IntArray, starts: IntArray) -> int | None:
-        """The position of ``starts``, latest first, before which the state was most like now; or else the latest.
+    def _most_similar(self, state: AdaPldState, text: IntArray, starts: IntArray) -> int | None:
+        """Return the one of ``starts`` (latest first) with the most similar state two positions before, or the latest.
 
-        A state is read two positions before: that of the token before the one that matched.
+        Two positions before a start is the token before the last matching one.
         """
         if len(starts) == 0:
             return None
@@ -155,12 +135,17 @@ class AdaPld:
         return int(known[state.hidden.cosines(known).argmax()]) + 2
 
 
+def _make(settings: AdaPldConfig, context: MethodContext) -> AdaPld:
+    options = context.options
+    layers = (settings.layer, options.of(PldPlusConfig).layer, options.layer)
+    return AdaPld(replace(settings, layer=next(layer for layer in layers if layer is not None)))
+
+
 ADAPLD = Method(
     name="adapld",
-    factory=lambda settings, context: AdaPld(
-        replace(settings, layer=context.options.layer if settings.layer is None else settings.layer)
-    ),
-    description="prompt lookup that compares hidden states where no n-gram matches",
+    factory=_make,
+    description="prompt lookup that compares the target's hidden states where no n-gram matches",
+    source="arXiv 2606.05742",
     settings=AdaPldConfig,
     needs=("layer",),
 )

@@ -1,4 +1,4 @@
-"""What the target said behind the contexts of a step, and rows of it that are kept by context."""
+"""What the target ranked highest after the contexts of a step, and tables that keep it by context."""
 
 from __future__ import annotations
 
@@ -12,31 +12,29 @@ from engine.top_ids import TopIds
 from engine.tree import FloatArray, IntArray
 
 Context = tuple[int, ...]
-T = TypeVar("T")
+ScoredContext = tuple[Context, list[int], list[float]]  # ids, best first, and their probabilities
+RowT = TypeVar("RowT")
 
 
-class RecentRows(dict[Context, T], Generic[T]):
-    """Context -> what is known behind it; beyond ``most``, the row written longest ago gives way."""
+class RecentRows(dict[Context, RowT], Generic[RowT]):
+    """Maps contexts to rows; beyond ``most`` rows, the one written longest ago is dropped."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
 
-    def put(self, context: Context, row: T) -> None:
-        """Write a row; it becomes the youngest."""
+    def put(self, context: Context, row: RowT) -> None:
         self.pop(context, None)
         self[context] = row
         if len(self) > self._most:
             del self[next(iter(self))]
 
 
-def scored_contexts(
-    view: RequestView, outcome: Outcome, order: int, top_k: int
-) -> Iterator[tuple[Context, list[int], list[float]]]:
-    """Every context that the target scored: its last ``order`` tokens at most, best ids, their probabilities.
+def scored_contexts(view: RequestView, outcome: Outcome, order: int, top_k: int) -> Iterator[ScoredContext]:
+    """Yield every context that the target scored: its last ``order`` tokens, the best ids, their probabilities.
 
-    Prompt positions come first, then the root and the nodes of the tree, rejected ones too. Probabilities are those of
-    the ``top_k`` best among themselves: they sum to 1.
+    Prompt positions come first, then the root and the nodes of the tree, rejected ones too. The probabilities of the
+    ``top_k`` best ids sum to 1.
     """
     context = view.context.view
     if outcome.prompt_top_ids is not None and outcome.prompt_top_logprobs is not None:
@@ -54,9 +52,7 @@ def scored_contexts(
         yield from _rows([tails[node + 1] for node in top.nodes.tolist()], top.ids, top.logprobs, top_k)
 
 
-def _rows(
-    tails: list[Context], ids: IntArray, logprobs: FloatArray, top_k: int
-) -> Iterator[tuple[Context, list[int], list[float]]]:
+def _rows(tails: list[Context], ids: IntArray, logprobs: FloatArray, top_k: int) -> Iterator[ScoredContext]:
     p = np.exp(logprobs[:, :top_k])
     p /= p.sum(axis=1, keepdims=True)
     return zip(tails, ids[:, :top_k].tolist(), p.tolist(), strict=True)

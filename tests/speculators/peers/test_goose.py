@@ -144,7 +144,7 @@ def test_rows_are_bounded(method):
     request = view(PROMPT)
     method.begin(request)
     observe_prompt(method, request, HashTarget(48))
-    assert len(method._states[0].rows) == 5
+    assert len(method.states[0].rows) == 5
 
 
 @pytest.mark.parametrize(

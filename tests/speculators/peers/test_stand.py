@@ -103,4 +103,4 @@ def test_with_the_targets_noise_the_first_child_of_stand_is_its_draw(seed):
     assert stand.propose(request, 4)[0].tokens == order
     assert stand.propose(request, 4)[0].tokens == order  # a function of seed and position
     rejecting, request = taught(StandConfig(depth=1, noise="target"), p, seed=seed, verification="rejection")
-    assert rejecting._states[0].key is None
+    assert rejecting.states[0].key is None
