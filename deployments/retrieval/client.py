@@ -1,4 +1,4 @@
-"""Client of the retrieval service: a ``Source`` over a Serve handle, and one reader per process."""
+"""Client of the retrieval service: a ``ManifestSource`` over a Serve handle, and one reader per process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANSWER_S = 10.0  # beyond the time a call may wait at the service; after it the 
 
 
 class ServiceClient:
-    """Implements ``Source``; thread-safe.
+    """Implements ``ManifestSource``; thread-safe.
 
     Calls run in an event loop of the client's own: a handle belongs to one loop (always so with Serve's
     ``RAY_SERVE_THROUGHPUT_OPTIMIZED``), and the process's main loop must not be kept from its steps.
@@ -30,17 +30,17 @@ class ServiceClient:
         threading.Thread(target=self._loop.run_forever, name="retrieval-client", daemon=True).start()
 
     def changes(self, known: Known, timeout: float) -> ManifestChanges:
-        """See ``Source.changes``."""
+        """See ``ManifestSource.changes``."""
         answer: ManifestChanges = self._call("changes", timeout, dict(known), timeout)
         return answer
 
     def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
-        """See ``Source.read``."""
+        """See ``ManifestSource.read``."""
         chunk: bytes = self._call("read", 0.0, namespace, version, file, offset)
         return chunk
 
     def learn(self, namespace: str, texts: Sequence[Sequence[int]]) -> int:
-        """See ``Source.learn``."""
+        """See ``ManifestSource.learn``."""
         lost: int = self._call("learn", 0.0, namespace, list(texts))
         return lost
 

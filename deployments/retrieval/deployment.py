@@ -51,7 +51,7 @@ class RetrievalDeployment:
         self._changed = asyncio.Event()
 
     async def changes(self, known: Known, timeout: float) -> ManifestChanges:
-        """See ``Source.changes``."""
+        """See ``ManifestSource.changes``."""
         deadline = time.monotonic() + min(timeout, LONGEST_S)
         while True:
             changed = self._changed
@@ -63,11 +63,11 @@ class RetrievalDeployment:
                 await asyncio.wait_for(changed.wait(), left)
 
     async def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
-        """See ``Source.read``."""
+        """See ``ManifestSource.read``."""
         return await asyncio.to_thread(self._service.read, namespace, version, file, offset)
 
     async def learn(self, namespace: str, texts: Sequence[Sequence[int]]) -> int:
-        """See ``Source.learn``."""
+        """See ``ManifestSource.learn``."""
         return self._service.learn(namespace, texts)
 
     def __del__(self) -> None:

@@ -86,7 +86,7 @@ class Executor:
     def warm_up(self, arena: KVArena, answers: bool = True, more_work: Iterable[str] = ()) -> None:
         """Compile kernels and record steps, with their answers unless ``answers`` is False; ``more_work`` runs last.
 
-        A step that was not foreseen (see ``LogitsReader.warm_up``) is recorded when it comes, of kernels that are there.
+        A step that was not foreseen (see ``LogitsReader.warm_up``) is recorded when it comes, from compiled kernels.
         """
         if self._graphs is None:
             return

@@ -14,7 +14,7 @@ from retrieval_store.snapshots.cache import SnapshotFolder
 from retrieval_store.snapshots.files import checked, write_blocks
 from retrieval_store.snapshots.snapshot import MANIFEST, check_tokenizer, decode_manifest
 
-Read: TypeAlias = Callable[[str, str, str, int], bytes]  # ``Source.read``
+Read: TypeAlias = Callable[[str, str, str, int], bytes]  # ``ManifestSource.read``
 
 
 def fetch_part(read: Read, namespace: str, part: OfferedSnapshot, folder: SnapshotFolder, tokenizer_hash: str) -> Path:

@@ -57,7 +57,7 @@ def follows(indexes: Sequence[Index], context: Text) -> list[int]:
 
 @dataclass
 class Direct:
-    """A ``Source``: the service without a cluster in between."""
+    """A ``ManifestSource``: the service without a cluster in between."""
 
     service: RetrievalService
     is_away: bool = False

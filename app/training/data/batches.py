@@ -17,7 +17,7 @@ POOL = 32  # batches whose texts are sorted by length together: little padding, 
 
 
 class TextStream:
-    """Every text once per epoch; a ``Stream`` of the training loop."""
+    """Every text once per epoch; a ``BatchStream`` of the training loop."""
 
     def __init__(self, examples: Sequence[Example], capture: Capture, batch_size: int, seed: int) -> None:
         self._examples, self._capture, self._batch_size, self._seed = examples, capture, batch_size, seed

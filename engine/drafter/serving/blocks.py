@@ -23,7 +23,7 @@ from engine.tree import FloatArray
 
 
 class BlockDrafting:
-    """The DFlash family. Implements ``Drafting``.
+    """The DFlash family. Implements ``DraftingNetwork``.
 
     Args:
         network: with its weights.
@@ -76,7 +76,7 @@ class BlockDrafting:
 
 
 class HeadDrafting:
-    """Medusa. Implements ``Drafting``.
+    """Medusa. Implements ``DraftingNetwork``.
 
     Args:
         network: with its weights.

@@ -30,7 +30,7 @@ class _Masks:
 
 
 class PairDrafting:
-    """Rows i of token i + 1 and the state at i. Implements ``Drafting``.
+    """Rows i of token i + 1 and the state at i. Implements ``DraftingNetwork``.
 
     Args:
         network: with its weights.
