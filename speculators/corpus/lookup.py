@@ -1,11 +1,10 @@
 """Drafts from a library of texts; ``rest`` and ``spectra-retrieval`` share this code.
 
 The longest suffix of the context that occurs is looked up, and the most frequent prefixes of its continuations become a
-tree. If a request may use several indexes (its namespace's and the shared ones), all are queried and their answers are
-merged: the longest match first, the more specific index first among equals.
+tree. If a request may use several indexes (its namespace's and the shared ones), their answers are merged: the longest
+match first, the more specific index first among equals.
 
-The library is asked for its indexes before every draft, because they are replaced while requests run. Only
-``UnigramCache`` keeps answers, each with its index, so that no namespace gets text of another one.
+The library is asked for its indexes before every draft, because they are replaced while requests run.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """REST: drafts what followed the same words in a corpus (He et al. 2023, arXiv 2311.08252).
 
 The published method (``RestConfig.paper``) looks up suffixes of 16 down to 2 tokens, and the first length with a hit
-provides the whole draft. Ours differs in two ways. A long match has few occurrences and leaves most of the budget
-unused, so what follows the last token alone fills the rest. And a score is not the plain share of the occurrences: it
-is lower for few occurrences and short matches. On real answers, the continuation of a single occurrence is right one
-time in three after two matching tokens, and two times in three after eight.
+provides the whole draft. A long match has few occurrences, so most of the budget is left. Here what follows the last
+token alone fills it, and scores are lower for few occurrences and short matches. On real answers, the continuation of a
+single occurrence is right one time in three after two matching tokens, and two times in three after eight.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
 """Adaptive n-gram parallel decoding, ANPD (Ou et al. 2024, arXiv 2404.08698): drafts the text's likely successors.
 
-The published method counts the n-grams of orders 2 to N of the request's text. It drafts ``K`` tokens one by one: each
-is the most frequent successor of the longest known context. ``AnpdConfig.paper()`` does the same, with searches of the
-text (``speculators.ngrams.occurrences``) instead of tables.
+The published method (``AnpdConfig.paper()``) drafts tokens one by one: each is the most frequent successor of the
+longest context of 1 to N - 1 tokens that occurs in the text.
 
 By default the same counts grow a tree. The candidates of a node are the tokens at all places whose preceding tokens
 match the end of its path. A place with a match of ``m`` tokens votes with ``level_weight ** m``. The score of a
-candidate is its share of the votes times ``e / (e + escape)``, where ``e`` is the sum of all matches. With an escape of
-1.5 this is about the measured frequency (``docs/methods/anpd.md``).
+candidate is its share of the votes times ``e / (e + escape)``, where ``e`` is the sum of all matches; this is about the
+measured frequency (``docs/methods/anpd.md``).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -170,11 +169,9 @@ def _most_frequent(successors: list[int]) -> tuple[int, float]:
 
     Of equals the token wins whose first occurrence is the latest, as in the authors' code.
     """
-    counts: dict[int, int] = {}
-    for token in reversed(successors):
-        counts[token] = counts.get(token, 0) + 1
-    best = max(counts.values())
-    return [token for token, count in counts.items() if count == best][-1], best / len(successors)
+    counts = Counter(reversed(successors))
+    token, count = max(reversed(counts.items()), key=lambda item: item[1])
+    return token, count / len(successors)
 
 
 ANPD = Method(

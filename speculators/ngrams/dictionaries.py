@@ -1,8 +1,8 @@
 """Stores n-grams of a text: the forward and the backward dictionary of SPECTRA-CORE (Le et al. 2025, Algorithm 1).
 
 Lookahead keeps its n-grams in a forward dictionary. Both are bounded by two generations: new entries go to the young
-one. When the young generation holds half of the bound it becomes the old one, and the previous old one is dropped. This
-drops the entries learnt least recently, without the bookkeeping per entry that an exact LRU list needs.
+one. When it holds half of the bound it becomes the old one, and the previous old one is dropped. This drops the entries
+learnt least recently without the bookkeeping of an exact LRU list.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Lookahead decoding (Fu et al. 2024, arXiv 2402.02057).
+"""Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): guesses n-grams that Jacobi iterations of the target produced.
 
-A window generates n-grams in the same forward pass that verifies guesses (``speculators.ngrams.lookahead_window``). The
-n-grams go to a pool that maps a token to the ``G`` sequences seen last after it. All sequences after the context's last
-token are guessed.
+A window generates n-grams in the same forward pass that verifies guesses (``speculators.ngrams.lookahead_window``). A
+pool maps a token to the ``G`` sequences seen last after it, and all sequences after the context's last token are
+guessed. Three things go beyond the original: guesses with the same prefix share nodes, guesses do not wait for a full
+window, and the pool also learns the n-grams of prompt and output (gains: ``docs/methods/lookahead.md``).
 
-Three things go beyond the original: guesses with the same prefix share nodes, guesses do not wait for a full window,
-and the pool also learns the n-grams of prompt and output. ``docs/methods/lookahead.md`` has their gains.
-
-``G * (N - 1)`` guesses and ``W * (N - 1) - 1`` window nodes are at most 55 at the published 5, 7, 7. With a smaller
-budget, guesses come first and leave ``window_share`` to the window, whose right-most columns wait.
+The published 5, 7, 7 take at most 55 nodes. With a smaller budget, guesses come first and leave ``window_share`` to the
+window, whose right-most columns wait.
 """
 
 from __future__ import annotations

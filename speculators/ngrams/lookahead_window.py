@@ -13,15 +13,11 @@ trunk, one below the other (level 5)::
      c0     c1    c2    c3
      :      :     :     :                 the target's answers d_i after the last token of every column
 
-So column ``i`` is one probe branch ``k_1 .. k_i a_i b_i c_i``, and the composer merges the trunks. This equals the
-original's attention mask: a token of column ``i`` sees the context, the root, ``k_1 .. k_i``, and the older tokens of
-its column. Its position after the root is its depth in the tree. The argmax at any temperature, the moves of filling
-and sliding, and the order of n-grams in the pool are the original's, too. Different:
+Column ``i`` is one probe branch ``k_1 .. k_i a_i b_i c_i``, and the composer merges the trunks. This equals the
+original's attention mask and positions: a token of column ``i`` sees the context, the root, ``k_1 .. k_i``, and the
+older tokens of its column. Different from the original:
 
-* two nodes with the same path are one node;
-* the original forwards the first row with the prompt. A prefill has no tree here, so filling takes ``N - 2`` decode
-  steps instead of ``N - 3``;
-* while filling, the original forwards column 0 and drops the answer; here it is left out;
+* a prefill has no tree, so filling takes ``N - 2`` decode steps instead of ``N - 3``, without column 0;
 * the original has no limit on nodes. Here the right-most columns wait if they do not fit into a step.
 """
 
@@ -76,26 +72,22 @@ class LookaheadWindow:
 
     def advance(self, outcome: Outcome) -> list[Tokens]:
         """Add the target's best token to every probed column, slide the window, and return the n-grams ``[N]``."""
-        grown: list[int] = []
+        ngrams: list[Tokens] = []
+        fills = False
         for column, path in self._probed:
             best = outcome.top_ids_after(path)
-            if len(best):
-                self._columns[column].append(int(best[0]))
-                grown.append(column)
+            if not len(best):
+                continue
+            tokens = self._columns[column]
+            tokens.append(int(best[0]))
+            fills |= column == 1 and not self.is_full
+            ngram = (self._root, *tokens) if column == 0 else tuple(tokens)
+            if self.is_full and len(ngram) == self._level:
+                ngrams.append(ngram)
+                del tokens[0]
         self._probed = []
-        if self.is_full:
-            return [ngram for column in grown if (ngram := self._slide(column)) is not None]
-        if 1 in grown:  # the trunk's first token becomes the root, every column moves left
+        if fills:  # the trunk's first token becomes the root, every column moves left
             del self._columns[0]
             del self._columns[0][0]
             self._steps_to_fill -= 1
-        return []
-
-    def _slide(self, column: int) -> Tokens | None:
-        """Drop the oldest token of a column that has one too many, and return the n-gram it was."""
-        tokens = self._columns[column]
-        ngram = (self._root, *tokens) if column == 0 else tuple(tokens)
-        if len(ngram) < self._level:
-            return None
-        del tokens[0]
-        return ngram
+        return ngrams

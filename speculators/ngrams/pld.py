@@ -86,8 +86,10 @@ class PromptLookup(PerRequest[Occurrences]):
 
     def repeated(self, view: RequestView, longest: int) -> int:
         """Return how many tokens at the end of the context, at most ``longest``, occur before in the same order."""
-        known = self.states.get(view.request_id)
-        return 0 if known is None or not len(view.context) else known.count_repeated(view.context.view, longest)
+        known, context = self.states.get(view.request_id), view.context.view
+        return (
+            0 if known is None or not len(context) else int(known.matches(context, context, longest)[0].max(initial=0))
+        )
 
 
 def _random_bits(seed: int, position: int) -> int:

@@ -1,15 +1,12 @@
 """Suffix decoding (SuffixDecoding, Oliaro et al. 2024, arXiv 2411.04975): drafts what followed the longest matches.
 
-The published method keeps a tree of all suffixes of the request's text and, by option, of earlier outputs. It looks up
-the longest suffix of the context. From there a draft grows best first by the product of branch frequencies, down to a
-product of 0.1, to ``1 + 4 x match`` tokens and at most 60. As in the published code every suffix length is tried, and
-the draft with the highest sum of path probabilities wins.
+The published method (``mode="paper"``) looks up the suffixes of the context in a tree of all suffixes of the request's
+text and, by option, of earlier outputs. From each suffix a draft grows best first by the product of branch frequencies,
+down to a product of 0.1, to ``1 + 4 x match`` tokens and at most 60. The draft with the highest sum of path
+probabilities wins. No tree is built here: following the occurrences of the last token
+(``speculators.ngrams.occurrences``) gives the same draft and takes less time per token.
 
-No tree is built here: the draft depends only on where the suffix occurred, and following the occurrences of the last
-token (``speculators.ngrams.occurrences``) takes less time per token than counting in a tree.
-
-By default the method is the text half of ``speculators.successors.speculator``, which mixes all lengths of match;
-``mode="paper"`` is the published one.
+By default the method is the text half of ``speculators.successors.speculator``, which mixes all lengths of match.
 """
 
 from __future__ import annotations

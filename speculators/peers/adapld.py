@@ -2,12 +2,11 @@
 
 The longest n-gram at the end of the context is searched earlier in it. Of several occurrences, the one with the most
 similar hidden state of the target counts, as in PLD+. Where no n-gram occurred before, the position with the most
-similar state replaces the match (*semantic* retrieval). The tokens after it are copied. Alternatives to the first token
-are the target's best ids after earlier occurrences of the last token, as in Token Recycling. Each is followed by the
-token that came after it where the state was most similar.
+similar state replaces the match. The tokens after it are copied. Alternatives to the first token are the target's best
+ids after the last token, as in Token Recycling, each with the token that followed it where the state was most similar.
 
-The last token has not been forwarded yet, so states are compared one position before. The description that this was
-built from gives no lengths; the defaults are those of PLD+ where it has them.
+The last token has not been forwarded yet, so states are compared one position before. Our source gives no lengths; the
+defaults are those of PLD+ where it has them.
 """
 
 from __future__ import annotations

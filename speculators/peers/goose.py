@@ -2,8 +2,8 @@
 
 Copied tokens are right several times as often as tokens that the target ranked high after the same words, so the tree
 is uneven (section 4.1, Algorithm 1). The tokens after the latest match of the last 5, 4 or 3 tokens are one deep chain,
-the *spine*. Alternatives come from a table of successors by the last two tokens, or else by the last one. They hang at
-the root and at the spine, fewer at deeper nodes, and grow breadth first.
+the *spine*. Successors of the last two tokens, or else of the last one, hang at the root and at the spine, fewer at
+deeper nodes, and grow breadth first.
 
 The spine's share of the nodes follows the recent acceptance of spines. Where matches of several lengths agree on the
 next token, the spine gets more, up to everything, and is continued by further matches (section 4.3). The paper gives no
@@ -13,7 +13,9 @@ spine's length over ``long_spine``, at most 1.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
@@ -25,7 +27,7 @@ from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.tree import ROOT, IntArray
 from speculators.method import Method
 from speculators.ngrams.occurrences import Occurrences
-from speculators.peers.scored_contexts import RecentRows, scored_contexts
+from speculators.peers.scored_contexts import Context, RecentRows, scored_contexts
 from speculators.per_request import PerRequest
 from speculators.settings import Settings, setting
 from speculators.tenant_state import TenantState
@@ -96,10 +98,8 @@ class Goose(PerRequest[GooseState]):
         n_nodes = min(budget, config.nodes + int(agreement * max(config.most_nodes - config.nodes, 0)))
         ratio = config.ratios[0 if state.accepted < 0.2 else 1 if state.accepted < 0.4 else 2]
         state.spine = spine[: int(n_nodes * (ratio + agreement * (1.0 - ratio)))]
-        tree = GooseTree(config, state.rows, context[-2:].tolist())
-        tree.add_spine(state.spine)
-        tree.add_branches(n_nodes - len(state.spine), spine[0] if spine else None)
-        return [Branch(tree.tokens, self.name, tree.parents)] if tree.tokens else []
+        tokens, parents = self._tree(state, tuple(context[-2:].tolist()), n_nodes, spine[:1])
+        return [Branch(tokens, self.name, parents)] if tokens else []
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Replace the successors of all scored contexts, and update the acceptance of spines."""
@@ -138,63 +138,45 @@ class Goose(PerRequest[GooseState]):
         agreeing = sum(int(context[start]) == spine[0] for start in latest) / len(config.ngrams)
         return spine, agreeing * min(1.0, len(spine) / config.long_spine)
 
+    def _tree(self, state: GooseState, last: Context, n_nodes: int, copied: list[int]) -> tuple[list[int], list[int]]:
+        """Return tokens and parents of the spine and its branches: Algorithm 1.
 
-class GooseTree:
-    """A tree of one spine and branches.
+        ``last`` are the last two tokens of the context, ``copied`` the first token after the match, if there is one.
+        """
+        config, spine = self._config, state.spine
+        tokens, parents = list(spine), list(range(ROOT, len(spine) - 1))
+        contexts = [last, *itertools.pairwise((last[-1], *spine))]  # of the root, then of every node
+        depths = list(range(len(spine) + 1))
+        growing: deque[tuple[int, float]] = deque()  # nodes that branches may continue, and their probabilities
 
-    Args:
-        rows: successors by one and two tokens.
-        last: the last two tokens of the context; the last one is the root.
-    """
+        def add_children(node: int, n: int, omitted: Sequence[int] = ()) -> None:
+            context = contexts[node + 1]
+            ids, p = state.rows.get(context) or state.rows.get(context[-1:]) or ([], [])
+            end = min(len(tokens) + n, n_nodes)
+            for token, probability in zip(ids, p, strict=True):
+                if len(tokens) >= end or probability < config.least:
+                    break
+                if token not in omitted:
+                    if depths[node + 1] + 1 < config.depth:
+                        growing.append((len(tokens), probability))
+                    tokens.append(token)
+                    parents.append(node)
+                    depths.append(depths[node + 1] + 1)
+                    contexts.append((context[-1], token))
 
-    def __init__(self, config: GooseConfig, rows: RecentRows[SuccessorRow], last: list[int]) -> None:
-        self._config, self._rows = config, rows
-        self._contexts = [tuple(last)]  # of the root, then of every node
-        self._depths = [0]
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-
-    def add_spine(self, tokens: list[int]) -> None:
-        for token in tokens:
-            self._add(token, len(self.tokens) - 1)
-
-    def add_branches(self, n_nodes: int, copied: int | None) -> None:
-        """Add ``n_nodes`` nodes at the root and at the spine; ``copied`` follows the root by the match."""
-        config, n_spine = self._config, len(self.tokens)
-        limit = n_spine + n_nodes
-        left_at_spine = max(1, int(n_nodes * config.spine_branches)) if n_spine else 0
-        growing = deque(self._add_children(ROOT, n_nodes - left_at_spine, limit, copied))
-        harmonic = sum(1.0 / place for place in range(1, n_spine + 1))
-        for node in range(n_spine):
-            share = min(left_at_spine, max(1, int(config.spine_branches * n_nodes / (node + 1) / harmonic)))
+        n_branches = n_nodes - len(spine)
+        left_at_spine = max(1, int(n_branches * config.spine_branches)) if spine else 0
+        add_children(ROOT, n_branches - left_at_spine, copied)
+        harmonic = sum(1.0 / place for place in range(1, len(spine) + 1))
+        for node in range(len(spine)):
+            share = min(left_at_spine, max(1, int(config.spine_branches * n_branches / (node + 1) / harmonic)))
             left_at_spine -= share
-            following = self.tokens[node + 1] if node + 1 < n_spine else None
-            growing.extend(self._add_children(node, share, limit, following))
-        while growing and len(self.tokens) < limit:
-            node, p = growing.popleft()
-            most = max(1, config.top_k // self._depths[node + 1])
-            growing.extend(self._add_children(node, min(most, ceil((limit - len(self.tokens)) * p)), limit))
-
-    def _add_children(self, node: int, n: int, limit: int, omitted: int | None = None) -> list[tuple[int, float]]:
-        """Add the ``n`` best successors of a node but one; return those that can grow and their probabilities."""
-        context = self._contexts[node + 1]
-        ids, p = self._rows.get(context) or self._rows.get(context[-1:]) or ([], [])
-        end = min(len(self.tokens) + n, limit)
-        growing: list[tuple[int, float]] = []
-        for token, probability in zip(ids, p, strict=True):
-            if len(self.tokens) >= end or probability < self._config.least:
-                break
-            if token != omitted:
-                self._add(token, node)
-                if self._depths[-1] < self._config.depth:
-                    growing.append((len(self.tokens) - 1, probability))
-        return growing
-
-    def _add(self, token: int, parent: int) -> None:
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self._contexts.append((self._contexts[parent + 1][-1], token))
-        self._depths.append(self._depths[parent + 1] + 1)
+            add_children(node, share, spine[node + 1 : node + 2])
+        while growing and len(tokens) < n_nodes:
+            node, probability = growing.popleft()
+            most = max(1, config.top_k // depths[node + 1])
+            add_children(node, min(most, ceil((n_nodes - len(tokens)) * probability)))
+        return tokens, parents
 
 
 GOOSE = Method(

@@ -37,22 +37,21 @@ def scored_contexts(view: RequestView, outcome: Outcome, order: int, top_k: int)
     ``top_k`` best ids sum to 1.
     """
     context = view.context.view
+    scored: list[tuple[list[Context], IntArray, FloatArray]] = []  # contexts, [n, k] ids and their log-probabilities
     if outcome.prompt_top_ids is not None and outcome.prompt_top_logprobs is not None:
         before = context[max(outcome.prompt_start - order, 0) :].tolist()
         start = min(outcome.prompt_start, order)
         ends = range(start + 1, start + 1 + len(outcome.prompt_top_ids))
         tails = [tuple(before[max(end - order, 0) : end]) for end in ends]
-        yield from _rows(tails, outcome.prompt_top_ids, outcome.prompt_top_logprobs, top_k)
+        scored.append((tails, outcome.prompt_top_ids, outcome.prompt_top_logprobs))
     top = TopIds.of(outcome.top_ids)
     if len(top) and top.logprobs is not None:
         n_before = len(context) - len(outcome.tokens)
         tails = [tuple(context[max(n_before - order, 0) : n_before].tolist())]
         for token, parent in zip(outcome.tree.tokens, outcome.tree.parents, strict=True):
             tails.append((*tails[parent + 1], token)[-order:])
-        yield from _rows([tails[node + 1] for node in top.nodes.tolist()], top.ids, top.logprobs, top_k)
-
-
-def _rows(tails: list[Context], ids: IntArray, logprobs: FloatArray, top_k: int) -> Iterator[ScoredContext]:
-    p = np.exp(logprobs[:, :top_k])
-    p /= p.sum(axis=1, keepdims=True)
-    return zip(tails, ids[:, :top_k].tolist(), p.tolist(), strict=True)
+        scored.append(([tails[node + 1] for node in top.nodes.tolist()], top.ids, top.logprobs))
+    for tails, ids, logprobs in scored:
+        p = np.exp(logprobs[:, :top_k])
+        p /= p.sum(axis=1, keepdims=True)
+        yield from zip(tails, ids[:, :top_k].tolist(), p.tolist(), strict=True)

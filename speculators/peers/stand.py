@@ -1,10 +1,9 @@
 """STAND (Song et al. 2025, arXiv 2506.04708): n-grams with the target's probabilities, drafted by drawing.
 
-After contexts of 3 to 1 tokens the target's ten best ids are kept with their probabilities. Answers after the same
-context are averaged: a row seen ``k`` times weighs ``k / (k + 1)`` against the newest answer (section 3.1). A draft is
-a fixed tree of ranks. The children of a node are drawn without replacement from the row of its longest known context:
-the ids with the highest ``log p / T`` plus Gumbel noise (section 3.2), without noise in greedy decoding. The method was
-made for many reasoning traces of one question, which share rows.
+After contexts of 3 to 1 tokens the target's ten best ids are kept with their probabilities, averaged over all answers
+after the context (section 3.1). A draft is a fixed tree of ranks. The children of a node are drawn without replacement
+from the row of its longest known context: the ids with the highest ``log p / T`` plus Gumbel noise (section 3.2),
+without noise in greedy decoding. The method was made for many reasoning traces of one question, which share rows.
 
 The noise is the drafter's own, as published, or by option the noise that the target draws with (coupled sampling;
 Daliri et al. 2024). Then the first child is the token that the target would draw if the row were its distribution. The

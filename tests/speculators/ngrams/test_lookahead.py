@@ -103,7 +103,7 @@ def test_any_budget_is_kept_and_the_text_stays_right(prompt, budgets, name):
 def test_memory_of_lookahead_is_bounded():
     speculator = Lookahead(LookaheadConfig(max_keys=16, guesses=2))
     for _ in steps(speculator, LongMemory(1000, 9), view(list(range(300)), vocab_size=1000), 200):
-        state = speculator._states[0]
+        state = speculator.states[0]
         assert len(state.pool) <= 17
         assert len(state.window.paths) <= 9
 

@@ -75,22 +75,14 @@ def check(branches, context, texts, budget, config=FAITHFUL):
 def test_drafts_are_as_good_as_those_of_all_substrings(text, budget):
     for end in range(1, len(text) + 1):
         context = text[:end]
-        check(SuffixDecoding(FAITHFUL).propose(view(context), budget), context, [[context]], budget)
+        check(first_draft(SuffixDecoding(FAITHFUL), view(context), budget), context, [[context]], budget)
 
 
 @given(TEXTS, st.integers(1, 4), st.integers(1, 3), st.sampled_from([0.5, 1.0, 4.0]), st.sampled_from([0.1, 0.3, 1.0]))
 def test_every_setting_means_what_it_says(text, max_match, base, factor, least):
-    config = SuffixConfig(
-        "paper",
-        max_match,
-        draft_base=base,
-        draft_factor=factor,
-        max_draft=9,
-        min_probability=least,
-        max_occurrences=EVERY,
-    )
+    config = SuffixConfig("paper", max_match, base, factor, max_draft=9, min_probability=least, max_occurrences=EVERY)
     if text:
-        check(SuffixDecoding(config).propose(view(text), 20), text, [[text]], 20, config)
+        check(first_draft(SuffixDecoding(config), view(text), 20), text, [[text]], 20, config)
 
 
 @given(st.lists(TEXTS, max_size=4), TEXTS.filter(bool))
@@ -99,8 +91,8 @@ def test_earlier_outputs_count_as_documents_of_their_own(outputs, context):
     shared = SuffixDecoding(SuffixConfig(mode="paper", max_occurrences=EVERY, shared=True))
     for output in outputs:
         first_draft(shared, view([0, 1, 2, 9], scope="a", emitted=output))
-    check(shared.propose(view(context, scope="a"), 30), context, [[context], outputs], 30)
-    check(shared.propose(view(context, scope="b"), 30), context, [[context]], 30)
+    check(first_draft(shared, view(context, scope="a"), 30), context, [[context], outputs], 30)
+    check(first_draft(shared, view(context, scope="b"), 30), context, [[context]], 30)
 
 
 @pytest.mark.parametrize("history", [0, 1, 10, 100])
@@ -108,15 +100,15 @@ def test_the_history_is_bounded_and_keeps_the_latest(history):
     speculator = SuffixDecoding(SuffixConfig(mode="paper", shared=True, history=history))
     for i in range(20):
         speculator.end(view([7], i, scope="a", emitted=[*range(10 * i, 10 * i + 8)]))
-    kept = speculator._earlier["a"].view.tolist() if history else []
+    kept = speculator._earlier["a"].text.tolist() if history else []
     assert len(kept) <= history
     assert history == 0 or kept == [t for i in range(20) for t in (*range(10 * i, 10 * i + 8), -1)][-history:]
-    assert (speculator.propose(view([193, 194], scope="a"), 8) != []) == (history >= 10)
+    assert (first_draft(speculator, view([193, 194], scope="a"), 8) != []) == (history >= 10)
 
 
 def test_a_long_match_is_found_before_any_number_of_short_ones():
     text = [1, 2, 3, 4, 5, 6, 7, *[3, 9] * 2000, 1, 2, 3]
-    (branch,) = SuffixDecoding().propose(view(text), 4)
+    (branch,) = first_draft(SuffixDecoding(), view(text), 4)
     assert list(branch.tokens) == [4, 5, 6, 7]
 
 
@@ -137,6 +129,5 @@ def test_matches_are_those_of_a_plain_search(text, context, longest, piece):
 
 
 def test_nothing_is_drafted_from_nothing():
-    speculator = SuffixDecoding()
     for prompt, budget in (([], 8), ([1], 8), ([1, 1, 1], 0)):
-        assert speculator.propose(view(prompt), budget) == []
+        assert first_draft(SuffixDecoding(), view(prompt), budget) == []
