@@ -1,162 +1,120 @@
-"""Growing a draft tree best first. Compiled."""
+"""Compiled drafting: a tree of the most probable successors (``engine.compiled.best_first``)."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from engine.compiled.functions import compiled_in_place
+from engine.compiled.best_first import GrowingTree, begin_tree, make_growing_tree, next_row
+from engine.compiled.functions import compiled, compiled_in_place
 from engine.tree import FloatArray, IntArray
+from retrieval_store.index.addresses import Addresses, addresses_of, opener
+from speculators.successors.candidates import N_SOURCES, rank_candidates
+from speculators.successors.config import SOURCES
 from speculators.successors.draws import Sampling, weigh_draws
-from speculators.successors.mix import Model, mix_successors
-from speculators.successors.table import NONE, TAIL, fill_tail
+from speculators.successors.mix import SuccessorModel, mix_successors
+from speculators.successors.models import model_at
+from speculators.successors.table import NONE, TAIL, extend_tail, fill_tail, learn_text
 
-Doubles = npt.NDArray[np.float64]
 MAX_CHILDREN = 32
-LIKELY = 0.5
-WORTHLESS = 2e-5  # path probability of a contribution that is not worth looking at
+WORTHLESS = 2e-5  # path probability below which a contribution to a candidate is left out
+LEAST_SHARE = 1e-6  # of a node's probability that makes a source one of its proposers
 
 
-class Growth(NamedTuple):
-    """A tree of at most ``n`` nodes while it grows; row 0 is the root, row ``i + 1`` node ``i``."""
+class SuccessorTree(NamedTuple):
+    """A tree of at most ``n`` nodes, with what the mixed model adds to it."""
 
-    tokens: IntArray  # [n]
-    parents: IntArray  # [n]
-    scores: FloatArray  # [n]: probability of the node once its parent is accepted
-    text_share: FloatArray  # [n]: of the score, what counts of the text gave
-    corpus_share: FloatArray  # [n]: of the score, what texts to look up gave
-    proposers: IntArray  # [n]: see ``speculators.successors.calls``
-    reach: FloatArray  # [n + 1]: probability of the whole path
-    depths: IntArray  # [n + 1]
-    tails: IntArray  # [n + 1, TAIL]
-    child_ids: IntArray  # [n + 1, MAX_CHILDREN], best first
-    child_p: FloatArray  # [n + 1, MAX_CHILDREN]
-    child_text: FloatArray  # [n + 1, MAX_CHILDREN]
-    child_corpus: FloatArray  # [n + 1, MAX_CHILDREN]
-    n_children: IntArray  # [n + 1]
-    n_taken: IntArray  # [n + 1]
-    following: Doubles  # [n + 1]: path probability of the node that would come of the row next; 0: none
+    grown: GrowingTree
+    tails: IntArray  # [n + 1, TAIL]: last tokens of the path, for rows whose children are known
+    child_parts: FloatArray  # [n + 1, MAX_CHILDREN, N_SOURCES]: of the probability, by source
+    proposers: IntArray  # [n]: see ``PROPOSERS``
 
 
-def make_growth(n: int) -> Growth:
-    """Room for ``n`` nodes."""
-    lists = (n + 1, MAX_CHILDREN)
-    return Growth(
-        tokens=np.empty(n, np.int32),
-        parents=np.empty(n, np.int32),
-        scores=np.empty(n, np.float32),
-        text_share=np.empty(n, np.float32),
-        corpus_share=np.empty(n, np.float32),
-        proposers=np.empty(n, np.int32),
-        reach=np.empty(n + 1, np.float32),
-        depths=np.empty(n + 1, np.int32),
-        tails=np.empty((n + 1, TAIL), np.int32),
-        child_ids=np.empty(lists, np.int32),
-        child_p=np.empty(lists, np.float32),
-        child_text=np.empty(lists, np.float32),
-        child_corpus=np.empty(lists, np.float32),
-        n_children=np.empty(n + 1, np.int32),
-        n_taken=np.empty(n + 1, np.int32),
-        following=np.empty(n + 1, np.float64),
+def make_successor_tree(n: int) -> SuccessorTree:
+    """Return room for ``n`` nodes."""
+    return SuccessorTree(
+        make_growing_tree(n, MAX_CHILDREN),
+        np.empty((n + 1, TAIL), np.int32),
+        np.empty((n + 1, MAX_CHILDREN, N_SOURCES), np.float32),
+        np.empty(n, np.int32),
     )
 
 
-@compiled_in_place
-def expand(model: Model, growth: Growth, row: int, sampling: Sampling, position: int) -> None:
-    """The most probable successors of a row of the tree, at most MAX_CHILDREN, best first."""
-    least = WORTHLESS / growth.reach[row] if sampling.temperature == 0.0 else 0.0  # noise may lift any candidate
-    n = mix_successors(model, growth.tails[row], least)
-    candidates = model.candidates
-    weigh_draws(candidates, n, sampling, position)
-    ids, p, text, corpus = growth.child_ids, growth.child_p, growth.child_text, growth.child_corpus
-    kept = 0
-    for i in range(n):
-        value = candidates.p[i]
-        if kept == MAX_CHILDREN:
-            if value <= p[row, kept - 1]:
-                continue
-            kept -= 1
-        place = kept
-        while place > 0 and p[row, place - 1] < value:
-            ids[row, place] = ids[row, place - 1]
-            p[row, place] = p[row, place - 1]
-            text[row, place] = text[row, place - 1]
-            corpus[row, place] = corpus[row, place - 1]
-            place -= 1
-        ids[row, place], p[row, place] = candidates.ids[i], value
-        text[row, place], corpus[row, place] = candidates.from_text[i], candidates.from_corpus[i]
-        kept += 1
-    growth.n_children[row] = kept
+_EXAMPLE = make_successor_tree(1)
+_tree_at = opener(_EXAMPLE)
+
+
+def addresses_of_tree(tree: SuccessorTree) -> Addresses:
+    return addresses_of(tree, _EXAMPLE)
+
+
+@compiled
+def draft(
+    model_address: Addresses,
+    tree_address: Addresses,
+    context: IntArray,
+    n_learnt: int,
+    budget: int,
+    least: float,
+    temperature: float,
+    noise_key: Any,
+) -> int:
+    """Count ``context[n_learnt:]``, then grow a tree of path probabilities above ``least``; return its size."""
+    model, tree, sampling = model_at(model_address), _tree_at(tree_address), Sampling(temperature, noise_key)
+    learn_text(model.text, context, n_learnt)
+    fill_tail(tree.tails[0], context, len(context))
+    grown = tree.grown
+    begin_tree(grown)
+    row = next_row(grown, budget, least)
+    while row != NONE:
+        if row > 0:
+            extend_tail(tree.tails[row], tree.tails[grown.parents[row - 1] + 1], grown.tokens[row - 1])
+        _find_children(model, tree, row, sampling, len(context) + grown.depths[row])
+        row = next_row(grown, budget, least)
+    n = grown.progress[0]
+    for node in range(n):
+        tree.proposers[node] = _rank_sources(tree.child_parts[grown.parents[node] + 1, grown.ranks[node]])
+    return int(n)
 
 
 @compiled_in_place
-def grow(model: Model, growth: Growth, context: IntArray, budget: int, least: float, sampling: Sampling) -> int:
-    """Up to ``budget`` nodes of path probability at least ``least``, the most probable first; returns their number.
+def _find_children(model: SuccessorModel, tree: SuccessorTree, row: int, sampling: Sampling, position: int) -> None:
+    """Set the children of a row to its MAX_CHILDREN most probable successors, best first."""
+    grown, candidates = tree.grown, model.candidates
+    least = WORTHLESS / grown.reach[row] if sampling.temperature == 0.0 else 0.0  # noise may lift any candidate
+    mix_successors(model, tree.tails[row], least)
+    weigh_draws(candidates, sampling, position)
+    n = rank_candidates(candidates, MAX_CHILDREN)
+    for rank in range(n):
+        place = candidates.ranked[rank]
+        grown.child_ids[row, rank], grown.child_p[row, rank] = candidates.ids[place], candidates.p[place]
+        for source in range(N_SOURCES):
+            tree.child_parts[row, rank, source] = candidates.parts[place, source]
+    grown.n_children[row] = n
 
-    A row is expanded when its best child could be next, taking that child's probability for LIKELY until it is known:
-    most of the last nodes are thus never expanded.
-    """
-    fill_tail(growth.tails[0], context, len(context))
-    growth.reach[0] = 1.0
-    growth.depths[0] = 0
-    growth.n_children[0] = NONE
-    growth.n_taken[0] = 0
-    _note_following(growth, 0)
-    node = 0
-    while node < budget:
-        best = _next_row(growth, node, least)
-        if best == NONE:
+
+@compiled_in_place
+def _rank_sources(parts: FloatArray) -> int:
+    """Return the sources with a part, largest first: a digit to the base 4 each, its place + 1. Empties ``parts``."""
+    least = LEAST_SHARE * (parts[0] + parts[1] + parts[2])
+    number = 0
+    for _ in range(N_SOURCES):
+        best = 0
+        for source in range(1, N_SOURCES):
+            if parts[source] > parts[best]:
+                best = source
+        if parts[best] <= least:
             break
-        if growth.n_children[best] == NONE:
-            expand(model, growth, best, sampling, len(context) + growth.depths[best])
-            _note_following(growth, best)
-        else:
-            _append(growth, node, best)
-            node += 1
-    return node
+        number = 4 * number + best + 1
+        parts[best] = 0.0
+    return number
 
 
-@compiled_in_place
-def _next_row(growth: Growth, n_nodes: int, least: float) -> int:
-    """The row whose next child is the most probable node; NONE when none is worth it."""
-    best, best_reach = NONE, least
-    for row in range(n_nodes + 1):
-        if growth.following[row] > best_reach:
-            best, best_reach = row, growth.following[row]
-    return best
+def _named(number: int) -> tuple[str, ...]:
+    """Return the names for a number of ``_rank_sources``."""
+    before, place = divmod(number, 4)
+    return (*_named(before), SOURCES[place - 1]) if place else ()
 
 
-@compiled_in_place
-def _note_following(growth: Growth, row: int) -> None:
-    taken = growth.n_taken[row]
-    if growth.n_children[row] == NONE:
-        growth.following[row] = growth.reach[row] * LIKELY
-    elif taken < growth.n_children[row]:
-        growth.following[row] = growth.reach[row] * growth.child_p[row, taken]
-    else:
-        growth.following[row] = 0.0
-
-
-@compiled_in_place
-def _append(growth: Growth, node: int, above: int) -> None:
-    """The next child of row ``above`` becomes node ``node``."""
-    taken = growth.n_taken[above]
-    growth.n_taken[above] += 1
-    p = growth.child_p[above, taken]
-    growth.tokens[node] = growth.child_ids[above, taken]
-    growth.parents[node] = above - 1
-    growth.scores[node] = p
-    growth.text_share[node] = growth.child_text[above, taken] / p
-    growth.corpus_share[node] = growth.child_corpus[above, taken] / p
-    row = node + 1
-    growth.reach[row] = growth.reach[above] * p
-    growth.depths[row] = growth.depths[above] + 1
-    for i in range(1, TAIL):
-        growth.tails[row, i - 1] = growth.tails[above, i]
-    growth.tails[row, TAIL - 1] = growth.tokens[node]
-    growth.n_children[row] = NONE
-    growth.n_taken[row] = 0
-    _note_following(growth, above)
-    _note_following(growth, row)
+PROPOSERS = tuple(_named(number) for number in range(4**N_SOURCES))  # names of the sources by number

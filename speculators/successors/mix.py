@@ -1,150 +1,165 @@
-"""What probably follows a context: tables of several orders mixed into one distribution. Compiled.
+"""Compiled mixture of all that is known to follow a context, in one distribution.
 
-From the longest order down, every row found takes its share (its *trust*) of the probability that is left: first what
-the text itself showed (counts), then what the target said behind such a context (its top probabilities), then what
-followed it in texts to look up (counts again). Where the target has said nothing behind the last two tokens, what it
-says behind them in any text stands in; at last comes what it says behind the last one in any text, both as far as they
-were read (``speculators.successors.vocabulary``). What remains goes to *recent* tokens, those the target considered
-anywhere in the last steps: they cover contexts never seen. Stick-breaking as in PPM; the trusts were fitted on other
-prompts than any reported figure (docs/methods).
+From the longest order down to 0, every row found takes its share of the probability that is left (its *trust*): first
+what the text itself showed (counts), then what the target said after such a context (its top probabilities), then what
+followed it in a corpus (counts). If the target has said nothing after the last two tokens or the last one, the rows of
+its vocabulary replace that (``speculators.successors.vocabulary``). The rest goes to *recent* tokens, those that the
+target considered in the last steps: they cover unknown contexts. Stick-breaking as in PPM; the trusts were fitted on
+other prompts than any reported figure (docs/methods).
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from engine.compiled.functions import compiled_in_place
 from engine.tree import FloatArray, IntArray
-from speculators.successors.candidates import Candidates, add_candidate
-from speculators.successors.corpora import Lookup, corpus_bucket, count_followers, longest_match
+from speculators.successors.candidates import SuccessorCandidates, add_candidate, clear_candidates
+from speculators.successors.corpora import Lookup, count_followers, longest_match
 from speculators.successors.table import NONE, TAIL, Table, find, hash_tail
-from speculators.successors.trusts import Trusts
 from speculators.successors.vocabulary import VocabularyRows, pair_row
 
+TEXT_SOURCE, TARGET_SOURCE, CORPUS_SOURCE = range(3)  # places in ``config.SOURCES``
+TARGET_COLUMN, CORPUS_COLUMN, N_COLUMNS = 6, 7, 15  # of trusts, see ``initial_trusts``
+EXPLAINED = 0.003  # probability left at which shorter contexts are not looked up
 
-class Model(NamedTuple):
-    """Everything known about one text, and the scratch space to ask it."""
+
+class SuccessorModel(NamedTuple):
+    """Everything known about one text, and the scratch space to query it."""
 
     text: Table  # counts
     target: Table  # probabilities
-    vocabulary: VocabularyRows  # what the target says behind tokens and pairs of any text, if it was read
+    vocabulary: VocabularyRows  # what the target says after tokens and pairs in any text, if it was read
     lookup: Lookup
-    trusts: Trusts
-    recent_ids: IntArray  # [n_recent], NONE where there is no more
+    trusts: FloatArray  # [TAIL + 1, N_COLUMNS]: by order, see ``initial_trusts``
+    recent_ids: IntArray  # [n_recent], ends at NONE
     recent_weights: FloatArray  # [n_recent], sum at most 1
     recent_trust: FloatArray  # [1]
-    candidates: Candidates
+    candidates: SuccessorCandidates
+
+
+def initial_trusts() -> FloatArray:
+    """Return the trusts of a new request, ``[TAIL + 1, N_COLUMNS]`` by order; ``adapt`` moves them from there.
+
+    Columns: 6 for the text (seen once, twice, more; each with several successors or one), 1 for the target, 8 for the
+    corpus (one occurrence, two or three, up to 15, more; each with several successors or one). They were fitted by
+    maximum likelihood at temperature 0.8 on other prompts than any reported figure, rounded, and made to rise with the
+    counts.
+    """
+    text = np.zeros((TAIL + 1, 3, 2), np.float32)
+    text[1:, :, 0] = (0.11, 0.12, 0.15)
+    text[1:, :, 1] = (0.10, 0.25, 0.45)
+    text[1, :, 1] = (0.15, 0.28, 0.78)
+    text[2, 2, 1] = 0.65
+    text[7:, 1, 1] = 0.50
+    target = np.full((TAIL + 1, 1), 0.25, np.float32)
+    target[:5, 0] = (0.30, 0.44, 0.50, 0.20, 0.20)
+    corpus = np.zeros((TAIL + 1, 4, 2), np.float32)
+    corpus[1:, :, 0] = (0.15, 0.10, 0.14, 0.18)
+    corpus[1:, :, 1] = (0.08, 0.19, 0.32, 0.40)
+    corpus[6:, :2, 1] = (0.18, 0.23)
+    corpus[1, 1:, 0] = (0.15, 0.27, 0.50)
+    corpus[2, 3, 0] = 0.30
+    return np.hstack([text.reshape(TAIL + 1, -1), target, corpus.reshape(TAIL + 1, -1)])
+
+
+# Each of the following returns (ids, weights, their sum, column of the trust) of what one source knows; the ids end at
+# the first NONE or with the array, and the column is NONE if it knows nothing.
 
 
 @compiled_in_place
-def text_bucket(table: Table, row: int) -> Any:
-    """(sum of counts, index of it, whether all are one token's) of a row of counts."""
+def text_row(text: Table, order: int, key: Any) -> Any:
+    row = find(text, key) if text.has[order] else NONE
+    if row == NONE:
+        return text.ids[0], text.weights[0], 1.0, NONE
     total = 0.0
     n = 0
-    for i in range(table.ids.shape[1]):
-        if table.ids[row, i] == NONE:
+    for i in range(text.ids.shape[1]):
+        if text.ids[row, i] == NONE:
             break
-        total += table.weights[row, i]
+        total += text.weights[row, i]
         n += 1
-    return total, min(int(total), 3) - 1, 1 if n == 1 else 0
+    return text.ids[row], text.weights[row], total, 2 * min(int(total) - 1, 2) + (1 if n == 1 else 0)
 
 
 @compiled_in_place
 def target_row(target: Table, vocabulary: VocabularyRows, tail: IntArray, order: int, key: Any) -> Any:
-    """(row of what the target says behind the last ``order`` tokens, whether it is one of the pairs in ``vocabulary``).
-
-    The row is NONE where nothing is known. ``key`` is that of the tokens.
-    """
     row = find(target, key) if target.has[order] else NONE
-    if row == NONE and order == 2:
+    if row != NONE:
+        return target.ids[row], target.weights[row], 1.0, TARGET_COLUMN
+    if order == 2:
         row = pair_row(vocabulary, tail[TAIL - 2], tail[TAIL - 1])
-        return row, row != NONE
-    return row, False
+        if row != NONE:
+            return vocabulary.pair_ids[row], vocabulary.pair_weights[row], 1.0, TARGET_COLUMN
+    last = tail[TAIL - 1]
+    if order == 0 and 0 <= last < len(vocabulary.ids):
+        return vocabulary.ids[last], vocabulary.weights[last], 1.0, TARGET_COLUMN
+    return target.ids[0], target.weights[0], 1.0, NONE
 
 
 @compiled_in_place
-def mix_successors(model: Model, tail: IntArray, least: float = 0.0) -> int:
-    """Candidates behind ``tail`` ``[TAIL]`` into ``model.candidates``; returns their number.
+def corpus_row(lookup: Lookup, order: int) -> Any:
+    n = count_followers(lookup, order) if lookup.has[order] else 0
+    total = 0.0
+    for i in range(n):
+        total += lookup.counts[i]
+    bucket = 0 if total < 2.0 else 1 if total < 4.0 else 2 if total < 16.0 else 3
+    column = CORPUS_COLUMN + 2 * bucket + (1 if n == 1 else 0) if n > 0 else NONE
+    return lookup.followers[:n], lookup.counts[:n], total, column
 
-    Contributions below ``least`` are left out: they cost as much time as the others.
+
+@compiled_in_place
+def mix_successors(model: SuccessorModel, tail: IntArray, least: float = 0.0) -> None:
+    """Set ``model.candidates`` to the successors of ``tail`` ``[TAIL]``.
+
+    Contributions below ``least`` are left out, except those of the text: they take as much time as the others.
     """
-    candidates, lookup, trusts, vocabulary = model.candidates, model.lookup, model.trusts, model.vocabulary
-    candidates.mix[0] += 1
-    n = 0
+    candidates, lookup, trusts = model.candidates, model.lookup, model.trusts
+    clear_candidates(candidates)
     left = 1.0
     longest = longest_match(lookup, tail)
-    for order in range(TAIL, 0, -1):
-        follows = order <= longest and lookup.has[order]
-        if not (model.text.has[order] or model.target.has[order] or follows):
-            continue
+    for order in range(TAIL, -1, -1):
+        if left < EXPLAINED:
+            return
         key = hash_tail(tail, order)
         if key == 0:
             continue
-        row = find(model.text, key) if model.text.has[order] else NONE
-        if row != NONE:
-            total, bucket, single = text_bucket(model.text, row)
-            share = left * trusts.text[order, bucket, single]
+        ids, weights, total, column = text_row(model.text, order, key)
+        if column != NONE:
+            share = left * trusts[order, column]
             left -= share
-            for i in range(model.text.ids.shape[1]):
-                if model.text.ids[row, i] == NONE:
-                    break
-                p = share * model.text.weights[row, i] / total
-                n = add_candidate(candidates, n, model.text.ids[row, i], p, p, 0.0)
-        row, is_pair = target_row(model.target, vocabulary, tail, order, key)
-        if row != NONE:
-            share = left * trusts.target[order]
+            _add_row(candidates, ids, weights, total, share, 0.0, TEXT_SOURCE)
+        ids, weights, total, column = target_row(model.target, model.vocabulary, tail, order, key)
+        if column != NONE:
+            share = left * trusts[order, column]
             left -= share
-            if is_pair:
-                n = _add_row(candidates, n, vocabulary.pair_ids, vocabulary.pair_weights, row, share, least)
-            else:
-                n = _add_row(candidates, n, model.target.ids, model.target.weights, row, share, least)
-        if follows:
-            n, left = _add_followers(lookup, candidates, n, trusts.corpus, order, left, least)
-        if left < 0.003:
-            return n
-    token = tail[TAIL - 1]
-    if 0 <= token < len(vocabulary.ids):
-        share = left * trusts.target[0]
-        left -= share
-        n = _add_row(candidates, n, vocabulary.ids, vocabulary.weights, token, share, least)
-    for i in range(len(model.recent_ids)):
-        if model.recent_ids[i] == NONE:
-            break
-        p = left * model.recent_trust[0] * model.recent_weights[i]
-        if p < least:
-            break
-        n = add_candidate(candidates, n, model.recent_ids[i], p, 0.0, 0.0)
-    return n
+            _add_row(candidates, ids, weights, total, share, least, TARGET_SOURCE)
+        if 0 < order <= longest:
+            ids, weights, total, column = corpus_row(lookup, order)
+            if column != NONE:
+                share = left * trusts[order, column]
+                left -= share
+                _add_row(candidates, ids, weights, total, share, least, CORPUS_SOURCE)
+    share = left * model.recent_trust[0]
+    _add_row(candidates, model.recent_ids, model.recent_weights, 1.0, share, least, TARGET_SOURCE)
 
 
 @compiled_in_place
 def _add_row(
-    candidates: Candidates, n: int, ids: IntArray, weights: FloatArray, row: int, share: float, least: float
-) -> int:
-    """Candidates of what the target said, a row of ``ids`` and ``weights``; returns their number."""
-    for i in range(ids.shape[1]):
-        if ids[row, i] == NONE:
+    candidates: SuccessorCandidates,
+    ids: IntArray,
+    weights: FloatArray,
+    total: float,
+    share: float,
+    least: float,
+    source: int,
+) -> None:
+    """Add a row of successors, whose weights sum to ``total``, with a ``share`` of the probability."""
+    for i in range(len(ids)):
+        if ids[i] == NONE:
             break
-        p = share * weights[row, i]
+        p = share * weights[i] / total
         if p >= least:
-            n = add_candidate(candidates, n, ids[row, i], p, 0.0, 0.0)
-    return n
-
-
-@compiled_in_place
-def _add_followers(
-    lookup: Lookup, candidates: Candidates, n: int, trust: FloatArray, order: int, left: float, least: float
-) -> Any:
-    """Candidates of a match in texts to look up, trusted as ``Trusts.corpus``; returns (their number, what is left)."""
-    n_followers = count_followers(lookup, order)
-    if n_followers == 0:
-        return n, left
-    total = 0.0
-    for i in range(n_followers):
-        total += lookup.counts[i]
-    share = left * trust[order, corpus_bucket(total), 1 if n_followers == 1 else 0]
-    for i in range(n_followers):
-        p = share * lookup.counts[i] / total
-        if p >= least:
-            n = add_candidate(candidates, n, lookup.followers[i], p, 0.0, p)
-    return n, left - share
+            add_candidate(candidates, ids[i], p, source)

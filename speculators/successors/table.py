@@ -1,9 +1,8 @@
-"""Tables from the last tokens of a context to what may follow: compiled, of fixed size, never full.
+"""Compiled tables of fixed size: from the last tokens of a context to what may follow.
 
-Each table is four-way associative: a key has four places, and when all are taken the one that was written longest ago
-gives way. Keys are 64-bit hashes of (order, last tokens); two contexts that collide cost a bad draft, never a wrong
-token. Rows are taken one after the other: what a short text fills of a large table lies together, in few pages of
-memory. Arrays live in named tuples because compiled code takes nothing else.
+Each table is four-way associative: a key has four slots, and if all are taken the one written longest ago is replaced.
+Keys are 64-bit hashes of the order (number of tokens) and the last tokens. A collision costs a bad draft, never a wrong
+token. Rows are handed out in sequence, so that a short text uses few memory pages of a large table.
 """
 
 from __future__ import annotations
@@ -18,18 +17,16 @@ from engine.tree import FloatArray, IntArray
 
 TAIL = 8  # tokens of a context that a key can hold; the longest order
 WAYS = 4
-NARROW = 8  # successors that the target table keeps of contexts longer than one token
-NONE = -1  # padding of a tail, and an empty place in a row
-
-UIntArray = npt.NDArray[np.uint64]
+NARROW = 8  # successors that the target's table keeps for contexts longer than one token
+NONE = -1  # padding of a tail, and the end of a row
 
 
 class Table(NamedTuple):
     """``size`` rows of ``width`` successors each; ``size`` is a power of two."""
 
-    keys: UIntArray  # [size]; 0 is a free slot
-    slots: IntArray  # [size, 2]; the row of the key, and when that was written last
-    ids: IntArray  # [size, width]; NONE where there is no more
+    keys: npt.NDArray[np.uint64]  # [size]; 0 is a free slot
+    slots: IntArray  # [size, 2]; the row of the key, and the clock at its last write
+    ids: IntArray  # [size, width]; a row ends at NONE
     weights: FloatArray  # [size, width]; probabilities, or counts
     orders: IntArray  # [n_orders], ascending
     has: IntArray  # [TAIL + 1]: 1 for those orders
@@ -38,36 +35,40 @@ class Table(NamedTuple):
 
 
 def table_size(n_rows: int) -> int:
-    """Rows that a table for about ``n_rows`` has."""
+    """Return the size of a table for about ``n_rows`` rows."""
     return max(1 << (n_rows - 1).bit_length(), WAYS)
 
 
+def flags_of(orders: tuple[int, ...]) -> IntArray:
+    """Return an array ``[TAIL + 1]`` with 1 for the given orders."""
+    return np.array([order in orders for order in range(TAIL + 1)], np.int32)
+
+
 def make_table(n_rows: int, width: int, orders: tuple[int, ...]) -> Table:
-    """An empty table for about ``n_rows`` rows."""
+    """Return an empty table for about ``n_rows`` rows."""
     size = table_size(n_rows)
     return Table(
-        np.zeros(size, np.uint64),
-        np.empty((size, 2), np.int32),
-        np.empty((size, width), np.int32),
-        np.empty((size, width), np.float32),
-        np.array(orders, np.int32),
-        np.array([order in orders for order in range(TAIL + 1)], np.int32),
-        np.zeros(1, np.int32),
-        np.zeros(1, np.int32),
+        keys=np.zeros(size, np.uint64),
+        slots=np.empty((size, 2), np.int32),
+        ids=np.empty((size, width), np.int32),
+        weights=np.empty((size, width), np.float32),
+        orders=np.array(orders, np.int32),
+        has=flags_of(orders),
+        clock=np.zeros(1, np.int32),
+        used=np.zeros(1, np.int32),
     )
 
 
-def empty_table(table: Table) -> Table:
-    """The table, with nothing in it: rows without a key are never read."""
+def clear_table(table: Table) -> None:
+    """Remove all keys; rows without a key are never read."""
     table.keys.fill(0)
     table.clock[0] = table.used[0] = 0
-    return table
 
 
 @compiled_in_place
 def hash_tail(tail: IntArray, order: int) -> Any:
-    """Key of the last ``order`` tokens of ``tail`` ``[TAIL]``; 0 if it has fewer."""
-    if tail[TAIL - order] == NONE:
+    """Return the key of the last ``order`` tokens of ``tail`` ``[TAIL]``; 0 if it has fewer."""
+    if order > 0 and tail[TAIL - order] == NONE:
         return np.uint64(0)
     h = np.uint64(order) * np.uint64(0x9E3779B97F4A7C15)
     for i in range(TAIL - order, TAIL):
@@ -79,7 +80,7 @@ def hash_tail(tail: IntArray, order: int) -> Any:
 
 @compiled_in_place
 def find(table: Table, key: Any) -> int:
-    """Row of ``key``, or NONE."""
+    """Return the row of ``key``, or NONE."""
     first = int(key >> np.uint64(1)) & (len(table.keys) - 1) & ~(WAYS - 1)
     for slot in range(first, first + WAYS):
         if table.keys[slot] == key:
@@ -89,7 +90,7 @@ def find(table: Table, key: Any) -> int:
 
 @compiled_in_place
 def claim(table: Table, key: Any) -> int:
-    """Row of ``key``; a new, empty one if it has none."""
+    """Return the row of ``key``; add an empty one if it has none."""
     first = int(key >> np.uint64(1)) & (len(table.keys) - 1) & ~(WAYS - 1)
     taken = first
     for slot in range(first, first + WAYS):
@@ -113,15 +114,23 @@ def claim(table: Table, key: Any) -> int:
 
 @compiled_in_place
 def fill_tail(tail: IntArray, context: IntArray, end: int) -> None:
-    """``tail`` ``[TAIL]`` becomes the last tokens of ``context[:end]``, padded with NONE in front."""
+    """Set ``tail`` ``[TAIL]`` to the last tokens of ``context[:end]``, padded with NONE at the front."""
     for i in range(TAIL):
         place = end - TAIL + i
         tail[i] = context[place] if place >= 0 else NONE
 
 
+@compiled_in_place
+def extend_tail(tail: IntArray, above: IntArray, token: int) -> None:
+    """Set ``tail`` to the tail ``above`` followed by ``token``."""
+    for i in range(1, TAIL):
+        tail[i - 1] = above[i]
+    tail[TAIL - 1] = token
+
+
 @compiled
 def learn_text(table: Table, context: IntArray, first: int) -> None:
-    """Count every token of ``context[first:]`` behind its contexts of all orders."""
+    """Count every token of ``context[first:]`` as a successor of its contexts of all orders."""
     tail = np.empty(TAIL, np.int32)
     for end in range(max(first, 1), len(context)):
         fill_tail(tail, context, end)
@@ -130,21 +139,20 @@ def learn_text(table: Table, context: IntArray, first: int) -> None:
             key = hash_tail(tail, order)
             if key == 0:
                 break
-            count_successor(table, claim(table, key), context[end])
+            _count_successor(table, claim(table, key), context[end])
 
 
 @compiled_in_place
-def count_successor(table: Table, row: int, token: int) -> None:
-    """One more ``token`` in a row of counts; the rarest gives way when the row is full."""
+def _count_successor(table: Table, row: int, token: int) -> None:
+    """Count ``token`` in a row; in a full row it replaces the rarest."""
     rarest = 0
     for i in range(table.ids.shape[1]):
         if table.ids[row, i] == token:
             table.weights[row, i] += 1.0
             return
         if table.ids[row, i] == NONE:
-            table.ids[row, i] = token
-            table.weights[row, i] = 1.0
-            return
+            rarest = i
+            break
         if table.weights[row, i] < table.weights[row, rarest]:
             rarest = i
     table.ids[row, rarest] = token
@@ -153,9 +161,9 @@ def count_successor(table: Table, row: int, token: int) -> None:
 
 @compiled_in_place
 def put_successors(table: Table, tail: IntArray, ids: IntArray, weights: FloatArray) -> None:
-    """The target's ``ids`` and their ``weights`` ``[k]`` behind a context replace what all its orders knew.
+    """Replace the rows of a context in all orders by the target's ``ids`` and ``weights`` ``[k]``.
 
-    Orders above 1 keep the best NARROW: what a long context says is concentrated, and every copy costs time.
+    Orders above 1 keep the best NARROW: successors of a long context are few, and every copy costs time.
     """
     n = min(len(ids), table.ids.shape[1])
     for order in table.orders:
