@@ -1,6 +1,6 @@
-"""How far the claims of a whole tree came true, by depth: the calibration of ``auto``.
+"""Calibration of ``auto``: how often the claims of a whole tree came true, by depth.
 
-Coarser than ``speculators.mixing.estimates``, which tells sources apart, and cheap enough for every step.
+It is coarser than ``speculators.mixing.estimates``, which tells sources apart, and cheap enough for every step.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
-from engine.protocol import Outcome
 from engine.tree import ROOT
 
-DEPTHS = 6  # depths whose estimates are calibrated apart; the last one stands for all deeper ones
-PRIOR = 4.0  # claimed tokens that the shared calibration weighs, against a request's own
+DEPTHS = 6  # depths with an estimate of their own; the last one includes all deeper ones
+PRIOR = 4.0  # weight of the shared calibration against a request's own, in claimed tokens
 FADE = 0.97  # of older observations, per step
 
 
@@ -26,21 +25,20 @@ class DepthCalibration:
         self.hits = [0.0] * DEPTHS
 
     def add(self, claimed: Sequence[float], hits: Sequence[float]) -> None:
-        """One step's sums, ``[DEPTHS]`` each; a depth whose claims are no numbers is passed over, they would stay."""
+        """Add the sums of one step, ``[DEPTHS]`` each; a depth whose claims are not finite is ignored."""
         for depth in range(DEPTHS):
-            if not isfinite(claimed[depth]):
-                continue
-            self.claimed[depth] = self.claimed[depth] * FADE + claimed[depth]
-            self.hits[depth] = self.hits[depth] * FADE + hits[depth]
+            if isfinite(claimed[depth]):
+                self.claimed[depth] = self.claimed[depth] * FADE + claimed[depth]
+                self.hits[depth] = self.hits[depth] * FADE + hits[depth]
 
     def fade(self, steps: int) -> None:
-        """Steps without a draft: what was seen before them counts less."""
+        """Reduce the weight of observations after ``steps`` without a draft."""
         share = FADE**steps
         self.claimed = [value * share for value in self.claimed]
         self.hits = [value * share for value in self.hits]
 
     def factors(self, shared: DepthCalibration) -> list[float]:
-        """What to multiply claims with, by depth; within 1/50 and 2."""
+        """Return the factors of claims by depth, between 1/50 and 2."""
         factors = []
         for depth in range(DEPTHS):
             first = (1.0 + shared.hits[depth]) / (1.0 + shared.claimed[depth])
@@ -49,17 +47,21 @@ class DepthCalibration:
         return factors
 
 
-def claims_and_hits(outcome: Outcome, claims: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Sums by depth over the nodes the target decided about: what was claimed, and how many were accepted.
+def claims_and_hits(
+    children: Sequence[Sequence[int]], claims: Sequence[float], accepted: Sequence[int], n_decided: int
+) -> tuple[list[float], list[float]]:
+    """Return sums by depth, ``[DEPTHS]`` each: claims of the nodes that the target decided about, and accepted nodes.
 
     Args:
-        outcome: of the tree.
-        claims: of its nodes, ``[n_nodes]``.
+        children: ``[n_nodes + 1]``, of the root and of every node.
+        claims: ``[n_nodes]``.
+        accepted: the accepted path.
+        n_decided: depths for which the target's token is known.
     """
     claimed, hits = [0.0] * DEPTHS, [0.0] * DEPTHS
-    for depth, above in enumerate((ROOT, *outcome.accepted)):
-        for node in outcome.tree.children[above + 1]:
+    for depth, above in enumerate((ROOT, *accepted)[:n_decided]):
+        for node in children[above + 1]:
             claimed[min(depth, DEPTHS - 1)] += claims[node]
-    for depth in range(len(outcome.accepted)):
-        hits[min(depth + 1, DEPTHS) - 1] += 1.0
+    for depth in range(len(accepted)):
+        hits[min(depth, DEPTHS - 1)] += 1.0
     return claimed, hits

@@ -5,31 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.errors import ConfigError
+from speculators.settings import Settings, setting
 
 
 @dataclass(frozen=True, slots=True)
-class AutoConfig:
-    """Settings of ``auto``.
+class AutoConfig(Settings):
+    """Settings of ``auto``."""
 
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    sources: tuple[str, ...] = setting(
+        (), "methods to choose from; by default suffix, token-recycling, and those that have what they need"
+    )
+    retrieval: bool = setting(True, "whether spectra-retrieval is a source by default, if there are texts to look up")
+    longest_pause: int = setting(64, "most steps without a draft after repeated failures of cheap sources", at_least=1)
+    overhead: float = setting(
+        0.01, "share of a request's time that failed drafts may take; pauses last up to 512 steps", above=0, at_most=1
+    )
+    reserve: int = setting(8, "nodes to ask for in addition to the number that was worth it recently", at_least=1)
+    margin: float = setting(
+        0.03, "a draft must promise this share more tokens per second: not all costs are known", at_least=0, below=1
+    )
 
-    sources: tuple[str, ...] = ()  # methods to choose from; by default suffix and token-recycling, and what is given
-    retrieval: bool = True  # whether texts to look up are among what is given
-    longest_pause: int = 64  # steps without a draft after repeated failures, or more where asking is dear:
-    overhead: float = 0.01  # share of a request's step time that asking in vain may take, up to 512 steps' pause
-    reserve: int = 8  # nodes asked for beyond what paid lately
-    margin: float = 0.03  # a draft must promise so much more tokens per second than none: not all costs are known
-
-    def __post_init__(self) -> None:
-        if self.longest_pause < 1:
-            raise ConfigError(f"auto: longest_pause must be at least 1, got {self.longest_pause}")
-        if self.reserve < 1:
-            raise ConfigError(f"auto: reserve must be at least 1, got {self.reserve}")
-        if not 0.0 < self.overhead <= 1.0:
-            raise ConfigError(f"auto: overhead must lie in (0, 1], got {self.overhead}")
-        if not 0.0 <= self.margin < 1.0:
-            raise ConfigError(f"auto: margin must lie in [0, 1), got {self.margin}")
+    def check(self) -> None:
         if "auto" in self.sources:
-            raise ConfigError("auto: sources cannot contain auto")
+            raise ConfigError(f"sources is {self.sources!r}; it must not contain 'auto'")

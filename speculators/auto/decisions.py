@@ -1,18 +1,18 @@
-"""What ``auto`` can decide about one step of a request; statistics and metrics count these."""
+"""Decisions of ``auto`` about one step of a request, as counted by statistics and metrics."""
 
 from __future__ import annotations
 
 from engine.protocol import Decision
 
-OFF = "off"  # as without speculation: nothing is asked, nothing read back, nothing told that can be caught up
-TEXT = "text"  # sources that need no answer of the target's draft; nothing is read back
-FULL = "full"  # all sources draft, and what the target says behind the nodes is read back
+OFF = "off"  # plain decoding: no source drafts, nothing is read back, sources that can catch up do not observe the step
+TEXT = "text"  # sources that need no answers of the target draft; nothing is read back
+FULL = "full"  # all sources draft, and the target's best ids after the nodes are read back
 
-BATCH = Decision(OFF, "batch", False)  # in a batch like this not even right drafts would pay
-RESTS = Decision(OFF, "rests", False)  # some steps after vain tries
-UNLIKELY = Decision(OFF, "unlikely", False)  # sources were asked, and nothing they proposed pays
-NOTHING = Decision(OFF, "nothing", False)  # sources were asked, and proposed nothing
-LISTENS = Decision(FULL, "listens")  # nothing pays yet, but the target's answer may make the next draft better
-TEXT_PAYS = Decision(TEXT, "pays", False)
-FULL_PAYS = Decision(FULL, "pays")
-FULL_TRIES = Decision(FULL, "tries")  # it did not pay more than text did, which is tried again after a while
+BATCH_TOO_LARGE = Decision(OFF, "batch", False)  # even a draft that is always right would not be worth it
+BACKS_OFF = Decision(OFF, "rests", False)  # a pause after drafts that were not worth it
+NOT_WORTH_IT = Decision(OFF, "unlikely", False)  # sources proposed drafts that are not worth their cost
+NO_PROPOSAL = Decision(OFF, "nothing", False)  # sources proposed nothing
+OBSERVES = Decision(FULL, "listens")  # nothing is worth it yet, but the target's answer may improve the next draft
+DRAFTS_FROM_TEXT = Decision(TEXT, "pays", False)
+DRAFTS_FROM_ALL = Decision(FULL, "pays")
+PROBES_ALL = Decision(FULL, "tries")  # a retry after drafts from text, which were better before

@@ -1,7 +1,8 @@
-"""What steps cost, as ``auto`` asks it: by nodes, for a batch behind texts of some length, corrected while it runs."""
+"""Prices of steps: seconds by number of nodes, for batches and context lengths, corrected by measured steps."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,130 +11,122 @@ import numpy.typing as npt
 from engine.protocol import StepTime
 from engine.step_cost import MEASURED_BEHIND, Seconds, StepCosts
 
-RATE = 0.05  # of the newest step in a correction
-EXTRA_RATE = 1 / 16  # of the newest step with nodes or read-backs in what such steps take more
-FORGIVING = 1 / 2048  # of that, that a step without them takes back: what is never drafted is never measured
-MOST = 3.0  # a correction lies within 1 / MOST and MOST: a clock that is wrong does no more harm than that
-SURPRISE = 2.0  # times what was expected: what takes longer, or is as much faster, counts as that
+RATE = 0.05  # weight of the newest step in a correction
+EXTRA_RATE = 1 / 16  # weight of the newest step with nodes or read-backs in the extra time of such steps
+EXTRA_DECAY = 1 / 2048  # decay of that extra time per step without them: steps that never occur are never measured
+MOST = 3.0  # a correction is between 1 / MOST and MOST, which limits the harm of a wrong clock
+OUTLIER = 2.0  # a step counts as at most this many times faster or slower than expected
 MOST_PRICES = 256  # kept
-FIRST_BUCKET = 2 * MEASURED_BEHIND  # tokens; contexts from here on have buckets of twice the one before
+FIRST_BUCKET = 2 * MEASURED_BEHIND  # tokens; each further bucket of contexts is twice as wide
 N_BUCKETS = 8
 
 
 @dataclass(slots=True)
 class Price:
-    """Of a step of one batch, in seconds that were measured at the start: times ``factor`` it is what it takes now."""
+    """Price of a step of one batch, in seconds as measured at the start; times ``factor`` in seconds of now."""
 
     batch: int  # sequences
-    wider: Seconds  # [n + 1]: with 0 to n nodes, and nothing read back
-    reading: float  # more if anything is
-    read_row: float  # more for every row that is
+    by_nodes: Seconds  # [n + 1]: with 0 to n nodes, without read-backs
+    reading: float  # added if anything is read back
+    read_row: float  # added for every row that is read back
     factor: float = 1.0
-    extra: float = 0.0  # more with nodes or read-backs than all this says
+    extra: float = 0.0  # measured extra time of steps with nodes or read-backs
 
     @property
     def plain(self) -> float:
-        """Without nodes, and nothing read back."""
-        return float(self.wider[0])
+        """Price without nodes and read-backs."""
+        return float(self.by_nodes[0])
 
     @property
     def now(self) -> float:
-        """The same, as long as it takes now."""
+        """``plain`` in seconds of now."""
         return self.factor * self.plain
 
     @property
     def share(self) -> float:
-        """What every sequence has of that."""
+        """The share of one sequence in ``now``."""
         return self.now / self.batch
 
 
 @dataclass(slots=True)
 class _Correction:
-    """Of the prices of one bucket."""
+    """Correction of the prices of one bucket."""
 
     factor: float = 1.0  # of all steps
     extra: float = 0.0  # as ``Price.extra``
 
     def observe(self, step: StepTime, price: Price) -> None:
-        """Learn from what a step took: between others the same step takes longer than in a row of its like."""
+        """Adapt to the time of a step; steps between other steps take longer than the repeated steps of the start."""
         n_nodes = step.n_rows - step.n_sequences
-        expected = float(price.wider[n_nodes])
+        expected = float(price.by_nodes[n_nodes])
         if n_nodes or step.n_read:
             expected += self.extra
         if step.n_read:
             expected += price.reading + price.read_row * step.n_read
-        ratio = min(max(step.seconds / expected, self.factor / SURPRISE), self.factor * SURPRISE)
+        ratio = min(max(step.seconds / expected, self.factor / OUTLIER), self.factor * OUTLIER)
         surplus = (ratio / self.factor - 1.0) * expected
         self.factor = min(max(self.factor + RATE * (ratio - self.factor), 1.0 / MOST), MOST)
         if n_nodes or step.n_read:
             self.extra = min(max(self.extra + EXTRA_RATE * surplus, 0.0), price.plain)
         else:
-            self.extra -= FORGIVING * self.extra
+            self.extra -= EXTRA_DECAY * self.extra
 
 
 class Prices:
-    """Prices of all batches, and one correction for every (batch, context) bucket: powers of two.
-
-    Args:
-        costs: measured step times.
-    """
+    """Prices of all batches, by measured costs; corrections are per (batch, context) bucket, in powers of two."""
 
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
         self._known: dict[tuple[int, int], Price] = {}
-        self._may_pay: dict[tuple[int, int, int], bool] = {}
-        self._corrections: dict[tuple[int, int], _Correction] = {}
+        self._can_gain: dict[tuple[int, int, int], bool] = {}
+        self._corrections: defaultdict[tuple[int, int], _Correction] = defaultdict(_Correction)
 
     def of(self, batch: int, context: float, n_nodes: int) -> Price:
-        """Of a step of ``batch`` sequences behind ``context`` tokens each, with at least 0 to ``n_nodes`` nodes."""
-        place = _bucket(context)
-        price = self._known.get((batch, place))
-        if price is None or len(price.wider) <= n_nodes:
+        """Return the price for ``batch`` sequences of ``context`` tokens each, with 0 to at least ``n_nodes`` nodes."""
+        bucket = _bucket(context)
+        price = self._known.get((batch, bucket))
+        if price is None or len(price.by_nodes) <= n_nodes:
             if len(self._known) >= MOST_PRICES:
                 self._known.clear()
-            wider = self._wider(batch, place, np.arange(2 * n_nodes + 1))
-            price = self._known[batch, place] = Price(batch, wider, *self._costs.read_back)
-        correction = self._correction(batch, place)
+            by_nodes = self._seconds(batch, bucket, np.arange(2 * n_nodes + 1))
+            price = self._known[batch, bucket] = Price(batch, by_nodes, *self._costs.read_back)
+        correction = self._corrections[batch.bit_length(), bucket]
         price.factor, price.extra = correction.factor, correction.extra
         return price
 
     def prompt_seconds(self, n_tokens: int) -> float:
-        """What reading back the ids behind a prompt takes."""
+        """Return how long reading back the ids after a prompt takes."""
         return self._costs.prompt_row * n_tokens
 
-    def may_pay(self, batch: int, context: float, budget: int, margin: float) -> bool:
-        """Whether drafts of one request or of all, up to ``budget`` nodes each, could give ``margin`` more tokens per
-        second than none if every node were right, and if making them took no time."""
+    def can_gain(self, batch: int, context: float, budget: int, margin: float) -> bool:
+        """Return whether drafts that are always right, and take no time, would add ``margin`` to the tokens per second.
+
+        Drafts of one request and of all requests are considered, up to ``budget`` nodes each.
+        """
         key = batch, _bucket(context), budget
-        known = self._may_pay.get(key)
+        known = self._can_gain.get(key)
         if known is None:
             each = np.unique(np.geomspace(1, budget, 8).astype(np.int64))
             nodes = np.union1d(each, batch * each)
-            wider = self._wider(batch, key[1], np.concatenate(([0], nodes)))
-            rate = (batch + nodes) / wider[1:]
-            if len(self._may_pay) >= MOST_PRICES:
-                self._may_pay.clear()
-            known = self._may_pay[key] = bool(rate.max() > batch / wider[0] * (1.0 + margin))
+            seconds = self._seconds(batch, key[1], np.concatenate(([0], nodes)))
+            rate = (batch + nodes) / seconds[1:]
+            if len(self._can_gain) >= MOST_PRICES:
+                self._can_gain.clear()
+            known = self._can_gain[key] = bool(rate.max() > batch / seconds[0] * (1.0 + margin))
         return known
 
     def observe(self, step: StepTime) -> None:
-        """Correct the prices of its kind by what a step took."""
+        """Correct the prices of similar steps by the time of one."""
         price = self.of(step.n_sequences, step.context, step.n_rows - step.n_sequences)
-        self._correction(step.n_sequences, _bucket(step.context)).observe(step, price)
+        self._corrections[step.n_sequences.bit_length(), _bucket(step.context)].observe(step, price)
 
-    def _correction(self, batch: int, place: int) -> _Correction:
-        known = self._corrections.get((batch.bit_length(), place))
-        if known is None:
-            known = self._corrections[batch.bit_length(), place] = _Correction()
-        return known
-
-    def _wider(self, batch: int, place: int, nodes: npt.NDArray[np.int64]) -> Seconds:
-        """Seconds with ``nodes`` ``[n]``, ascending, of which nothing is read back."""
-        context = MEASURED_BEHIND if place == 0 else FIRST_BUCKET * 1.5 * 2.0 ** (place - 1)
+    def _seconds(self, batch: int, bucket: int, nodes: npt.NDArray[np.int64]) -> Seconds:
+        """Return the seconds with ``nodes`` ``[n]``, ascending, without read-backs."""
+        context = MEASURED_BEHIND if bucket == 0 else FIRST_BUCKET * 1.5 * 2.0 ** (bucket - 1)
         reading, read_row = self._costs.read_back
-        whole = self._costs.seconds(batch, batch + nodes, context)  # every row of which was read back
+        measured = self._costs.seconds(batch, batch + nodes, context)  # with read-backs of every row
         read = reading + read_row * (batch + nodes)
-        return np.maximum.accumulate(np.maximum(whole - read, 0.5 * whole))  # noise must not make a step free
+        return np.maximum.accumulate(np.maximum(measured - read, 0.5 * measured))  # noise must not make a step free
 
 
 def _bucket(context: float) -> int:

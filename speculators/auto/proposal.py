@@ -1,4 +1,4 @@
-"""What one request's sources propose in one step, and what is taken of it."""
+"""The proposals of one request's sources in one step, and the nodes that are taken of them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from engine.protocol import Branch, RequestView
 from speculators.auto.prices import Price
-from speculators.auto.ranking import Ranked, rank, rank_drawn
+from speculators.auto.ranking import RankedNodes, rank, rank_drawn
 from speculators.auto.requests import RequestState
 
 
 @dataclass(slots=True)
 class Proposal:
-    """A request that is asked for a draft, from the question to the answer."""
+    """One request of a call to draft."""
 
     place: int  # among the requests of the call
     view: RequestView
@@ -20,8 +20,8 @@ class Proposal:
     budget: int  # nodes
     all_draft: bool = True  # whether all sources are asked, or those that draft from text
     branches: list[Branch] = field(default_factory=list)
-    ranked: list[Ranked] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)  # nodes of each of these that pay
+    ranked: list[RankedNodes] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)  # nodes of each of ``ranked`` that are worth it
     probes: list[Branch] = field(default_factory=list)
 
     @property
@@ -30,11 +30,11 @@ class Proposal:
         return sum(len(ranked.reach) for ranked in self.ranked) + sum(len(probe.tokens) for probe in self.probes)
 
     def nodes_to_ask(self, reserve: int) -> int:
-        """Nodes to ask for: finding candidates takes time too, most of it for unlikely ones."""
-        return min(self.budget, int(2.0 * self.state.lately) + reserve)
+        """Return how many nodes to ask for: finding candidates takes time, most of it for unlikely ones."""
+        return min(self.budget, int(2.0 * self.state.recent_nodes) + reserve)
 
     def rank(self, name: str) -> None:
-        """Put what was proposed in the order in which it may be taken; ``name`` is of the speculator that merges."""
+        """Order the proposed nodes as they may be taken; ``name`` is of the speculator that merges."""
         factors = self.state.factors
         guesses = [branch for branch in self.branches if not branch.probe]
         self.probes = [branch for branch in self.branches if branch.probe]
@@ -44,12 +44,7 @@ class Proposal:
             self.ranked.append(best)
 
     def take(self, price: Price | None, n_taken: int) -> list[Branch]:
-        """The nodes that pay, as branches, and the probes.
-
-        Args:
-            price: of the step; None: nodes are free.
-            n_taken: nodes of all requests that pay.
-        """
+        """Return the nodes that are worth it as branches, and probes; all requests together have ``n_taken`` nodes."""
         taken: list[Branch] = []
         state = self.state
         state.claims = []
@@ -58,11 +53,11 @@ class Proposal:
             taken += branches
             state.claims += claims
         n = len(state.claims)
-        state.lately = max(float(n), state.lately + 0.25 * (n - state.lately))
+        state.recent_nodes = max(float(n), state.recent_nodes + 0.25 * (n - state.recent_nodes))
         return taken + self._affordable(price, n_taken)
 
     def _affordable(self, price: Price | None, n_taken: int) -> list[Branch]:
-        """The first probes, as many as cost no more time than what their sources were right about lately saves.
+        """Return the first probes, up to the time that their sources saved recently.
 
         A probe claims nothing: it fills dictionaries from which later drafts come.
         """
@@ -73,9 +68,9 @@ class Proposal:
         worth = state.probe_gain * price.plain / (price.batch * (1.0 + state.gain))  # seconds, as prices were measured
         for probe in self.probes:
             more = n + len(probe.tokens)
-            seconds = float(price.wider[n_taken + more] - price.wider[n_taken]) + (kept + 1) * price.read_row
+            seconds = float(price.by_nodes[n_taken + more] - price.by_nodes[n_taken]) + (kept + 1) * price.read_row
             if more > room or seconds > worth:
                 break
             kept, n = kept + 1, more
-        state.probe(self.probes[:kept])
+        state.count_probes(self.probes[:kept])
         return self.probes[:kept]

@@ -1,4 +1,4 @@
-"""What the sources proposed for one request, in the order in which ``auto`` would spend nodes on it."""
+"""The proposals of one request's sources, in the order in which ``auto`` spends nodes on them."""
 
 from __future__ import annotations
 
@@ -9,41 +9,38 @@ from math import inf
 
 from msgspec.structs import replace
 
+from engine.best_first import best_nodes, parents_among
 from engine.protocol import Branch
 from engine.tree import ROOT
 from speculators.auto.calibration import DEPTHS
-from speculators.mixing.candidates import Candidates
+from speculators.mixing.merged import MergedDrafts
 
-UNTOLD_CLAIM = 0.5  # of a node that was drawn, or whose source claims nothing: calibration does the rest
+DEFAULT_CLAIM = 0.5  # of a node that was drawn, or whose source claims nothing; calibration corrects it
 
 
 @dataclass(slots=True)
-class Ranked:
-    """Nodes of one branch in the order in which they may be taken; any number of first ones is a branch again."""
+class RankedNodes:
+    """Nodes of a branch in the order in which they may be taken; any number of first ones is a branch again."""
 
     branch: Branch
     reach: list[float]  # calibrated path probabilities in that order, not increasing
     order: list[int] | None  # the nodes; None: as they are in the branch
-    claims: Sequence[float]  # of the nodes, as they are in the branch, once their parents are accepted
+    claims: Sequence[float]  # of all nodes of the branch, once their parents are accepted
 
     def take(self, count: int) -> tuple[list[Branch], list[float]]:
-        """The first ``count`` nodes as a branch, none if there are none, and their claims."""
+        """Return the first ``count`` nodes as a branch, or none, and their claims."""
         branch = self.branch
         if count == 0:
             return [], []
         if self.order is None:
             return [_first(branch, count)], list(self.claims[:count])
         kept = self.order[:count]
-        assert branch.parents is not None
-        place = [ROOT] * (len(branch.tokens) + 1)  # the last is the root's own: its number is -1
-        for i, node in enumerate(kept):
-            place[node] = i
         claims = [self.claims[node] for node in kept]
         proposers = branch.proposers
         taken = Branch(
             [branch.tokens[node] for node in kept],
             branch.source,
-            [place[branch.parents[node]] for node in kept],
+            parents_among(kept, branch.above),
             scores=claims,
             proposers=None if proposers is None else [proposers[node] for node in kept],
         )
@@ -51,7 +48,7 @@ class Ranked:
 
 
 def _first(branch: Branch, count: int) -> Branch:
-    """The first ``count`` nodes of a drawn branch or a chain; all of them are the branch itself."""
+    """Return the first ``count`` nodes of a drawn branch or a chain."""
     if count == len(branch.tokens):
         return branch
     parents = None if branch.parents is None else branch.parents[:count]
@@ -61,44 +58,38 @@ def _first(branch: Branch, count: int) -> Branch:
     return replace(branch, tokens=branch.tokens[:count], parents=parents, q=q, scores=scores, proposers=proposers)
 
 
-def rank(name: str, branches: Sequence[Branch], factors: Sequence[float], budget: int) -> Ranked | None:
-    """The ``budget`` best nodes of branches that were chosen, best first; a parent always comes before its children.
+def rank(name: str, branches: Sequence[Branch], factors: Sequence[float], budget: int) -> RankedNodes | None:
+    """Return the ``budget`` best nodes of branches that are neither drawn nor probes; parents precede children.
 
-    Args:
-        name: of the speculator that merges.
-        branches: neither drawn nor probes.
-        factors: to multiply claims with, by depth.
-        budget: nodes.
+    ``name`` is of the speculator that merges, ``factors`` multiply claims by depth.
     """
+    if not branches:
+        return None
     if len(branches) == 1 and branches[0].parents is None:
-        return _rank_chain(branches[0], factors, budget)
+        chain = branches[0]
+        claims = chain.scores or [DEFAULT_CLAIM] * len(chain.tokens)
+        return RankedNodes(chain, _reach(chain, claims, factors)[:budget], None, claims)
     branch = _merged(name, branches)
     if branch is None:
         return None
     assert branch.scores is not None
     reach = _reach(branch, branch.scores, factors)
-    order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:budget]  # equals stay as they are
-    return Ranked(branch, [reach[node] for node in order], order, branch.scores)
+    order = best_nodes(reach, budget)
+    return RankedNodes(branch, [reach[node] for node in order], order, branch.scores)
 
 
-def rank_drawn(branch: Branch, factors: Sequence[float]) -> Ranked:
-    """A branch that was drawn from ``q``, in drawn order.
+def rank_drawn(branch: Branch, factors: Sequence[float]) -> RankedNodes:
+    """Return a branch that was drawn from ``q``, in drawn order.
 
-    The acceptance test holds for draws, not for a choice among them: how many are kept depends on their depths and on
-    earlier steps, never on which tokens were drawn.
+    The acceptance test is valid for draws, not for a choice among them. The number of kept nodes may depend on their
+    depths and on earlier steps, but never on the drawn tokens.
     """
-    claims = [UNTOLD_CLAIM] * len(branch.tokens)
-    return Ranked(branch, list(accumulate(_reach(branch, claims, factors), min)), None, claims)
-
-
-def _rank_chain(branch: Branch, factors: Sequence[float], budget: int) -> Ranked:
-    """A chain's nodes are in order already."""
-    claims = branch.scores or [UNTOLD_CLAIM] * len(branch.tokens)
-    return Ranked(branch, _reach(branch, claims, factors)[:budget], None, claims)
+    claims = [DEFAULT_CLAIM] * len(branch.tokens)
+    return RankedNodes(branch, list(accumulate(_reach(branch, claims, factors), min)), None, claims)
 
 
 def _reach(branch: Branch, claims: Sequence[float], factors: Sequence[float]) -> list[float]:
-    """The calibrated path probabilities of a branch's nodes, as they are in it; a claim that is no number counts 0."""
+    """Return the calibrated path probability of every node; a claim that is not finite counts as 0."""
     reach: list[float] = []
     depths: list[int] = []
     for parent, claim in zip(branch.above, claims, strict=True):
@@ -110,17 +101,10 @@ def _reach(branch: Branch, claims: Sequence[float], factors: Sequence[float]) ->
 
 
 def _merged(name: str, branches: Sequence[Branch]) -> Branch | None:
-    """One branch with estimates; None if no source proposed anything."""
-    if not branches:
-        return None
-    only = branches[0]
-    if len(branches) == 1 and only.parents is not None and only.scores is not None:
-        return only
-    candidates = Candidates(name)
+    """Return one branch with estimates, or None if there are no nodes."""
+    if len(branches) == 1 and branches[0].parents is not None and branches[0].scores is not None:
+        return branches[0]
+    merged = MergedDrafts(name)
     for branch in branches:
-        candidates.add(branch, _claim_or_guess, 0)
-    return candidates.best(len(candidates.tokens))
-
-
-def _claim_or_guess(request_id: int, source: str, depth: int, claim: float | None) -> float:
-    return UNTOLD_CLAIM if claim is None else claim
+        merged.add(branch, lambda source, depth, claim: DEFAULT_CLAIM if claim is None else claim)
+    return merged.best(len(merged.tokens))

@@ -1,4 +1,4 @@
-"""Sharing the nodes of a step out: as many as give all requests together the most tokens per second."""
+"""Distributes the nodes of a step over its drafts, for the most tokens per second of all requests together."""
 
 from __future__ import annotations
 
@@ -13,41 +13,27 @@ from speculators.auto.prices import Price
 
 
 def share_out(
-    reaches: Sequence[Sequence[float]],
-    heard: Sequence[bool],
-    price: Price,
-    drafting: float,
-    margin: float,
+    reaches: Sequence[Sequence[float]], reads_back: Sequence[bool], price: Price, drafting: float, margin: float
 ) -> list[int]:
-    """How many nodes each draft may keep.
+    """Return how many nodes each draft may keep.
 
-    A step in which all sequences decode commits a token each, and as many more as path probabilities sum up
-    to. It is worth comparing with a step without drafts, of which nothing is read back.
+    A step in which all sequences decode commits one token each, plus the sum of the path probabilities. It is compared
+    with a step without drafts and read-backs.
 
     Args:
         reaches: per draft the path probabilities of its nodes, not increasing.
-        heard: per draft, whether the ids behind its root and its nodes are read back.
-        price: of the step, for as many nodes as there are; its sequences are those without a draft, too.
+        reads_back: per draft, whether the ids after its root and its nodes are read back.
+        price: of the step, for as many nodes as there are; its sequences include those without a draft.
         drafting: seconds that making the drafts takes.
-        margin: so much more tokens per second a draft must promise than none.
+        margin: share of tokens per second that a draft must add.
     """
     sizes = np.array([len(reach) for reach in reaches], np.int64)
     n = int(sizes.sum())
     if n:
         p = np.fromiter((value for reach in reaches for value in reach), np.float64, n)
-        _share_out(
-            p,
-            sizes,
-            np.array(heard, np.bool_),
-            price.wider,
-            price.extra,
-            price.reading,
-            price.read_row,
-            price.factor,
-            price.batch,
-            drafting,
-            price.batch / price.now * (1.0 + margin),
-        )
+        costs = price.factor, price.extra, price.reading, price.read_row, drafting
+        least = price.batch / price.now * (1.0 + margin)
+        _share_out(p, sizes, np.array(reads_back, np.bool_), price.by_nodes, costs, price.batch, least)
     counts: list[int] = sizes.tolist()
     return counts
 
@@ -56,21 +42,18 @@ def share_out(
 def _share_out(
     p: npt.NDArray[np.float64],
     sizes: npt.NDArray[np.int64],
-    heard: npt.NDArray[np.bool_],
-    wider: Seconds,
-    extra: float,
-    reading: float,
-    read_row: float,
-    factor: float,
+    reads_back: npt.NDArray[np.bool_],
+    by_nodes: Seconds,
+    costs: tuple[float, float, float, float, float],
     batch: int,
-    drafting: float,
     least: float,
 ) -> None:
-    """``sizes`` become the counts for which most tokens per second are expected; 0 where that is not over ``least``."""
+    """Set ``sizes`` to the counts with the most expected tokens per second; to 0 if that is not above ``least``."""
+    factor, extra, reading, read_row, drafting = costs
     n_lists = len(sizes)
     ends = np.cumsum(sizes)
     places = ends - sizes  # of the best node of each list that was not taken
-    n_read = heard.sum()
+    n_read = reads_back.sum()
     read = reading if n_read else 0.0
     gain = 0.0
     best_rate = least
@@ -82,8 +65,8 @@ def _share_out(
                 best = i
         gain += p[places[best]]
         places[best] += 1
-        n_read += heard[best]
-        rate = (batch + gain) / (factor * (wider[n] + extra + read + read_row * n_read) + drafting)
+        n_read += reads_back[best]
+        rate = (batch + gain) / (factor * (by_nodes[n] + extra + read + read_row * n_read) + drafting)
         if rate > best_rate:
             best_rate = rate
             counts = places - (ends - sizes)

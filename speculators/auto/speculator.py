@@ -1,18 +1,19 @@
-"""``auto``: the sources propose, a cost model decides how much of it is worth a step, and whether asking is.
+"""``auto``: the sources propose drafts, and a cost model decides how many of their nodes are worth it.
 
-Every node has an estimated probability of being accepted (its path probability, calibrated by what came true). Adding
-nodes in that order adds expected tokens; it also adds time, by the step times measured on this target
-(``engine.step_cost``), corrected while it runs (``speculators.auto.prices``). Over all requests that draft together,
-the node count is chosen that maximises
+Every node has an estimated probability of being accepted: its path probability, calibrated by earlier drafts. Nodes in
+that order add expected tokens, and time, by the step times that were measured on this target (``engine.step_cost``)
+and are corrected while it runs (``speculators.auto.prices``). Over all requests that draft together, the number of
+nodes is chosen that maximises
 
     expected tokens per second = (B + sum of path probabilities) / (step(B, nodes, read-backs) + drafting)
 
-where ``B`` counts the requests of a step (each commits one token anyway); with less to gain than a step without drafts
-and read-backs would bring, nothing is drafted. So a request is in one of three tiers in every step
-(``speculators.auto.decisions``): *off*, drafting *from text* alone, or with *all* sources and the target's answers.
-A request that gains nothing is not asked for a while, twice as long after every failure; meanwhile its sources are
-asked about places that the text has passed (``speculators.auto.hindsight``), which costs no step anything.
-docs/methods/auto.md shows curves and figures.
+where ``B`` is the number of requests of a step, each of which commits one token anyway. Nothing is drafted if that is
+not above the rate of a step without drafts and read-backs.
+
+Every request is in one of three tiers in every step (``speculators.auto.decisions``): *off*, drafting *from text*
+alone, or with *all* sources and the target's answers. After drafts that were not worth it a request backs off, twice as
+long after every failure. Meanwhile its sources draft for earlier places of the text (``speculators.auto.hindsight``),
+which adds nothing to any step. docs/methods/auto.md shows curves and figures.
 """
 
 from __future__ import annotations
@@ -24,17 +25,8 @@ from dataclasses import replace
 from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView, Rest, Speculator, StepTime
 from engine.request import Request
 from engine.step_cost import StepCosts
+from speculators.auto import decisions
 from speculators.auto.config import AutoConfig
-from speculators.auto.decisions import (
-    BATCH,
-    FULL_PAYS,
-    FULL_TRIES,
-    LISTENS,
-    NOTHING,
-    RESTS,
-    TEXT_PAYS,
-    UNLIKELY,
-)
 from speculators.auto.hindsight import LookBack
 from speculators.auto.prices import Price, Prices
 from speculators.auto.proposal import Proposal
@@ -43,92 +35,83 @@ from speculators.auto.sharing import share_out
 from speculators.auto.sources import Sources
 from speculators.auto.tiers import Tiers
 from speculators.method import Method, SpeculatorOptions
+from speculators.per_request import PerRequest
 from speculators.tenant_state import TenantState
 
-BATCH_REST = 7  # steps until a request is asked again after one in a batch in which drafts could not pay
+BATCH_PAUSE = 7  # steps without a draft after a batch in which none could be worth it
 
 
-class Auto:
-    """Sources in one tree, as far as they pay.
-
-    Args:
-        parts: the sources.
-        costs: measured step times; without them nodes count as free up to the request's limit.
-        config: settings.
-    """
+class Auto(PerRequest[RequestState]):
+    """Merges the drafts of its sources into one tree with the nodes that are worth it; all are without ``costs``."""
 
     name = "auto"
 
     def __init__(
         self, parts: Sequence[Speculator], costs: StepCosts | None = None, config: AutoConfig | None = None
     ) -> None:
+        super().__init__()
         self._sources = Sources(parts)
         self.needs = self._sources.needs
         self._prices = None if costs is None else Prices(costs)
         self._config = config or AutoConfig()
-        self._requests: dict[int, RequestState] = {}
         self._scopes: TenantState[ScopeState] = TenantState()
-        self._tiers = Tiers(self._sources, self._config.reserve, self._config.overhead)
+        self._tiers = Tiers(self._sources, self._config)
         self._look_back = LookBack(self.name, self._sources, self._config)
         self._step: StepTime | None = None  # the last one
-        self._step_share = 0.0  # seconds of a step that a request had lately
-        self._is_full = False  # whether drafts could not pay in the last batch
+        self._step_share = 0.0  # recent seconds of a step per request
+        self._is_full = False  # whether no draft could be worth it in the last batch
 
     def needs_of(self, request: Request) -> Needs:
-        """What is read back for a request: of its prompt nothing, where that takes longer than drafts would save."""
+        """Return what is read back for a request: not its prompt, where that takes longer than drafts would save."""
         if self._prices is None or not self._step_share:
             return self.needs
-        if self._tiers.begin_with_text(self._step_share):
+        if self._tiers.begins_with_text(self._step_share):
             return replace(self.needs, prompt_top_k=0, drafts_first=False)
         scope = self._scope(request)
         saved = self._step_share * scope.expected_gain(request.params.max_tokens)
-        pays = not self._is_full and self._prices.prompt_seconds(len(request.prompt)) <= saved
-        return self.needs if scope.reads_prompt(pays) else replace(self.needs, prompt_top_k=0)
+        is_worth_it = not self._is_full and self._prices.prompt_seconds(len(request.prompt)) <= saved
+        return self.needs if scope.reads_prompt(is_worth_it) else replace(self.needs, prompt_top_k=0)
 
-    def begin(self, view: RequestView) -> None:
-        """The sources begin: all of them, or only those that will be asked first, where the others are dear."""
-        shared = self._scope(view.request)
-        first = self._sources.at_once if self._tiers.begin_with_text(self._step_share) else self._sources.every
-        self._requests[view.request_id] = RequestState(shared, first, heard=len(view.context))
+    def new_state(self, view: RequestView) -> RequestState:
+        """Begin the request in all sources, or only in those that draft first if the others are expensive."""
+        first = self._sources.at_once if self._tiers.begins_with_text(self._step_share) else self._sources.every
         for part in first:
             part.begin(view)
+        return RequestState(self._scope(view.request), first, n_observed=len(view.context))
 
     def _scope(self, request: Request) -> ScopeState:
-        """What requests like it have shown: those with a prediction gain by it, which says nothing of the others."""
+        """Return the statistics of similar requests; a prediction changes what a request gains."""
         return self._scopes.of(f"{request.scope} predicted" if request.prediction else request.scope, ScopeState)
 
     def _begin_others(self, view: RequestView, state: RequestState) -> None:
-        """Those sources begin that have not yet: there is something for them to hear, or they are asked."""
+        """Begin the request in the sources that have not begun it."""
         if state.begun is not self._sources.every:
             for part in self._sources.later:
                 part.begin(view)
             state.begun = self._sources.every
 
     def end(self, view: RequestView) -> None:
-        """Forwarded to all sources that have begun."""
-        state = self._requests.pop(view.request_id, None)
+        state = self.states.pop(view.request_id, None)
         if state is not None:
             state.shared.end(state)
             for part in state.begun:
                 part.end(view)
 
-    # -- learning ------------------------------------------------------------------------------------------------
-
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Forwarded to all sources, where they cannot catch up later; what was claimed is held against what came."""
-        state = self._requests[view.request_id]
+        """Update the statistics, and the sources that cannot catch up later or whose tier drafted."""
+        state = self.states[view.request_id]
         if outcome.step is not None and outcome.step is not self._step:
             self._step = outcome.step
-            self._tiers.drafted(outcome.step.draft_seconds)
+            self._tiers.count_drafter(outcome.step.draft_seconds)
             if self._prices is not None:
                 self._prices.observe(outcome.step)
         is_prompt = outcome.n_read > 0 or outcome.prompt_top_ids is not None
         if not is_prompt:
-            state.n_steps += 1 if len(outcome.tree) else len(outcome.tokens)  # of steps that it rested, too
+            state.n_steps += 1 if len(outcome.tree) else len(outcome.tokens)  # of skipped steps, too
         if len(outcome.tree):
-            state.judge(outcome, self._sources.text_names)
-        if not (state.told or is_prompt):
-            for part in self._sources.always_told:
+            state.observe(outcome, self._sources.text_names)
+        if not (state.observes_next or is_prompt):
+            for part in self._sources.always_observing:
                 part.observe(view, outcome)
             return
         if outcome.prompt_top_ids is not None:
@@ -136,62 +119,56 @@ class Auto:
         began = time.perf_counter()
         for part in state.begun:
             part.observe(view, outcome)
-        state.heard = len(view.context)
-        if not is_prompt:  # which is learnt from whether or not anything is drafted
-            self._tiers.learnt(state, time.perf_counter() - began)
-
-    # -- drafting ------------------------------------------------------------------------------------------------
+        state.n_observed = len(view.context)
+        if not is_prompt:  # prompts are observed whether or not anything is drafted
+            self._tiers.count_learning(state, time.perf_counter() - began)
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
-        """``propose_batch`` of one."""
         return self.propose_batch((view,), (budget,))[0]
 
     def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
-        """The nodes that pay, over all requests together, each with what was decided about it."""
+        """Return the nodes that are worth it over all requests together, with the decision about each request."""
         drafts: list[list[Branch]] = [Draft() for _ in views]
         if not views:
             return drafts
         step = self._step
         batch = len(views) if step is None else max(len(views), step.n_sequences)
         context = len(views[0].context) if step is None else step.context
-        if not self._may_pay(batch, context, max(budgets)):
-            for i, view in enumerate(views):
-                drafts[i] = self._off(self._requests[view.request_id], BATCH, None)
-            return drafts
+        if self._prices is not None and max(budgets) > 0:
+            self._is_full = not self._prices.can_gain(batch, context, max(budgets), self._config.margin)
+            if self._is_full:
+                return [self._off(self.states[view.request_id], decisions.BATCH_TOO_LARGE, None) for view in views]
         price = None if self._prices is None else self._prices.of(batch, context, self._config.reserve)
         self._step_share = 0.0 if price is None else price.share
         asked: list[Proposal] = []
         for i, (view, budget) in enumerate(zip(views, budgets, strict=True)):
-            state = self._requests[view.request_id]
+            state = self.states[view.request_id]
             if budget <= 0:
                 continue
-            if state.pause and not self._look_back.wakes(view, state, price, self._tiers.clock(state).seconds):
-                drafts[i] = self._off(state, RESTS, price)
+            if state.pause and not self._look_back.ends_pause(view, state, price, self._tiers.clock(state).seconds):
+                drafts[i] = self._off(state, decisions.BACKS_OFF, price)
             else:
                 asked.append(Proposal(i, view, state, budget))
         if asked:
             self._draft(asked, price, context, drafts)
         return drafts
 
-    def _may_pay(self, batch: int, context: float, budget: int) -> bool:
-        """Whether drafts can pay at all in such a batch."""
-        if self._prices is None or budget <= 0:
-            return True
-        self._is_full = not self._prices.may_pay(batch, context, budget, self._config.margin)
-        return not self._is_full
-
     def _off(self, state: RequestState, decision: Decision, price: Price | None) -> Draft:
-        """No draft: nothing is read back, unless a source has to hear it all; nor a question for a while."""
-        state.told = False
-        wants_next = decision is not BATCH and self._tiers.drafts_ahead(state, price)
-        if self._sources.always_told:
-            heard = decision if self._sources.can_rest else decision._replace(reads_back=True)
-            return Draft((), heard, wants_next=wants_next and not state.pause)
-        rest = Rest(BATCH_REST, BATCH) if decision is BATCH else Rest(state.rest(), RESTS)
+        """Return an empty draft; without sources that observe every step, the request also skips its next steps."""
+        state.observes_next = False
+        is_full = decision is decisions.BATCH_TOO_LARGE
+        wants_next = not is_full and self._tiers.drafts_ahead(state, price)
+        if self._sources.always_observing:
+            if not self._sources.can_pause:
+                decision = decision._replace(reads_back=True)
+            return Draft((), decision, wants_next=wants_next and not state.pause)
+        rest = (
+            Rest(BATCH_PAUSE, decisions.BATCH_TOO_LARGE) if is_full else Rest(state.skip_steps(), decisions.BACKS_OFF)
+        )
         return Draft((), decision, rest, wants_next)
 
     def _draft(self, asked: list[Proposal], price: Price | None, context: float, drafts: list[list[Branch]]) -> None:
-        """Ask the sources, and keep what pays; ``price`` is of a step with few nodes."""
+        """Set the drafts of all requests that are asked; ``price`` is of a step with few nodes."""
         self._tiers.choose(asked, price)
         for proposal in asked:
             if proposal.all_draft:
@@ -207,52 +184,54 @@ class Auto:
         n_taken = sum(sum(proposal.counts) for proposal in asked)
         for proposal in asked:
             drafts[proposal.place] = self._decide(proposal, price, n_taken, bucket)
-        self._tiers.count(gathered, time.perf_counter() - began)
+        self._tiers.count_drafting(gathered, time.perf_counter() - began)
 
     def _share(self, asked: list[Proposal], price: Price | None) -> None:
+        """Set the counts of all proposals."""
         lists = [(proposal, ranked) for proposal in asked for ranked in proposal.ranked]
         reaches = [ranked.reach for _, ranked in lists]
         counts = [len(reach) for reach in reaches]
         if price is not None and any(counts):
-            heard = [proposal.all_draft for proposal, _ in lists]
-            counts = share_out(reaches, heard, price, self._tiers.seconds(asked), self._config.margin)
+            reads_back = [proposal.all_draft for proposal, _ in lists]
+            counts = share_out(reaches, reads_back, price, self._tiers.seconds(asked), self._config.margin)
         for (proposal, _), count in zip(lists, counts, strict=True):
             proposal.counts.append(count)
 
     def _decide(self, proposal: Proposal, price: Price | None, n_taken: int, bucket: int) -> Draft:
-        """What a request drafts; without anything, its drafting pauses."""
+        """Return the draft of a request; if it is empty, the request backs off."""
         state = proposal.state
         branches = proposal.take(price, n_taken)
-        state.heard = len(proposal.view.context)
+        state.n_observed = len(proposal.view.context)
         if not branches:
             draft = self._failed(proposal, price, bucket)
             state.shared.count(bucket, False)
             return draft
         state.shared.count(bucket, True)
-        state.told = proposal.all_draft or self._sources.text_learns
-        decision = TEXT_PAYS
+        state.observes_next = proposal.all_draft or self._sources.text_learns
+        decision = decisions.DRAFTS_FROM_TEXT
         if proposal.all_draft:
-            decision = FULL_PAYS if state.next_wait == FIRST_WAIT else FULL_TRIES
+            decision = decisions.DRAFTS_FROM_ALL if state.next_wait == FIRST_WAIT else decisions.PROBES_ALL
         return Draft(branches, decision, wants_next=self._tiers.drafts_ahead(state, price))
 
     def _failed(self, proposal: Proposal, price: Price | None, bucket: int) -> Draft:
-        """Nothing pays."""
+        """Back off after a draft that is not worth it, and return an empty one."""
         state = proposal.state
         if proposal.ranked and not self._sources.all_look_back:
-            # Unless what speaks against their claims ages, sources that cannot look back never prove right again.
+            # Sources that cannot look back would never be tried again if old observations kept their weight.
             for calibrations in (state.shared.calibrations, state.calibrations):
                 calibrations[state.all_draft].fade(1 + int(state.next_pause))
-        self._tiers.failed(proposal, price)
+        self._tiers.count_failure(proposal, price)
         state.fail(bucket, self._tiers.clock(state).pause(self._config.longest_pause, self._config.overhead, price))
-        self._look_back.rest(state, price)
+        self._look_back.begin_pause(state, price)
         if state.pause:
-            return self._off(state, UNLIKELY if proposal.ranked else NOTHING, price)
-        state.told = proposal.all_draft or self._sources.text_learns
-        return Draft((), LISTENS if proposal.all_draft else UNLIKELY, wants_next=self._tiers.drafts_ahead(state, price))
+            return self._off(state, decisions.NOT_WORTH_IT if proposal.ranked else decisions.NO_PROPOSAL, price)
+        state.observes_next = proposal.all_draft or self._sources.text_learns
+        decision = decisions.OBSERVES if proposal.all_draft else decisions.NOT_WORTH_IT
+        return Draft((), decision, wants_next=self._tiers.drafts_ahead(state, price))
 
 
 def _source_names(settings: AutoConfig, options: SpeculatorOptions) -> list[str]:
-    """Return the configured sources, or the mixed model and whatever else has its input."""
+    """Return the configured sources; by default suffix, token-recycling, pld and those that have what they need."""
     names = list(settings.sources)
     if not names:
         names += ["suffix", "token-recycling"]

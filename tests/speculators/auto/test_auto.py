@@ -17,7 +17,8 @@ from speculators.auto.calibration import DEPTHS, DepthCalibration
 from speculators.auto.config import AutoConfig
 from speculators.auto.ranking import rank
 from speculators.auto.speculator import Auto
-from speculators.registry import SpeculatorOptions, create
+from speculators.method import SpeculatorOptions
+from speculators.registry import create
 from speculators.testing import HashTarget
 from tests.speculators.auto.auto_sources import (
     FREE,
@@ -99,7 +100,7 @@ def test_a_part_that_fails_harms_no_other_and_its_state_is_dropped(fails_in):
     decoding.end()
     decoding.end()  # a second time is harmless
     assert broken.live == sound.live == set()
-    assert auto._requests == {}
+    assert auto.states == {}
     assert all(part._failed == set() for part in auto._sources.every)
 
 

@@ -36,7 +36,7 @@ def test_prices_grow_with_batches_texts_and_nodes():
     assert prices.of(64, 0, 8).plain > prices.of(16, 0, 8).plain * 1.5
     assert prices.of(16, 4000, 8).plain > prices.of(16, 0, 8).plain * 1.5
     assert prices.of(16, 0, 8).plain == pytest.approx(2.5)
-    assert prices.of(16, 0, 64).wider[64] == pytest.approx(4.5)
+    assert prices.of(16, 0, 64).by_nodes[64] == pytest.approx(4.5)
 
 
 @pytest.mark.parametrize(("slower", "factor"), [(1.0, 1.0), (1.7, 1.7), (0.5, 0.5), (50.0, MOST), (0.001, 1 / MOST)])
@@ -53,7 +53,7 @@ def test_a_correction_follows_measured_steps_within_bounds(slower, factor):
 def test_the_extra_time_of_steps_with_drafts_is_learnt_apart_from_the_correction(more, slower):
     prices = Prices(PRICED)
     expected = prices.of(16, 100.0, 8)
-    costs = {n: float(expected.wider[n]) + expected.reading + expected.read_row * 16 + more for n in (0, 8)}
+    costs = {n: float(expected.by_nodes[n]) + expected.reading + expected.read_row * 16 + more for n in (0, 8)}
     for step in range(3000):
         if step % 3:
             prices.observe(plain(slower * 2.5))
@@ -151,7 +151,7 @@ def test_shares_with_read_back_rows_are_those_of_sorting_all_nodes(seed):
         taken = nodes[:n]
         n_read = sum(reads_back) + sum(reads_back[i] for _, i, _ in taken)
         seconds = (
-            float(price.wider[n]) + price.extra + (price.reading + price.read_row * n_read if any(reads_back) else 0.0)
+            float(price.by_nodes[n]) + price.extra + (price.reading + price.read_row * n_read if any(reads_back) else 0.0)
         )
         rate = (16 + sum(-p for p, _, _ in taken)) / (1.3 * seconds + drafting)
         if rate > best * (1 + 1e-12):

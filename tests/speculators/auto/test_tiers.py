@@ -12,9 +12,10 @@ from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE
 from speculators.auto.config import AutoConfig
-from speculators.auto.decisions import BATCH, FULL, OFF, RESTS, TEXT
+from speculators.auto.decisions import BATCH_TOO_LARGE, FULL, OFF, BACKS_OFF, TEXT
 from speculators.auto.speculator import Auto
-from speculators.registry import SpeculatorOptions, create
+from speculators.method import SpeculatorOptions
+from speculators.registry import create
 from speculators.testing import HashTarget
 from tests.speculators.auto.auto_sources import (
     FREE,
@@ -38,7 +39,7 @@ from tests.speculators.auto.auto_sources import (
     ],
 )
 def test_the_text_tier_asks_sources_without_needs_and_the_mixed_model_replaces_them(sources, text, every):
-    found = create("auto", SpeculatorOptions(auto=AutoConfig(sources=sources)))._sources
+    found = create("auto", SpeculatorOptions().having(AutoConfig(sources=sources)))._sources
     assert [part.name for part in found.asked(False)] == text
     assert [part.name for part in found.asked(True)] == every
 
@@ -50,7 +51,7 @@ def test_a_source_that_is_wrong_ends_off_and_costs_nothing_there():
     late = made[200:]
     assert sum(decision.tier == OFF for decision in late) > 0.95 * len(late)
     assert not any(decision.reads_back for decision in late if decision.tier == OFF)
-    assert sum(decision is RESTS for decision in late) > 0.9 * len(late)
+    assert sum(decision is BACKS_OFF for decision in late) > 0.9 * len(late)
     assert source.n_observed < 100
     assert len(source.asked) < 150
 
@@ -70,7 +71,7 @@ def test_nothing_is_asked_where_nodes_or_batches_are_too_expensive_for_any_draft
     source = Source(claim=0.9)
     made = Decoding(Auto([source], costs), n).decided(5)
     assert made[0].tier == tier
-    assert (made == [BATCH] * 5) == (source.asked == []) == (tier == OFF)
+    assert (made == [BATCH_TOO_LARGE] * 5) == (source.asked == []) == (tier == OFF)
 
 
 class OfPrompts(Reading):
@@ -173,8 +174,8 @@ def test_the_targets_drafter_drafts_ahead_where_the_next_draft_is_one_of_all_sou
         auto.begin(request)
         for _ in range(60):
             (draft,) = auto.propose_batch((request,), (16,))
-            state = auto._requests[request.request_id]
-            if draft.decision is not RESTS:
+            state = auto.states[request.request_id]
+            if draft.decision is not BACKS_OFF:
                 outcomes[drafts_ahead, state.all_draft] += 1
             drafts_ahead = draft.wants_next
             for _ in range(1 + draft.rest.n_steps):
