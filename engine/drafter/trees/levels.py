@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
+from engine.best_first import best_nodes, parents_among
 from engine.drafter.trees.choice import Ask, Choice
 from engine.protocol import Branch
 from engine.sampling.params import SamplingParams
@@ -96,8 +97,7 @@ class Levels:
 
     def branch(self, source: str) -> Branch | None:
         """The tree, most probable nodes first."""
-        kept = self._best(range(len(self._tokens)), self._n_nodes)
-        place = {candidate: node for node, candidate in enumerate(kept)}
-        parents = [place.get(self._parents[i], ROOT) for i in kept]
+        kept = best_nodes(self._logs, self._n_nodes)
+        parents = parents_among(kept, self._parents)
         tokens, scores = [self._tokens[i] for i in kept], [self._scores[i] for i in kept]
         return Branch(tokens, source, parents, scores=scores) if kept else None

@@ -13,12 +13,12 @@ are tested later than the stop id or not in the same walk.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
+from engine.best_first import grow_tree
 from engine.drafter.trees.choice import Ask, Choice
 from engine.protocol import Branch
 from engine.sampling.params import SamplingParams
@@ -35,7 +35,7 @@ Shape = tuple[int, ...]  # the parent of every node, parents first
 
 @lru_cache(maxsize=256)
 def static_shape(depth: int, n_nodes: int, beam: int, acceptance: tuple[float, ...] = ()) -> Shape:
-    """The ``n_nodes`` nodes of highest estimate, best first; ties go to the shallower, then to the one found first.
+    """Return the parents of the ``n_nodes`` nodes of highest estimate, best first.
 
     Args:
         depth: the longest path.
@@ -44,21 +44,15 @@ def static_shape(depth: int, n_nodes: int, beam: int, acceptance: tuple[float, .
         acceptance: of a first draw, per depth, ``[depth]``; empty: ``ACCEPTANCE`` everywhere.
     """
     chances = acceptance or (ACCEPTANCE,) * depth
-    parents: list[int] = []
-    n_expanded = [0] * (depth + 1)  # of every depth, 0 the root
-    heap = [(-chances[0], 1, 0, ROOT)]  # estimate (negative), depth, rank among siblings, parent
-    while heap and len(parents) < n_nodes:
-        estimate, level, rank, parent = heapq.heappop(heap)
-        if rank == 0:
-            if n_expanded[level - 1] == beam:
-                continue
-            n_expanded[level - 1] += 1
-        parents.append(parent)
-        if rank + 1 < beam:
-            heapq.heappush(heap, (estimate * SIBLING, level, rank + 1, parent))
-        if level < depth:
-            heapq.heappush(heap, (estimate * chances[level], level + 1, 0, len(parents) - 1))
-    return tuple(parents)
+    n_expanded = [0] * depth  # nodes of each depth that have children; the root has depth 0
+
+    def children(node: int, path: float, level: int) -> list[tuple[int, float, int]]:
+        if level == depth or n_expanded[level] == beam:
+            return []
+        n_expanded[level] += 1
+        return [(rank, chances[level] * SIBLING**rank, level + 1) for rank in range(beam)]
+
+    return tuple(grow_tree(children, 0, n_nodes).parents)
 
 
 class StaticTree:
