@@ -107,8 +107,9 @@ class Anpd(PerRequest[AnpdState]):
         return Branch(tokens, self.name, scores=scores)
 
     def _tree(self, state: AnpdState, context: IntArray, budget: int) -> Branch:
-        config, text = self._config, state.text
-        state.learn(context[len(text) :].tolist())
+        config = self._config
+        state.learn(context[len(state.text) :].tolist())
+        text = state.text if len(state.text) == len(context) else state.text[: len(context)]  # an earlier context
         lengths, places = state.known.matches(context, context, config.ngram - 1)
         longest = np.argsort(-lengths, kind="stable")[: config.max_places]
         matches = list(zip(places[longest].tolist(), lengths[longest].tolist(), strict=True))
@@ -120,8 +121,9 @@ class Anpd(PerRequest[AnpdState]):
             if path >= config.near_path and len(matches) < config.near_places and node != ROOT:
                 recent = state.places[token]
                 if len(recent) > len(matches):
-                    known = {len(text), *[place for place, _ in matches]}  # nothing follows the end of the text
-                    added = [(place, 1) for place in recent[: -2 - config.near_places : -1] if place not in known]
+                    known = {place for place, _ in matches}
+                    latest = recent[: -2 - config.near_places : -1]
+                    added = [(place, 1) for place in latest if place < len(text) and place not in known]
                     matches += added[: config.near_places - len(matches)]
             return self._successors(text, matches, depth + 1, config.min_path / path)
 

@@ -11,6 +11,7 @@ window, whose right-most columns wait.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -24,8 +25,7 @@ from speculators.per_request import PerRequest
 from speculators.pieces import PIECE, piece_beside
 from speculators.settings import Settings, setting
 
-# The pseudo-count against n sequences being right: one sequence is right half of the time at its first token, and four
-# times out of five after that.
+# One sequence is right half of the time at its first token, and four times out of five after that.
 _FIRST_DOUBT, _DEEPER_DOUBT = 1.0, 0.25
 
 
@@ -116,9 +116,7 @@ class Lookahead(PerRequest[LookaheadState]):
     def _guesses(self, state: LookaheadState, root: int, counter: NodeCounter, limit: int) -> list[Branch]:
         """Return the sequences of the last token that add a node; the last one is cut to what fits."""
         branches: list[Branch] = []
-        if not (state.window.is_full or self._config.guess_while_filling):
-            return branches
-        guesses = state.pool[root]
+        guesses = state.pool[root] if state.window.is_full or self._config.guess_while_filling else []
         scores = _scores(guesses)
         for guess in guesses:
             n_before = counter.n_nodes
@@ -147,19 +145,17 @@ def _scores(guesses: Sequence[Tokens]) -> dict[Tokens, float]:
     ``guesses`` are most recent first; the guess of rank ``r`` weighs ``1 / (r + 1)`` among its siblings. The
     probability that one of ``n`` siblings is right is ``n / (n + doubt)`` (measured, ``docs/methods/lookahead.md``).
     """
-    weights: dict[Tokens, float] = {}
-    counts: dict[Tokens, int] = {}
+    weights: dict[Tokens, float] = defaultdict(float)
+    counts: dict[Tokens, int] = defaultdict(int)
     for rank, guess in enumerate(guesses):
         for n in range(len(guess) + 1):
-            prefix = guess[:n]
-            weights[prefix] = weights.get(prefix, 0.0) + 1.0 / (rank + 1)
-            counts[prefix] = counts.get(prefix, 0) + 1
+            weights[guess[:n]] += 1.0 / (rank + 1)
+            counts[guess[:n]] += 1
     scores: dict[Tokens, float] = {}
     for prefix, weight in weights.items():
         if prefix:
-            above = prefix[:-1]
-            doubt = _DEEPER_DOUBT if above else _FIRST_DOUBT
-            scores[prefix] = weight / weights[above] * counts[above] / (counts[above] + doubt)
+            n, doubt = counts[prefix[:-1]], _DEEPER_DOUBT if len(prefix) > 1 else _FIRST_DOUBT
+            scores[prefix] = weight / weights[prefix[:-1]] * n / (n + doubt)
     return scores
 
 

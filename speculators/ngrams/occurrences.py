@@ -14,8 +14,8 @@ from engine.compiled.functions import compiled, compiled_in_place
 from engine.tree import IntArray
 
 NONE = -1  # end of a chain
-MAX_SCORED_MATCH = 8  # tokens of a match: ``continuations`` reports longer ones as 8
-RANDOM, FIRST, RECENT = range(3)  # which of several equal continuations comes first
+MAX_SCORED_MATCH = 8  # tokens of a match that ``continuations`` counts, or ``longest`` if that is more
+TIE_BREAKS = ("random", "first", "recent")  # which of several equal continuations comes first
 
 
 class Occurrences:
@@ -84,7 +84,7 @@ def continuations(
     longest: int,
     shortest: int,
     n_draft: int,
-    tie_break: int,
+    tie_break: int,  # index in TIE_BREAKS
     random_bits: Any,  # uint64
     most: int,
 ) -> IntArray:
@@ -104,9 +104,9 @@ def continuations(
                 full[n_full] = i
                 n_full += 1
         # Rotating the list by a random amount gives every start the same chance to come first.
-        turn = np.int64(random_bits % np.uint64(n_full)) if n_full and tie_break == RANDOM else 0
+        turn = np.int64(random_bits % np.uint64(n_full)) if n_full and tie_break == 0 else 0
         for place in range(n_full):
-            i = full[n_full - 1 - place if tie_break == RECENT else (turn + place) % n_full]
+            i = full[n_full - 1 - place if tie_break == 2 else (turn + place) % n_full]
             if n < len(best) and min(lengths[i], longest) == order:
                 best[n, 0], best[n, 1] = starts[i], lengths[i]
                 n += 1

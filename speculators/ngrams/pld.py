@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, RequestView
 from engine.sampling.keys import GOLDEN64, mix64
 from speculators.method import Method
-from speculators.ngrams.occurrences import FIRST, MAX_SCORED_MATCH, RANDOM, RECENT, Occurrences, continuations
+from speculators.ngrams.occurrences import MAX_SCORED_MATCH, TIE_BREAKS, Occurrences, continuations
 from speculators.node_counter import NodeCounter
 from speculators.per_request import PerRequest
 from speculators.settings import Settings, setting
@@ -25,7 +25,6 @@ from speculators.settings import Settings, setting
 # Probability that the target accepts a token after so many matching ones, accepted ones included. Rounded between what
 # was measured at temperatures 0 and 0.8 with a small chat model; callers calibrate it.
 MATCH_SCORES = (0.0, 0.3, 0.55, 0.65, 0.75, 0.75, 0.8, 0.8, 0.85)
-_TIE_BREAKS = {"random": RANDOM, "first": FIRST, "recent": RECENT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class PromptLookup(PerRequest[Occurrences]):
             config.ngram_max,
             config.ngram_min,
             config.draft_tokens,
-            _TIE_BREAKS[config.tie_break],
+            TIE_BREAKS.index(config.tie_break),
             np.uint64(_random_bits(view.request.params.seed, len(context))),
             1 if config.max_branches == 1 else len(context),  # of several, some may begin like others
         )

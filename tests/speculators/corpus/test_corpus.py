@@ -47,30 +47,10 @@ def published(documents: list[list[int]], context: list[int]) -> Counter[Path]:
 def test_rest_with_the_papers_settings_drafts_as_the_paper(documents, context, budget):
     trie = published(documents, context)
     branches = propose(documents, context, RestConfig.paper(), budget)
-    drafted = paths_of(branches)
-    assert sorted((trie[path] for path in drafted), reverse=True) == sorted(trie.values(), reverse=True)[:budget]
-    assert len(set(drafted)) == len(drafted)
-    first = 0.0
-    for path, score in zip(drafted, (score for branch in branches for score in branch.scores), strict=True):
-        if path[:-1]:
-            assert score == pytest.approx(trie[path] / trie[path[:-1]])
-        else:
-            first += score
-    assert first <= 1 + 1e-9
-
-
-@given(DOCUMENTS, CONTEXT, st.integers(0, 70))
-def test_rest_drafts_one_tree_within_the_budget_with_probabilities_as_scores(documents, context, budget):
-    branches = propose(documents, context, budget=budget)
-    for branch in branches:
-        made = paths_of([branch])
-        assert len(set(made)) == len(made) == len(branch.scores)
-        assert all(0 < score < 1 for score in branch.scores)
-        for parent in {path[:-1] for path in made}:
-            siblings = [s for p, s in zip(made, branch.scores, strict=True) if p[:-1] == parent]
-            assert sum(siblings) < 1 + 1e-3
-    tree = compose(branches, budget)
-    assert len(tree) == sum(len(branch.tokens) for branch in branches) <= budget
+    paths = paths_of(branches)
+    assert sorted((trie[path] for path in paths), reverse=True) == sorted(trie.values(), reverse=True)[:budget]
+    for path, score in zip(paths, (score for branch in branches for score in branch.scores), strict=True):
+        assert len(path) == 1 or score == pytest.approx(trie[path] / trie[path[:-1]])
 
 
 @pytest.mark.parametrize(
@@ -192,14 +172,15 @@ def test_shorter_matches_of_other_indexes_fill_the_rest_of_the_budget() -> None:
     assert drafted(SpectraRetrieval(library, SpectraRetrievalConfig(fill=False)), [1, 2, 3]) == [60]
 
 
-@given(st.lists(st.lists(TOKENS, max_size=4), max_size=3), TOKENS, st.integers(0, 70))
-def test_drafts_of_several_indexes_are_one_tree_of_distinct_paths_within_the_budget(corpora, context, budget):
-    for branch in draft(SpectraRetrieval(FixedLibrary(*map(MemoryIndex, corpora))), context, budget=budget):
+@given(st.lists(DOCUMENTS, max_size=3), CONTEXT, st.integers(0, 70), st.sampled_from(sorted(METHODS)))
+def test_drafts_are_one_tree_of_distinct_paths_within_the_budget(corpora, context, budget, name):
+    branches = draft(METHODS[name](FixedLibrary(*map(MemoryIndex, corpora))), context, budget=budget)
+    for branch in branches:
         paths, children = paths_of([branch]), {}
         for path, score in zip(paths, branch.scores, strict=True):
             children.setdefault(path[:-1], []).append(score)
-        assert len(set(paths)) == len(paths) <= budget
-        assert all(0 < score < 1 for score in branch.scores)
+        assert len(set(paths)) == len(paths) == len(compose(branches, budget)) <= budget
+        assert all(0 < score <= 1 for score in branch.scores)
         assert all(sum(scores) < 1 + 1e-3 for scores in children.values())
 
 

@@ -54,6 +54,15 @@ def test_every_step_of_a_decode_drafts_what_a_new_request_would(config):
         assert config.branching or tokens_of(step.branches) == published(text, 5, 6)
 
 
+@given(CONTEXTS, st.integers(0, 40))
+def test_a_draft_after_an_earlier_place_reads_nothing_of_what_follows(context, n_first):
+    anpd, whole = Anpd(UNLIMITED), view(context)
+    first = replace(whole, context=whole.context.before(min(n_first, len(context))))
+    anpd.begin(whole)
+    anpd.propose(whole, 64)
+    assert anpd.propose(first, 64) == propose(first.context.view.tolist(), UNLIMITED)
+
+
 def naive_paths(context, config):
     """Every path with its score, by counting all places that match the end of each prefix."""
     scores = {}
