@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from engine.errors import UnknownMethodError
+from engine.grammar.compiler import Grammars
 from engine.protocol import Speculator
 from engine.step_cost import StepCosts
 from retrieval_store.index.index import Library
 from speculators.settings import Settings
-
-if TYPE_CHECKING:
-    from speculators.grammar import GrammarConfig
-    from speculators.successors.vocabulary import VocabularyRows
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
@@ -29,6 +26,12 @@ NEEDED = {
 """What a method may need in addition to the text (a field of ``SpeculatorOptions``), and what provides it."""
 
 
+class GrammarSource(Protocol):
+    """Compiles grammars for the target's tokenizer."""
+
+    def grammars(self) -> Grammars: ...
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculatorOptions:
     """What the speculators of a process are made from."""
@@ -38,9 +41,9 @@ class SpeculatorOptions:
     layer: int | None = None  # of the model, whose hidden states are compared
     heads: tuple[tuple[int, int], ...] = ()  # induction heads of the model, (layer, head)
     draft_model: str | None = None  # directory or hub id of the small model
-    grammar: GrammarConfig | None = None  # the target's tokenizer
+    grammar: GrammarSource | None = None
     trained: str | None = None  # the method of the target's trained drafter
-    vocabulary: VocabularyRows | None = None  # the target's
+    vocabulary: Any = None  # VocabularyRows of the target (speculators.successors.vocabulary), if they were read
     step_costs: StepCosts | None = None  # of the target
 
     def of(self, kind: type[SettingsT]) -> SettingsT:
