@@ -1,4 +1,4 @@
-"""Lookahead decoding as its authors implement it: the oracle of ours."""
+"""Lookahead decoding as its authors implement it, for comparison with ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speculators.testing import HashTarget
 
 
 class LongMemory(HashTarget):
-    """The next token depends on the last twelve, so that a token too many or too few in sight changes it."""
+    """A target whose next token depends on the last twelve tokens: a wrong attention mask changes it."""
 
     def next_token(self, context):
         mixed = 0
@@ -22,7 +22,6 @@ class LongMemory(HashTarget):
         return (context[-1] * 7919 + choice * 104729 + 13) % self.vocab_size
 
     def score(self, context, tree):
-        """As the parent's, on whole contexts."""
         tops = {node: self.top_ids(context + [tree.tokens[i] for i in tree.path(node)]) for node in range(len(tree))}
         tokens, accepted, node = [], [], ROOT
         while True:
@@ -34,9 +33,9 @@ class LongMemory(HashTarget):
 
 
 class Original:
-    """Lookahead decoding as its authors run it: levels of tokens, one flat row of inputs, a mask, a token map.
+    """Lookahead decoding in the authors' form: levels of tokens, one flat row of inputs, a mask, a pool.
 
-    Level 0 has one token less than the others once all are filled: the root stands in front of it.
+    Level 0 of a full window has one token less than the others: the root comes before it.
     """
 
     def __init__(self, config, prompt, seed):
@@ -55,7 +54,7 @@ class Original:
         return self.levels[-1] is not None
 
     def inputs(self):
-        """The window's inputs in the original's order: (token, level, index, position after the root)."""
+        """Return the window's inputs in the original's order: (token, level, index, position after the root)."""
         rows = []
         for level in range(self.fill_level + 1):
             for i, token in enumerate(self.levels[level]):
@@ -63,7 +62,7 @@ class Original:
         return rows
 
     def mask(self):
-        """Which row sees which, row and column 0 the root: a causal first block, then one diagonal per level."""
+        """Return which row sees which, the root first: a causal first block, then one diagonal per level."""
         rows = self.inputs()
         place = {(level, i): n for n, (_, level, i, _) in enumerate(rows, 1)}
         mask = np.zeros((len(rows) + 1, len(rows) + 1), dtype=bool)
@@ -76,7 +75,7 @@ class Original:
         return mask
 
     def seen(self):
-        """The texts that the rows of the last level see, by the mask."""
+        """Return the texts that the rows of the last level see by the mask."""
         rows, mask, texts = self.inputs(), self.mask(), []
         for n in [n for n, row in enumerate(rows, 1) if row[1] == self.fill_level]:
             shown = sorted((rows[m - 1][3], rows[m - 1][0]) for m in np.flatnonzero(mask[n])[1:])
@@ -85,7 +84,7 @@ class Original:
         return texts
 
     def paths(self):
-        """The texts that a tree has to hold: while the window fills, nobody needs the first column's prediction."""
+        """Return the texts that a tree must hold; a window that is not full needs no answer in the first column."""
         texts = self.seen()
         return texts if self.is_full or self.fill_level == 0 else texts[1:]
 
@@ -123,7 +122,7 @@ class Original:
         self.n_learnt = len(text)
 
     def add(self, key, guess):
-        """Least recently used: a known tuple becomes the most recent, the oldest of G makes room."""
+        """Make a tuple the most recent of its token; the oldest of G is dropped."""
         known = self.pool.setdefault(key, [])
         if guess in known:
             known.remove(guess)

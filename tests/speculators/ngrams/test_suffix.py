@@ -1,4 +1,4 @@
-"""Suffix decoding as published, against the counts of all substrings."""
+"""Published suffix decoding against the counts of all substrings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXTS = st.integers(2, 4).flatmap(lambda n: st.lists(st.integers(0, n), max_size
 
 
 def count_followers(documents):
-    """Every substring of the documents -> how often each token follows it."""
+    """Return how often each token follows every substring of the documents."""
     found = defaultdict(Counter)
     for document in documents:
         for start in range(len(document)):
@@ -30,7 +30,7 @@ def count_followers(documents):
 
 
 def literal_draft(followers, match, n_tokens, least):
-    """Sum of the path probabilities of the best ``n_tokens`` nodes after ``match``; branch frequencies."""
+    """Return the sum of the path probabilities of the best ``n_tokens`` nodes after ``match``."""
     total, heap = 0.0, [(-1.0, match)]
     while heap and n_tokens >= 0 and -heap[0][0] >= least - 1e-12:
         path, text = heapq.heappop(heap)
@@ -42,7 +42,6 @@ def literal_draft(followers, match, n_tokens, least):
 
 
 def literal_best(context, texts, budget, config=FAITHFUL):
-    """The best sum over all texts and all lengths of match."""
     best = 0.0
     for documents in texts:
         followers = count_followers(documents)
@@ -53,7 +52,7 @@ def literal_best(context, texts, budget, config=FAITHFUL):
 
 
 def expected(branches):
-    """Sum of path probabilities by the branch's own scores, its paths and their probabilities."""
+    """Return the sum of path probabilities by the branches' scores, the paths, and their probabilities."""
     paths, reach = paths_of(branches), {(): 1.0}
     for path, score in zip(paths, (score for branch in branches for score in branch.scores), strict=True):
         reach[path] = reach[path[:-1]] * score
@@ -79,7 +78,7 @@ def test_drafts_are_as_good_as_those_of_all_substrings(text, budget):
 
 
 @given(TEXTS, st.integers(1, 4), st.integers(1, 3), st.sampled_from([0.5, 1.0, 4.0]), st.sampled_from([0.1, 0.3, 1.0]))
-def test_every_setting_means_what_it_says(text, max_match, base, factor, least):
+def test_settings_limit_drafts_as_documented(text, max_match, base, factor, least):
     config = SuffixConfig("paper", max_match, base, factor, max_draft=9, min_probability=least, max_occurrences=EVERY)
     if text:
         check(first_draft(SuffixDecoding(config), view(text), 20), text, [[text]], 20, config)

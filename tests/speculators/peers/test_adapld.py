@@ -18,7 +18,7 @@ DIMS = 6
 
 
 class LiteralAdaPld:
-    """Everything kept as it came: text, states, successors of every token."""
+    """Keeps all states and the successors of every token, and scans the text."""
 
     def __init__(self, config):
         self.config, self.states, self.successors = config, [], {}
@@ -28,14 +28,14 @@ class LiteralAdaPld:
         self.successors[context[-1]] = ids[: self.config.top_k]
 
     def forward(self, tokens):
-        """States that depend on the token and on chance."""
+        """Return states that depend on the token and on chance."""
         rows = np.array([[np.sin(token * (i + 1)) for i in range(DIMS)] for token in tokens], np.float32)
         rows += 0.3 * self.rng.standard_normal(rows.shape).astype(np.float32)
         self.states.extend(rows)
         return Artefacts(rows)
 
-    def alike(self, positions):
-        """The position whose state is most like the last one's, and how much."""
+    def most_similar(self, positions):
+        """Return the position with the state most similar to the last one, and the cosine."""
         rows = [row / np.linalg.norm(row) for row in self.states]
         cosines = [float(rows[position] @ rows[-1]) for position in positions]
         best = int(np.argmax(cosines))
@@ -47,11 +47,11 @@ class LiteralAdaPld:
             ends = [end for end in range(n, t) if text[end - n : end] == text[t - n :]]
             if ends:
                 with_state = [end - 2 for end in ends if end >= 2]
-                start = self.alike(with_state)[0] + 2 if with_state else ends[-1]
+                start = self.most_similar(with_state)[0] + 2 if with_state else ends[-1]
                 return text[start : start + config.draft_tokens]
         if t < 3:
             return []
-        position, cosine = self.alike(range(t - 2))
+        position, cosine = self.most_similar(range(t - 2))
         return text[position + 2 :][: config.draft_tokens] if cosine >= config.least else []
 
     def draft(self, text, budget):
@@ -63,19 +63,19 @@ class LiteralAdaPld:
             places = [i + 1 for i in range(len(text) - 1) if text[i] == token]
             if places:
                 known = [place - 2 for place in places if place >= 2]
-                place = self.alike(known)[0] + 2 if known else places[-1]
+                place = self.most_similar(known)[0] + 2 if known else places[-1]
                 paths.append((token, text[place]))
         return paths
 
 
 @pytest.mark.parametrize(("ngram_min", "n_successors"), [(1, 3), (2, 1), (2, 3), (4, 1)])
-def test_adapld_drafts_as_whole_scans_step_by_step(ngram_min, n_successors):
+def test_every_draft_equals_scans_of_text_and_states(ngram_min, n_successors):
     config = AdaPldConfig(layer=0, ngram_max=4, ngram_min=ngram_min, draft_tokens=5, branches=3, top_k=4, least=0.6)
     prompt = [Random(0).randrange(20) for _ in range(30)]
     follow(AdaPld(config), LiteralAdaPld(config), HashTarget(64, n_successors), prompt, 30, 64)
 
 
-def test_a_restarted_adapld_without_states_looks_up_the_latest_match():
+def test_without_states_the_latest_match_is_copied():
     adapld, request = AdaPld(AdaPldConfig(layer=0, branches=0)), view([1, 2, 3, 1, 2, 4, 1])
     adapld.begin(request)
     request.context.extend([2])
@@ -86,7 +86,7 @@ def test_a_restarted_adapld_without_states_looks_up_the_latest_match():
     assert adapld.propose(request, 8) == []  # nothing matches, and no state is known
 
 
-def test_the_budget_cuts_alternatives_of_adapld_first():
+def test_the_budget_cuts_alternatives_before_the_copied_tokens():
     target, adapld, request = HashTarget(64), AdaPld(AdaPldConfig(layer=0, draft_tokens=4)), view([5, 6, 7, 8, 5])
     adapld.begin(request)
     request.context.extend([6])

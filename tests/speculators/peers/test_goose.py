@@ -1,4 +1,4 @@
-"""GOOSE against its Algorithm 1 written down once more, with scans, and the prompts and rows of all peers."""
+"""GOOSE against a literal Algorithm 1 that scans the text, and what all peers have in common."""
 
 from __future__ import annotations
 
@@ -21,25 +21,23 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5, 9]
 
 
 class LiteralGoose:
-    """The published algorithm, slowly."""
+    """The published algorithm, written to be read."""
 
     def __init__(self, config):
-        self.config = config
-        self.rows = {}
+        self.config, self.rows = config, {}
         self.ema, self.n_spines = 0.5, 0
 
     def learn(self, context, ids):
         ids = ids[: self.config.top_k]
         p = np.array([0.5 ** (i + 1) for i in range(len(ids))])
         row = list(zip(ids, (p / p.sum()).tolist(), strict=True))
-        self.rows[tuple(context[-1:])] = row
-        self.rows[tuple(context[-2:])] = row
+        self.rows |= {tuple(context[-1:]): row, tuple(context[-2:]): row}
 
     def successors(self, context):
         return self.rows.get(tuple(context[-2:])) or self.rows.get(tuple(context[-1:])) or []
 
     def match(self, text, tail):
-        """Chain and agreement: scans the whole text for the latest earlier occurrence of every length."""
+        """Return chain and agreement by scanning the text for the latest earlier occurrence of every length."""
         starts = {}
         for n in self.config.ngrams:
             if len(tail) >= n:
@@ -54,7 +52,6 @@ class LiteralGoose:
         return chain, agree * min(1.0, len(chain) / self.config.long_spine)
 
     def draft(self, text, budget):
-        """Paths of the tree's nodes."""
         config = self.config
         chain, sure = self.match(text, text)
         if sure > 0.6:
@@ -116,7 +113,7 @@ class LiteralGoose:
         (GooseConfig(long_spine=1000, top_k=3, depth=3, least=0.2, spine_branches=1.0), 40, 2),
     ],
 )
-def test_goose_drafts_as_its_algorithm_step_by_step(config, budget, n_successors):
+def test_every_draft_of_goose_equals_the_literal_algorithm(config, budget, n_successors):
     literal = LiteralGoose(config)
     follow(Goose(config), literal, HashTarget(48, n_successors), PROMPT, 40, budget)
     assert literal.n_spines > 5
@@ -128,7 +125,7 @@ def test_goose_drafts_as_its_algorithm_step_by_step(config, budget, n_successors
     st.lists(st.integers(1, 60)),
     st.integers(1, 64),
 )
-def test_prompts_in_chunks_teach_the_same_and_budgets_are_kept(make, prompt, ends, budget):
+def test_a_prompt_in_chunks_gives_the_same_draft_within_the_budget(make, prompt, ends, budget):
     target, found = HashTarget(40), []
     for cuts in ((), sorted(ends)):
         method, request = make(), view(prompt)
@@ -150,7 +147,6 @@ def test_rows_are_bounded(method):
 @pytest.mark.parametrize(
     ("method", "needs"),
     [
-        (Goose(), Needs(node_top_k=10, prompt_top_k=10, top_logprobs=True)),
         (Goose(GooseConfig(top_k=4, use_prompt=False)), Needs(node_top_k=4, top_logprobs=True)),
         (Stand(StandConfig(top_k=2)), Needs(node_top_k=2, prompt_top_k=2, top_logprobs=True)),
         (

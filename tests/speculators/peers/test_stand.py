@@ -1,4 +1,4 @@
-"""STAND: rows are means, children are draws without replacement."""
+"""STAND's rows against means of distributions, and its children against draws without replacement."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 @given(st.lists(st.lists(st.integers(1, 9), min_size=4, max_size=4), min_size=1, max_size=6))
-def test_a_row_of_stand_is_the_mean_of_all_distributions(weights):
-    said = [np.array(row) / sum(row) for row in weights]
+def test_a_row_is_the_mean_of_all_distributions(weights):
+    answers = [np.array(row) / sum(row) for row in weights]
     row = None
-    for p in said:
+    for p in answers:
         row = averaged(row, dict(enumerate(p.tolist())), 4)
-    assert row[0] == len(said)
-    assert [row[1][token] for token in range(4)] == pytest.approx(np.mean(said, axis=0).tolist())
+    assert row[0] == len(answers)
+    assert [row[1][token] for token in range(4)] == pytest.approx(np.mean(answers, axis=0).tolist())
     k, best = averaged((3, {1: 0.6, 2: 0.4}), {3: 0.9, 2: 0.1}, 2)
     assert k == 4
     assert best == pytest.approx({1: 0.45 / 0.775, 2: 0.325 / 0.775}), "the best ids share all probability"
@@ -39,17 +39,17 @@ class LiteralStand:
 
     def __init__(self, config):
         self.config = config
-        self.said = {}
+        self.answers = {}
 
     def learn(self, context, ids):
         p = np.array([0.5 ** (i + 1) for i in range(self.config.top_k)])
         for order in range(1, min(self.config.order, len(context)) + 1):
-            known = self.said.setdefault(tuple(context[-order:]), [])
+            known = self.answers.setdefault(tuple(context[-order:]), [])
             known.append(dict(zip(ids, (p / p.sum()).tolist(), strict=False)))
 
     def row(self, context):
         for order in range(self.config.order, 0, -1):
-            known = self.said.get(tuple(context[-order:])) if len(context) >= order else None
+            known = self.answers.get(tuple(context[-order:])) if len(context) >= order else None
             if known:
                 row = None
                 for p in known:
@@ -67,12 +67,12 @@ class LiteralStand:
 
 
 @pytest.mark.parametrize(("config", "budget"), [(StandConfig(), 64), (StandConfig(order=1, top_k=3, depth=4), 16)])
-def test_stand_drafts_greedily_as_its_means_step_by_step(config, budget):
+def test_every_greedy_draft_ranks_by_the_means(config, budget):
     assert follow(Stand(config), LiteralStand(config), HashTarget(48, n_successors=2), PROMPT, 25, budget) > 30
 
 
-def taught(config, p, **params):
-    """A speculator with one row, after token 7."""
+def with_one_row(config, p, **params):
+    """Return a speculator that knows the probabilities after token 7, and its request."""
     stand, request = Stand(config), view([7], vocab_size=48, temperature=1.0, **params)
     stand.begin(request)
     ids = np.arange(len(p), dtype=np.int32)[None]
@@ -83,9 +83,9 @@ def taught(config, p, **params):
     return stand, request
 
 
-def test_stand_draws_children_without_replacement():
+def test_children_are_drawn_without_replacement():
     p = (0.6, 0.3, 0.1)
-    stand, request = taught(StandConfig(depth=1), p, seed=5)
+    stand, request = with_one_row(StandConfig(depth=1), p, seed=5)
     n = 4000
     drawn = Counter(tuple(stand.propose(request, 3)[0].tokens) for _ in range(n))
     for order in permutations(range(3)):
@@ -94,13 +94,12 @@ def test_stand_draws_children_without_replacement():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_with_the_targets_noise_the_first_child_of_stand_is_its_draw(seed):
-    """``argmax(log p + Gumbel)`` at the position to be drawn, where the row is the target's distribution."""
+def test_with_the_targets_noise_the_first_child_is_the_targets_draw(seed):
     p = np.array([0.4, 0.3, 0.2, 0.1], np.float32)
-    stand, request = taught(StandConfig(depth=1, noise="target"), p, seed=seed)
+    stand, request = with_one_row(StandConfig(depth=1, noise="target"), p, seed=seed)
     noise = gumbel([(seed, 0, 1)], 48)[0][:4].numpy()
     order = np.argsort(-(np.log(p) + noise)).tolist()
     assert stand.propose(request, 4)[0].tokens == order
     assert stand.propose(request, 4)[0].tokens == order  # a function of seed and position
-    rejecting, request = taught(StandConfig(depth=1, noise="target"), p, seed=seed, verification="rejection")
+    rejecting, request = with_one_row(StandConfig(depth=1, noise="target"), p, seed=seed, verification="rejection")
     assert rejecting.states[0].key is None
