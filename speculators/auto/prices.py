@@ -99,10 +99,7 @@ class Prices:
         return self._costs.prompt_row * n_tokens
 
     def can_gain(self, batch: int, context: float, budget: int, margin: float) -> bool:
-        """Return whether drafts that are always right, and take no time, would add ``margin`` to the tokens per second.
-
-        Drafts of one request and of all requests are considered, up to ``budget`` nodes each.
-        """
+        """Return whether right drafts of one or all requests, made in no time, add ``margin`` to tokens per second."""
         key = batch, _bucket(context), budget
         known = self._can_gain.get(key)
         if known is None:

@@ -107,10 +107,7 @@ class RequestState:
             calibrations[self.all_draft].add(claimed, hits)
 
     def fail(self, bucket: int, longest: float) -> None:
-        """Pause after a draft that was not worth it, twice as long as the last time, up to ``longest`` steps.
-
-        The first pause is longer where few drafts of the scope were worth it in batches of ``bucket``.
-        """
+        """Pause twice as long as the last time, up to ``longest`` steps; first by the scope's success in ``bucket``."""
         if not self.next_pause:
             self.next_pause = min(FIRST_PAUSE / max(self.shared.success.get(bucket, 1.0), LEAST_SUCCESS), longest)
         self.pause = int(self.next_pause)
@@ -136,10 +133,7 @@ class RequestState:
         return (reading + max(more, 0.0)) / token
 
     def expected_gain(self, needed: float, is_expensive: bool) -> float:
-        """Return what all sources are expected to add to a draft, where ``needed`` is worth it.
-
-        Before the first try of a request this is what they added to others, but enough for a try where that is cheap.
-        """
+        """Return what all sources are expected to add; before the first try at least enough for one, if it is cheap."""
         if self.answered_gain is not None:
             return self.answered_gain
         known = self.shared.answered_gain
@@ -169,8 +163,7 @@ class RequestState:
 
     def observe(self, outcome: Outcome, text_names: Collection[str]) -> None:
         """Compare the claims of a tree with what was accepted; ``text_names`` are the sources that draft from text."""
-        tree = outcome.tree
-        accepted = outcome.accepted
+        tree, accepted = outcome.tree, outcome.accepted
         if self.claims and len(tree) - sum(tree.probe) == len(self.claims):
             self.calibrate(*claims_and_hits(tree.children, self.claims, accepted, len(accepted) + 1))
         self.claims = []

@@ -1,19 +1,17 @@
 """``auto``: the sources propose drafts, and a cost model decides how many of their nodes are worth it.
 
-Every node has an estimated probability of being accepted: its path probability, calibrated by earlier drafts. Nodes in
-that order add expected tokens, and time, by the step times that were measured on this target (``engine.step_cost``)
-and are corrected while it runs (``speculators.auto.prices``). Over all requests that draft together, the number of
-nodes is chosen that maximises
+Every node has an estimated probability of being accepted: its path probability, calibrated by earlier drafts. It adds
+expected tokens, and time, by step times that were measured on this target (``speculators.auto.prices``). Over all
+requests that draft together, the number of most probable nodes is chosen that maximises
 
     expected tokens per second = (B + sum of path probabilities) / (step(B, nodes, read-backs) + drafting)
 
 where ``B`` is the number of requests of a step, each of which commits one token anyway. Nothing is drafted if that is
 not above the rate of a step without drafts and read-backs.
 
-Every request is in one of three tiers in every step (``speculators.auto.decisions``): *off*, drafting *from text*
-alone, or with *all* sources and the target's answers. After drafts that were not worth it a request backs off, twice as
-long after every failure. Meanwhile its sources draft for earlier places of the text (``speculators.auto.hindsight``),
-which adds nothing to any step. docs/methods/auto.md shows curves and figures.
+In every step a request is in one of three tiers (``speculators.auto.decisions``): *off*, drafting *from text* alone, or
+with *all* sources and the target's answers. After drafts that were not worth it a request backs off, twice as long
+after every failure, and looks back meanwhile (``speculators.auto.hindsight``). See docs/methods/auto.md.
 """
 
 from __future__ import annotations

@@ -66,10 +66,12 @@ class Drafting:
         drafts: list[_ModelDraft | None] = []
         chunks: list[SequenceRows] = []
         room, few = self._config.prefill_chunk, self._config.draft_tokens + 1
+        per_depth = self._config.tree_beam if self._config.tree_nodes else 1
         for view, budget in zip(views, budgets, strict=True):
             draft, n_output = None, len(view.context) - view.n_prompt
             depth = min(self._config.draft_tokens, view.request.params.max_tokens - n_output - 1, budget)
-            if depth > 0 and self._fits(view) and self._reserve(view, depth):
+            n_rows = len(view.context) + per_depth * (depth - 1)
+            if depth > 0 and self._fits(view) and self.runner.reserve(view, n_rows):
                 cached = self.runner.cached[view.request_id]
                 cached.sync(view.context.view)
                 lag = len(view.context) - cached.n
@@ -97,11 +99,6 @@ class Drafting:
             return True
         self.runner.evict(view)
         return False
-
-    def _reserve(self, view: RequestView, depth: int) -> bool:
-        """Allocate blocks for the text and the rows of a draft."""
-        per_depth = self._config.tree_beam if self._config.tree_nodes else 1
-        return self.runner.reserve(view, len(view.context) + per_depth * (depth - 1))
 
 
 def _text_rows(view: RequestView, cached: CachedSequence, n: int, with_logits: Sequence[int] = ()) -> SequenceRows:

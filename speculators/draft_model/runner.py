@@ -75,12 +75,7 @@ class DraftModelRunner:
 
     @classmethod
     def load(cls, options: TargetOptions) -> DraftModelRunner:
-        """Return the runner of a checkpoint; ``options`` are those of a target with one stage.
-
-        Raises:
-            ConfigError: there is no such model, or an option is wrong.
-            UnsupportedModelError: the checkpoint cannot be run.
-        """
+        """Return the runner of a checkpoint; raise ConfigError or UnsupportedModelError if it cannot be run."""
         path = resolve(options.model)
         options, spec = with_numerics(options, path), load_spec(path)
         dtype, device = resolve_dtype(options.dtype, spec, options.device), torch.device(options.device)

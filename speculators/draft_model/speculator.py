@@ -4,13 +4,11 @@ A small model of the same vocabulary drafts ``draft_tokens`` tokens, with one fo
 Coupled sampling draws the draft with the target's own noise, so acceptance hardly falls with the temperature. With
 ``verification="rejection"`` drafts are independent draws, and carry the distribution they came from.
 
-The published draft is a chain. The default is a tree of the same depth, for as many forward passes
-(``engine.drafter.trees.levels``): more of it is accepted at equal numbers of nodes (docs/methods/draft-model.md).
-Independent draws and requests with penalties get a chain, because penalties depend on the path of every node.
+The published draft is a chain. The default is a tree of the same depth, of which more is accepted at equal numbers of
+nodes (docs/methods/draft-model.md). Independent draws and requests with penalties get a chain.
 
-The KV cache is paged and has a fixed size. A request without room in it decodes without drafts. A request whose text is
-not in the cache reads it in chunks: one per prompt chunk of the target, and at most ``prefill_chunk`` tokens per step
-over all requests. Other requests do not wait for it.
+The KV cache has a fixed size; a request without room in it decodes without drafts. Texts are read in chunks: one per
+prompt chunk of the target, and at most ``prefill_chunk`` tokens per step, which delays no other request.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING
 from engine.errors import ConfigError
 from engine.protocol import BatchSpeculator, Branch, Needs, Outcome, RequestView
 from speculators.draft_model.config import DraftModelConfig
-from speculators.method import Method, MethodContext
+from speculators.method import Method
 
 if TYPE_CHECKING:  # torch is imported with the first model, so that other methods need none
     from engine.sampling.keys import NoiseKey
@@ -32,15 +30,9 @@ if TYPE_CHECKING:  # torch is imported with the first model, so that other metho
 
 
 class DraftModel(BatchSpeculator):
-    """Drafts what a small model would write.
+    """Drafts what a small model would write: that of ``runner``, or of ``config.path``, loaded by the first request.
 
-    Args:
-        config: which model, and how it drafts.
-        runner: a loaded model; otherwise ``config.path`` is loaded when the first request begins.
-        randomness: where independent draws come from; tests enumerate it.
-
-    Raises:
-        ConfigError: there is no such model.
+    ``randomness`` is where independent draws come from. ConfigError is raised if there is no such model.
     """
 
     name = "draft-model"
@@ -52,8 +44,7 @@ class DraftModel(BatchSpeculator):
         runner: DraftModelRunner | None = None,
         randomness: Callable[[NoiseKey], Randomness] | None = None,
     ) -> None:
-        self._config = config
-        self._runner = runner
+        self._config, self._runner = config, runner
         self._randomness = randomness
         self._drafting: Drafting | None = None
         self._failure = ""  # why the model could not be loaded
@@ -103,13 +94,9 @@ class DraftModel(BatchSpeculator):
             self._drafting.runner.end(view.request_id)
 
 
-def _draft_model(settings: DraftModelConfig, context: MethodContext) -> DraftModel:
-    return DraftModel(replace(settings, path=settings.path or context.options.draft_model))
-
-
 DRAFT_MODEL = Method(
     name="draft-model",
-    factory=_draft_model,
+    factory=lambda settings, context: DraftModel(replace(settings, path=settings.path or context.options.draft_model)),
     description="a small model of the same vocabulary drafts a tree",
     source="arXiv 2211.17192 and 2302.01318",
     settings=DraftModelConfig,

@@ -84,7 +84,7 @@ class Scripted:
         self.call("end", request)
 
 
-class Step(NamedTuple):
+class DecodeStep(NamedTuple):
     """One step of a decode run, before the speculator observes it."""
 
     request: RequestView
@@ -94,7 +94,7 @@ class Step(NamedTuple):
 
 def steps(
     speculator: Speculator, target: HashTarget, request: RequestView, n_tokens: int, budget: int = 64
-) -> Iterator[Step]:
+) -> Iterator[DecodeStep]:
     """Decode greedily; yields every step, then lets the speculator observe it."""
     speculator.begin(request)
     outcome = Outcome([target.next_token(request.context.view.tolist())], EMPTY_TREE)
@@ -105,7 +105,7 @@ def steps(
             break
         branches = speculator.propose(request, budget)
         outcome = target.score(request.context.view.tolist(), compose(branches, budget))
-        yield Step(request, branches, outcome)
+        yield DecodeStep(request, branches, outcome)
     speculator.end(request)
 
 

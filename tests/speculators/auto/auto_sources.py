@@ -28,7 +28,7 @@ def line(per_row: float) -> StepCosts:
     return StepCosts({1: ((1, 1001), (1.0, 1.0 + 1000 * per_row))})
 
 
-class Source(Scripted):
+class FakeSource(Scripted):
     """Drafts chains of ``claim`` per token that are right with probability ``accuracy`` per token, or ``branches``."""
 
     needs = Needs()
@@ -61,20 +61,20 @@ class Source(Scripted):
         return [Branch(tokens, self.name, scores=scores)]
 
 
-class Reading(Source):
+class ReadBackSource(FakeSource):
     """Needs the ids after every node, and reads tokens it missed from the text."""
 
     needs = Needs(node_top_k=4)
     catches_up = True
 
 
-class Quick(Source):
+class TextSource(FakeSource):
     """Needs nothing, and reads tokens it missed from the text."""
 
     catches_up = True
 
 
-class Decoding:
+class AutoRun:
     """Requests that decode side by side, in the steps of one batch."""
 
     def __init__(self, speculator: Auto, n: int = 1, first: int = 0, target: HashTarget = TARGET) -> None:

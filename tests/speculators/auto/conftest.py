@@ -7,7 +7,7 @@ import pytest
 from speculators.auto.sources import Clock
 
 
-class FakeTime:
+class FakeClock:
     def __init__(self) -> None:
         self.seconds = 0.0
 
@@ -16,8 +16,8 @@ class FakeTime:
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
-    fake = FakeTime()
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    fake = FakeClock()
     for module in ("tiers", "speculator", "hindsight"):
         monkeypatch.setattr(f"speculators.auto.{module}.time", fake)
     return fake

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.protocol import Branch, Needs, Outcome
 from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE, ROOT
-from speculators.auto.calibration import DEPTHS, DepthCalibration
+from speculators.auto.calibration import DEPTHS
 from speculators.auto.config import AutoConfig
 from speculators.auto.ranking import rank
 from speculators.auto.speculator import Auto
@@ -24,9 +24,9 @@ from tests.speculators.auto.auto_sources import (
     FREE,
     TARGET,
     VOCAB,
-    Decoding,
-    Reading,
-    Source,
+    AutoRun,
+    FakeSource,
+    ReadBackSource,
     line,
     make_request,
     run_step,
@@ -60,7 +60,7 @@ def reach_by_path(branches):
 @given(proposals("a"), proposals("b"), st.integers(0, 12), st.sampled_from([None, FREE, line(0.1), line(0.4)]))
 def test_a_draft_is_the_best_part_of_all_proposals(one, other, budget, costs):
     proposed = [branch for branch in (one, other) if branch is not None]
-    auto = Auto([Source(branches=[branch] if branch else []) for branch in (one, other)], costs)
+    auto = Auto([FakeSource(branches=[branch] if branch else []) for branch in (one, other)], costs)
     request = make_request()
     auto.begin(request)
     drafts = auto.propose(request, budget)
@@ -79,9 +79,9 @@ def test_a_draft_is_the_best_part_of_all_proposals(one, other, budget, costs):
 
 
 def test_a_budget_of_zero_drafts_nothing_and_asks_no_source():
-    source = Source()
+    source = FakeSource()
     auto = Auto([source], FREE)
-    decoding = Decoding(auto, 2)
+    decoding = AutoRun(auto, 2)
     assert decoding.step(budget=0) == [0, 0]
     assert source.asked == []
     assert auto.propose_batch((), ()) == []
@@ -92,9 +92,9 @@ def test_a_budget_of_zero_drafts_nothing_and_asks_no_source():
 
 @pytest.mark.parametrize("fails_in", ["begin", "propose", "observe", "end"])
 def test_a_part_that_fails_harms_no_other_and_its_state_is_dropped(fails_in):
-    broken, sound = Source(name="broken", accuracy=0.0, fails_in=fails_in), Source(name="sound", depth=3)
+    broken, sound = FakeSource(name="broken", accuracy=0.0, fails_in=fails_in), FakeSource(name="sound", depth=3)
     auto = Auto([broken, sound], line(0.1))
-    decoding = Decoding(auto, 3)
+    decoding = AutoRun(auto, 3)
     for _ in range(5):
         assert min(decoding.step()) >= 3
     decoding.end()
@@ -107,7 +107,7 @@ def test_a_part_that_fails_harms_no_other_and_its_state_is_dropped(fails_in):
 @pytest.mark.parametrize("catches_up", [True, False])
 @pytest.mark.usefixtures("steady_clocks")
 def test_a_request_rests_in_the_steps_whose_outcome_its_sources_skip(catches_up):
-    source, n_rests = Reading(claim=0.3, accuracy=0.0), 0
+    source, n_rests = ReadBackSource(claim=0.3, accuracy=0.0), 0
     source.catches_up = catches_up
     auto, request = Auto([source], line(0.5)), make_request()  # never pays: pauses grow
     auto.begin(request)
@@ -123,22 +123,14 @@ def test_a_request_rests_in_the_steps_whose_outcome_its_sources_skip(catches_up)
 
 @pytest.mark.parametrize("claim", [math.nan, math.inf])
 def test_a_scope_recovers_from_claims_that_are_not_finite(claim):
-    source = Source(claim=claim)
+    assert rank("auto", [Branch([1, 2], "source", [-1, 0], scores=[0.9, claim])], [1.0] * DEPTHS, 8).reach == [0.9, 0.0]
+    source = FakeSource(claim=claim)
     auto = Auto([source], line(0.1))
-    first = Decoding(auto)
+    first = AutoRun(auto)
     assert not any(first.steps(30))
     first.end()
     source.claim = 0.9
-    assert sum(Decoding(auto, first=1).steps(30)) > 60, "a source that is right about all eight tokens of a draft"
-
-
-@pytest.mark.parametrize("parents", [None, [-1, 0, 1]])
-def test_a_claim_that_is_not_finite_counts_zero_and_teaches_nothing(parents):
-    branch = Branch([1, 2, 3], "source", parents, scores=[0.9, math.nan, 0.9])
-    assert rank("auto", [branch], [1.0] * DEPTHS, 8).reach == [0.9, 0.0, 0.0]
-    calibration = DepthCalibration()
-    calibration.add([1.0, math.nan, *[1.0] * (DEPTHS - 2)], [1.0] * DEPTHS)
-    assert calibration.claimed == calibration.hits == [1.0, 0.0, *[1.0] * (DEPTHS - 2)]
+    assert sum(AutoRun(auto, first=1).steps(30)) > 60, "a source that is right about all eight tokens of a draft"
 
 
 def drawn(tokens, name="drawn"):
@@ -149,7 +141,7 @@ def drawn(tokens, name="drawn"):
 @pytest.mark.parametrize("special", [drawn([1, 2]), Branch([1, 2], "probing", probe=True)], ids=["drawn", "probe"])
 def test_drawn_branches_and_probes_pass_untouched_where_nodes_are_free(costs, special):
     ranked = Branch([3, 4], "rest", scores=[0.9, 0.9])
-    auto, request = Auto([Source(branches=[special]), Source(branches=[ranked])], costs), make_request()
+    auto, request = Auto([FakeSource(branches=[special]), FakeSource(branches=[ranked])], costs), make_request()
     auto.begin(request)
     for _ in range(5):
         drafts = run_step(auto, request)
@@ -162,7 +154,7 @@ def test_the_number_of_draws_that_are_kept_does_not_depend_on_the_tokens(per_row
     """Or the acceptance test against ``q`` would not hold."""
     sizes = set()
     for tokens in ([1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4], [3, 3, 3, 3, 3, 3]):
-        auto, request = Auto([Source(branches=[drawn(tokens)])], line(per_row)), make_request()
+        auto, request = Auto([FakeSource(branches=[drawn(tokens)])], line(per_row)), make_request()
         auto.begin(request)
         drafts = auto.propose(request, 32)
         sizes.add(len(tokens_of(drafts)))
@@ -176,15 +168,15 @@ def test_the_number_of_draws_that_are_kept_does_not_depend_on_the_tokens(per_row
 
 
 def test_drawn_branches_of_one_request_leave_the_others_to_their_estimates():
-    class Mixed(Source):
+    class HalfDrawnSource(FakeSource):
         def propose(self, request, budget):
             return super().propose(request, budget) if request.request_id % 2 else [drawn([1, 2])]
 
     for claim, sizes in ((0.9, [1, 5, 1, 5]), (0.05, [1, 0, 1, 0])):
-        assert Decoding(Auto([Mixed(claim, depth=5)], line(0.1)), 4).step() == sizes
+        assert AutoRun(Auto([HalfDrawnSource(claim, depth=5)], line(0.1)), 4).step() == sizes
 
 
-class Probing(Source):
+class ProbingSource(FakeSource):
     """Guesses nothing; probes eight branches of four nodes."""
 
     needs = Needs(probe_top_k=4)
@@ -197,7 +189,7 @@ class Probing(Source):
     ("per_row", "least", "most"), [(0.0, 32, 32), (0.002, 1, 32), (0.04, 4, 8), (0.2, 0, 0), (100.0, 0, 0)]
 )
 def test_probes_are_kept_whole_as_far_as_they_pay_and_given_up_when_they_bring_nothing(per_row, least, most):
-    decoding = Decoding(Auto([Probing()], line(per_row)))
+    decoding = AutoRun(Auto([ProbingSource()], line(per_row)))
     sizes = decoding.steps(1000 if 0.0 < per_row < 0.2 else 1)
     assert least <= sizes[0] <= most
     assert sizes[0] % 4 == 0
@@ -208,7 +200,7 @@ def test_probes_are_kept_whole_as_far_as_they_pay_and_given_up_when_they_bring_n
 
 def asked_steps(costs, source, n_steps, config=None):
     """Steps in which the source was asked for a draft, and nodes per step."""
-    decoding = Decoding(Auto([source], costs, config))
+    decoding = AutoRun(Auto([source], costs, config))
     steps, sizes = [], []
     for step in range(n_steps):
         before = len(source.asked)
@@ -221,7 +213,7 @@ def asked_steps(costs, source, n_steps, config=None):
 @pytest.mark.parametrize("longest", [1, 8, 32])
 @pytest.mark.parametrize("proposes", [True, False])
 def test_where_nothing_pays_pauses_double_up_to_the_longest(longest, proposes):
-    source = Source(claim=0.3, accuracy=0.0) if proposes else Source(branches=[])
+    source = FakeSource(claim=0.3, accuracy=0.0) if proposes else FakeSource(branches=[])
     steps, sizes = asked_steps(line(0.5), source, 200, AutoConfig(longest_pause=longest))
     assert not any(sizes)
     gaps = [later - earlier - 1 for earlier, later in itertools.pairwise(steps)]
@@ -232,32 +224,32 @@ def test_where_nothing_pays_pauses_double_up_to_the_longest(longest, proposes):
 
 @pytest.mark.parametrize("per_row", [0.2, 0.6])
 def test_later_requests_use_a_source_that_was_wrong_for_earlier_ones(per_row):
-    bad, good = Source(claim=0.9, accuracy=0.0), Source(claim=0.9)
+    bad, good = FakeSource(claim=0.9, accuracy=0.0), FakeSource(claim=0.9)
     auto = Auto([bad], line(per_row))
     for number in range(5):
-        decoding = Decoding(auto, first=number)
+        decoding = AutoRun(auto, first=number)
         decoding.steps(60)
         decoding.end()
     bad.accuracy = 1.0
-    later = Decoding(auto, first=9).steps(150)
-    assert min(later[-30:]) >= Decoding(Auto([good], line(per_row)), first=9).steps(150)[-1] - 1
+    later = AutoRun(auto, first=9).steps(150)
+    assert min(later[-30:]) >= AutoRun(Auto([good], line(per_row)), first=9).steps(150)[-1] - 1
 
 
 def test_claims_are_scaled_to_the_rate_at_which_they_come_true():
-    honest = Decoding(Auto([Source(claim=0.3, accuracy=0.3)], line(0.05)))
-    boasting = Decoding(Auto([Source(claim=0.9, accuracy=0.3)], line(0.05)))
+    honest = AutoRun(Auto([FakeSource(claim=0.3, accuracy=0.3)], line(0.05)))
+    boasting = AutoRun(Auto([FakeSource(claim=0.9, accuracy=0.3)], line(0.05)))
     first = boasting.steps(5)
     honest.steps(100)
     boasting.steps(95)
     assert min(first) >= 4
     assert np.mean(boasting.steps(50)) < 1.5 * np.mean(honest.steps(50))
-    sizes = Decoding(Auto([Source(claim=0.2)], line(0.05))).steps(150)
+    sizes = AutoRun(Auto([FakeSource(claim=0.2)], line(0.05))).steps(150)
     assert sizes[0] == 1
     assert sizes[-1] == 2, "raised, but to no more than twice"
 
 
 def test_a_tree_that_was_not_run_proves_nothing():
-    auto, request, sizes = Auto([Source(claim=0.9, accuracy=0.0)], line(0.3)), make_request(), set()
+    auto, request, sizes = Auto([FakeSource(claim=0.9, accuracy=0.0)], line(0.3)), make_request(), set()
     auto.begin(request)
     for _ in range(50):
         (branch,) = auto.propose(request, 32)
@@ -279,16 +271,16 @@ def test_a_tree_that_was_not_run_proves_nothing():
 )
 def test_repetitive_text_gains_what_its_nodes_cost_and_other_text_loses_nothing(target, per_row, tokens_per_second):
     costs = line(per_row)
-    decoding = Decoding(create("auto", SpeculatorOptions(step_costs=costs)), target=target)
+    decoding = AutoRun(create("auto", SpeculatorOptions(step_costs=costs)), target=target)
     decoding.steps(200)
     seconds = sum(float(costs.seconds(1, [rows])[0]) for rows in decoding.rows)
     assert decoding.n_tokens / seconds > tokens_per_second
 
 
 def test_requests_are_calibrated_apart():
-    source = Source(claim=0.9)
+    source = FakeSource(claim=0.9)
     auto = Auto([source], line(0.3))
-    right, wrong = Decoding(auto, first=0), Decoding(auto, first=1)
+    right, wrong = AutoRun(auto, first=0), AutoRun(auto, first=1)
     good, bad = [], []
     for _ in range(120):
         source.accuracy = 1.0
@@ -305,27 +297,27 @@ def test_requests_are_calibrated_apart():
     ids=["slower than the steps it saves", "slow in the first draft of a process"],
 )
 def test_a_slow_source_is_dropped_unless_only_its_first_draft_is_slow(clock, step, drafting, n_slow, kept):
-    class Slow(Source):
+    class SlowSource(FakeSource):
         def propose(self, request, budget):
             clock.seconds += drafting if len(self.asked) < n_slow else 0.0
             return super().propose(request, budget)
 
-    sizes = Decoding(Auto([Slow(depth=4)], StepCosts({1: ((1, 100), (step, 1.1 * step))}))).steps(60)
+    sizes = AutoRun(Auto([SlowSource(depth=4)], StepCosts({1: ((1, 100), (step, 1.1 * step))}))).steps(60)
     assert sizes[0] == 4
     assert sizes[-30:] == [4 if kept else 0] * 30
 
 
 @pytest.mark.parametrize("of_prompts", [True, False])
 def test_learning_answers_counts_as_drafting_time_and_learning_prompts_does_not(clock, of_prompts):
-    class SlowLearner(Source):
+    class SlowlyLearningSource(FakeSource):
         needs = Needs(node_top_k=4)
 
         def observe(self, request, outcome):
             if (outcome.n_read > 0) == of_prompts:
                 clock.seconds += 0.01
 
-    auto = Auto([SlowLearner(depth=4)], StepCosts({1: ((1, 100), (0.001, 0.0011))}))
-    decoding, sizes = Decoding(auto), []
+    auto = Auto([SlowlyLearningSource(depth=4)], StepCosts({1: ((1, 100), (0.001, 0.0011))}))
+    decoding, sizes = AutoRun(auto), []
     for number in range(1, 30):  # a request begins in every step
         other = make_request(number)
         auto.begin(other)

@@ -12,7 +12,7 @@ from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE
 from speculators.auto.config import AutoConfig
-from speculators.auto.decisions import BATCH_TOO_LARGE, FULL, OFF, BACKS_OFF, TEXT
+from speculators.auto.decisions import BACKS_OFF, BATCH_TOO_LARGE, FULL, OFF, TEXT
 from speculators.auto.speculator import Auto
 from speculators.method import SpeculatorOptions
 from speculators.registry import create
@@ -21,10 +21,10 @@ from tests.speculators.auto.auto_sources import (
     FREE,
     TARGET,
     VOCAB,
-    Decoding,
-    Quick,
-    Reading,
-    Source,
+    AutoRun,
+    FakeSource,
+    ReadBackSource,
+    TextSource,
     line,
     make_request,
 )
@@ -45,8 +45,8 @@ def test_the_text_tier_asks_sources_without_needs_and_the_mixed_model_replaces_t
 
 
 def test_a_source_that_is_wrong_ends_off_and_costs_nothing_there():
-    source = Reading(claim=0.9, accuracy=0.0)
-    made = Decoding(Auto([source], line(0.2))).decided(600)
+    source = ReadBackSource(claim=0.9, accuracy=0.0)
+    made = AutoRun(Auto([source], line(0.2))).decided(600)
     assert made[0].tier == FULL
     late = made[200:]
     assert sum(decision.tier == OFF for decision in late) > 0.95 * len(late)
@@ -68,13 +68,13 @@ def test_a_source_that_is_wrong_ends_off_and_costs_nothing_there():
 )
 def test_nothing_is_asked_where_nodes_or_batches_are_too_expensive_for_any_draft(costs, n, tier):
     """Up to eight sequences a node is nearly free, beyond every row counts twice."""
-    source = Source(claim=0.9)
-    made = Decoding(Auto([source], costs), n).decided(5)
+    source = FakeSource(claim=0.9)
+    made = AutoRun(Auto([source], costs), n).decided(5)
     assert made[0].tier == tier
     assert (made == [BATCH_TOO_LARGE] * 5) == (source.asked == []) == (tier == OFF)
 
 
-class OfPrompts(Reading):
+class PromptSource(ReadBackSource):
     """Needs the ids after prompt positions, too."""
 
     needs = Needs(node_top_k=4, prompt_top_k=4)
@@ -86,9 +86,9 @@ class OfPrompts(Reading):
 def test_a_source_that_is_not_asked_at_first_begins_when_it_is_or_when_a_prompt_was_read_back(
     seconds, later, reads_prompt
 ):
-    quick, full = Quick(claim=0.9), OfPrompts(claim=0.9)
+    quick, full = TextSource(claim=0.9), PromptSource(claim=0.9)
     auto = Auto([full, quick], StepCosts({1: ((1, 200), (seconds, 1.01 * seconds))}))
-    made = Decoding(auto).decided(3)
+    made = AutoRun(auto).decided(3)
     assert made[0].tier == (TEXT if later else FULL), "text first, where all sources take a good part of a step"
     assert (full.asked == []) == later
     second = make_request(5)
@@ -101,7 +101,7 @@ def test_a_source_that_is_not_asked_at_first_begins_when_it_is_or_when_a_prompt_
     auto.observe(second, Outcome([9], EMPTY_TREE, n_read=3, prompt_top_ids=ids))
     assert (full.n_observed == n_observed) == (later and not reads_prompt)
     assert (second.request_id in full.live) == (reads_prompt or not later)
-    decoding = Decoding(auto, first=6)
+    decoding = AutoRun(auto, first=6)
     auto._tiers.clocks[True].seconds = auto._tiers.clocks[False].seconds  # as if it were as quick
     decoding.steps(40)
     assert 6 in full.live
@@ -114,9 +114,9 @@ def test_a_source_that_is_not_asked_at_first_begins_when_it_is_or_when_a_prompt_
 def test_answers_of_the_target_are_read_back_only_where_they_gain_more_than_reading_costs(seconds, tier):
     """Nodes are nearly free; reading ids back takes ``seconds`` a step and a tenth of that a row."""
     curves = {n: ((n, 64 * n), (1.0 + seconds * (1 + 0.1 * n), 1.0 + seconds * (1 + 6.4 * n))) for n in (1, 16)}
-    source = Reading(claim=0.9)
+    source = ReadBackSource(claim=0.9)
     source.from_text = ("source",) if tier == TEXT else ()  # all that it is right about comes from its text
-    made = Decoding(Auto([source], StepCosts(curves, {}, {1: 1.0, 16: 1.0}))).decided(300)
+    made = AutoRun(Auto([source], StepCosts(curves, {}, {1: 1.0, 16: 1.0}))).decided(300)
     assert made[0].tier == FULL
     assert np.mean([decision.tier == tier for decision in made[100:]]) > 0.75
     assert any(decision.tier == FULL for decision in made[100:])  # tried again, rarely
@@ -125,7 +125,7 @@ def test_answers_of_the_target_are_read_back_only_where_they_gain_more_than_read
 
 def test_a_pause_ends_when_drafts_would_have_been_right_meanwhile():
     auto = create("auto", SpeculatorOptions(step_costs=line(0.05)))
-    decoding = Decoding(auto, target=HashTarget(4096, 4096))
+    decoding = AutoRun(auto, target=HashTarget(4096, 4096))
     unpredictable = decoding.steps(150)
     decoding.target = HashTarget(VOCAB, 1)
     repetitive = decoding.steps(150)
@@ -135,15 +135,15 @@ def test_a_pause_ends_when_drafts_would_have_been_right_meanwhile():
 
 @pytest.mark.usefixtures("steady_clocks")
 def test_requests_share_what_they_learn_about_an_expensive_source_until_it_proves_right():
-    slow = Reading(claim=0.9, accuracy=0.0, name="slow")
-    auto = Auto([Quick(claim=0.9, depth=2, name="quick"), slow], line(0.02))
+    slow = ReadBackSource(claim=0.9, accuracy=0.0, name="slow")
+    auto = Auto([TextSource(claim=0.9, depth=2, name="quick"), slow], line(0.02))
     auto._tiers.clocks[True].seconds = 0.5  # of a step of one second
 
     def n_tries(first, n):
         """How many of 60 steps ask all sources, of ``n`` requests one after the other."""
         tries = []
         for number in range(first, first + n):
-            decoding = Decoding(auto, first=number)
+            decoding = AutoRun(auto, first=number)
             tries.append(sum(decision.tier == FULL for decision in decoding.decided(60)))
             decoding.end()
         return tries
@@ -162,10 +162,11 @@ def test_requests_share_what_they_learn_about_an_expensive_source_until_it_prove
 def test_the_targets_drafter_drafts_ahead_where_the_next_draft_is_one_of_all_sources(accuracy, seconds):
     """With and without pauses (accuracy of drafts from text), at a low and a high cost of all sources."""
 
-    class Drafter(Reading):
+    class DrafterSource(ReadBackSource):
         needs = Needs(node_top_k=4, drafter=True)
 
-    auto = Auto([Quick(claim=0.9, accuracy=accuracy, depth=2, name="quick"), Drafter(claim=0.9, accuracy=0.5)], FREE)
+    quick = TextSource(claim=0.9, accuracy=accuracy, depth=2, name="quick")
+    auto = Auto([quick, DrafterSource(claim=0.9, accuracy=0.5)], FREE)
     auto._tiers.clocks[True].seconds = seconds
     outcomes = {(True, True): 0, (False, False): 0, (True, False): 0, (False, True): 0}
     for number in range(8):
@@ -190,9 +191,9 @@ def test_the_targets_drafter_drafts_ahead_where_the_next_draft_is_one_of_all_sou
 
 @pytest.mark.parametrize(("accuracy", "least", "most"), [(1.0, 40, 40), (0.0, 1, 2)])
 def test_prompts_are_read_back_where_drafts_save_more_than_that_takes(accuracy, least, most):
-    auto = Auto([OfPrompts(claim=0.9, accuracy=accuracy)], StepCosts(line(0.05).curves, prompt_row=0.1))
+    auto = Auto([PromptSource(claim=0.9, accuracy=accuracy)], StepCosts(line(0.05).curves, prompt_row=0.1))
     for number in range(40):
-        decoding = Decoding(auto, first=number)
+        decoding = AutoRun(auto, first=number)
         decoding.steps(20)
         decoding.end()
     request = Request(list(range(30)), SamplingParams(max_tokens=20))
