@@ -95,27 +95,23 @@ class Stand(PerRequest[StandState]):
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Return the tree of ranks as far as contexts are known."""
-        state, n_nodes = self.states[view.request_id], min(budget, self._config.nodes)
-        length = len(view.context)
-        contexts: list[Context] = [tuple(view.context.view[-self._config.order :].tolist())]  # of the root, then nodes
-        drawn = [self._draw(state, contexts[0], length)]
-        depths = [0]
+        state, config, position = self.states[view.request_id], self._config, len(view.context)
+        context = tuple(view.context.view[-config.order :].tolist())
+        # By node of the fixed tree: node of the draft, context, position and children in the order of their draws.
+        known = {ROOT: (ROOT, context, position, self._draw(state, context, position))}
         tokens: list[int] = []
         parents: list[int] = []
         scores: list[float] = []
-        nodes: dict[int, int] = {ROOT: ROOT}  # by node of the fixed tree
-        for fixed, (fixed_parent, rank) in enumerate(_shape(n_nodes, self._config.depth, self._config.top_k)):
-            parent = nodes.get(fixed_parent)
-            if parent is None or rank >= len(drawn[parent + 1]):
+        for fixed, (above, rank) in enumerate(_shape(min(budget, config.nodes), config.depth, config.top_k)):
+            if above not in known or rank >= len(known[above][3]):
                 continue
-            token, p = drawn[parent + 1][rank]
-            nodes[fixed] = len(tokens)
+            parent, context, position, drawn = known[above]
+            token, p = drawn[rank]
+            context, position = (*context, token)[-config.order :], position + 1
+            known[fixed] = (len(tokens), context, position, self._draw(state, context, position))
             tokens.append(token)
             parents.append(parent)
             scores.append(p)
-            depths.append(depths[parent + 1] + 1)
-            contexts.append((*contexts[parent + 1], token)[-self._config.order :])
-            drawn.append(self._draw(state, contexts[-1], length + depths[-1]))
         return [Branch(tokens, self.name, parents, scores=scores)] if tokens else []
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
