@@ -111,59 +111,52 @@ class Anpd(PerRequest[AnpdState]):
         state.learn(context[len(state.text) :].tolist())
         text = state.text if len(state.text) == len(context) else state.text[: len(context)]  # an earlier context
         lengths, places = state.known.matches(context, context, config.ngram - 1)
-        longest = np.argsort(-lengths, kind="stable")[: config.max_places]
-        matches = list(zip(places[longest].tolist(), lengths[longest].tolist(), strict=True))
+        best = np.argsort(-lengths, kind="stable")[: config.max_places]
+        matches = list(zip(places[best].tolist(), lengths[best].tolist(), strict=True))
+
+        votes, escape, near_path = self._votes, config.escape, config.near_path
+        longest, last = config.ngram - 1, len(text) - 1
 
         def children(node: int, path: float, below: Node) -> list[tuple[int, float, Node]]:
             depth, token, matches = below
             if depth == config.draft_tokens:
                 return []
-            if path >= config.near_path and len(matches) < config.near_places and node != ROOT:
-                recent = state.places[token]
-                if len(recent) > len(matches):
-                    known = {place for place, _ in matches}
-                    latest = recent[: -2 - config.near_places : -1]
-                    added = [(place, 1) for place in latest if place < len(text) and place not in known]
-                    matches += added[: config.near_places - len(matches)]
-            return self._successors(text, matches, depth + 1, config.min_path / path)
+            if path >= near_path and len(matches) < config.near_places and node != ROOT:
+                matches = self._with_recent(matches, state.places[token], last)
+            if len(matches) == 1:  # most nodes of real text
+                place, match = matches[0]
+                token = text[place]
+                following = [(place + 1, match + 1 if match < longest else match)] if place < last else []
+                return [(token, match / (match + escape), (depth + 1, token, following))]
+            total = 0.0
+            evidence = 0
+            shares: dict[int, float] = {}
+            found: dict[int, list[Match]] = {}
+            for place, match in matches:
+                token = text[place]
+                vote = votes[match]
+                total += vote
+                evidence += match
+                if token in shares:
+                    shares[token] += vote
+                else:
+                    shares[token] = vote
+                    found[token] = []
+                if place < last:
+                    found[token].append((place + 1, match + 1 if match < longest else match))
+            scale = evidence / (evidence + escape) / total if shares else 0.0
+            return [(token, share * scale, (depth + 1, token, found[token])) for token, share in shares.items()]
 
         tree = grow_tree(children, (0, text[-1], matches), min(budget, config.max_nodes), config.min_path)
         return Branch(tree.tokens, self.name, tree.parents, scores=tree.scores)
 
-    def _successors(
-        self, text: list[int], matches: list[Match], depth: int, least: float
-    ) -> list[tuple[int, float, Node]]:
-        """Return the tokens at the matches whose scores are ``least`` or more; the hottest lines of the method."""
-        votes, escape = self._votes, self._config.escape
-        longest, last = len(votes) - 1, len(text) - 1
-        if len(matches) == 1:  # most nodes of real text
-            place, match = matches[0]
-            token = text[place]
-            following = [(place + 1, match + 1 if match < longest else match)] if place < last else []
-            return [(token, match / (match + escape), (depth, token, following))]
-        total = 0.0
-        evidence = 0
-        shares: dict[int, float] = {}
-        found: dict[int, list[Match]] = {}
-        for place, match in matches:
-            token = text[place]
-            vote = votes[match]
-            total += vote
-            evidence += match
-            if token in shares:
-                shares[token] += vote
-            else:
-                shares[token] = vote
-                found[token] = []
-            if place < last:
-                found[token].append((place + 1, match + 1 if match < longest else match))
-        if not shares:
-            return []
-        scale = evidence / (evidence + escape) / total
-        lowest = 0.999 * least / scale  # the grower decides about scores close to the limit
-        return [
-            (token, share * scale, (depth, token, found[token])) for token, share in shares.items() if share >= lowest
-        ]
+    def _with_recent(self, matches: list[Match], recent: list[int], last: int) -> list[Match]:
+        """Return up to ``near_places`` matches: those of the path, then recent places after the same token."""
+        if len(recent) <= len(matches):
+            return matches
+        n, known = self._config.near_places, {place for place, _ in matches}
+        added = [(place, 1) for place in recent[: -2 - n : -1] if place <= last and place not in known]
+        return matches + added[: n - len(matches)]
 
 
 def _most_frequent(successors: list[int]) -> tuple[int, float]:
