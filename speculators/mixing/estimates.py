@@ -20,7 +20,7 @@ FADE = 0.98  # weight of older observations per tried node
 Claims = dict[str, "float | None"]  # source -> its own estimate of a node, None if it makes none
 
 
-class SourceCounts(dict[tuple[str, int], tuple[float, float, float]]):
+class AcceptanceSums(dict[tuple[str, int], tuple[float, float, float]]):
     """(source, depth) -> tried nodes, sum of their claims, and hits; older ones fade."""
 
     def __missing__(self, key: tuple[str, int]) -> tuple[float, float, float]:
@@ -34,8 +34,8 @@ class SourceCounts(dict[tuple[str, int], tuple[float, float, float]]):
 class SourceEstimates:
     """Estimates of one request; ``shared`` are the counts of its scope."""
 
-    def __init__(self, shared: SourceCounts) -> None:
-        self._own, self._shared = SourceCounts(), shared
+    def __init__(self, shared: AcceptanceSums) -> None:
+        self._own, self._shared = AcceptanceSums(), shared
 
     def rate(self, source: str, depth: int) -> float:
         """Return the probability of a node of a source that claims nothing."""

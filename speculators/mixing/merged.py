@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from engine.best_first import best_nodes, parents_among, path_probabilities
 from engine.protocol import Branch, Outcome, RequestView
 from engine.tree import ROOT, TokenTree
-from speculators.mixing.estimates import Claims, SourceCounts, SourceEstimates
+from speculators.mixing.estimates import AcceptanceSums, Claims, SourceEstimates
 from speculators.tenant_state import TenantState
 
 Probability = Callable[[str, int, "float | None"], float]  # source, depth, its own estimate -> estimate of a node
@@ -82,12 +82,12 @@ class CalibratedMerge:
     def __init__(self, name: str, weights: Mapping[str, float] | None = None) -> None:
         self._name = name
         self._weights = weights or {}
-        self._by_scope: TenantState[SourceCounts] = TenantState()
+        self._by_scope: TenantState[AcceptanceSums] = TenantState()
         self._estimates: dict[int, SourceEstimates] = {}  # by request id
         self._drafted: dict[int, MergedDrafts] = {}  # request id -> drafts of the current step
 
     def begin(self, view: RequestView) -> None:
-        shared = self._by_scope.of(view.request.scope, SourceCounts)
+        shared = self._by_scope.of(view.request.scope, AcceptanceSums)
         self._estimates[view.request_id] = SourceEstimates(shared)
 
     def best(self, view: RequestView, branches: Sequence[Branch], n_nodes: int) -> list[Branch]:

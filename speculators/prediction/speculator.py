@@ -1,72 +1,70 @@
-"""Predicted outputs: the request brings a text that it expects the answer to be much like; drafts follow it.
+"""Drafts from a predicted output: a request gives a text that its answer is expected to resemble.
 
-An edit of a file, a JSON document with other values, code with a symbol renamed: most of the answer is known before.
-``speculators.prediction.alignment`` keeps the places of the prediction where the answer may be, and drafts are what is
-predicted there. A prediction that is of no use is given up soon; from then on a draft takes one look for a match. The
-text cannot change: whatever is predicted, the target's own tokens are taken.
+Examples are an edited file, a JSON document with other values, or code with a renamed symbol.
+``speculators.prediction.alignment`` tracks the places of the prediction where the answer may be; drafts are what is
+predicted there. If the answer leaves the prediction, each draft only looks for a long match.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from engine.protocol import Branch, Needs, Outcome, RequestView
+from engine.protocol import Branch, Needs, RequestView
+from speculators.method import Method
+from speculators.per_request import PerRequest
 from speculators.prediction.alignment import Alignment
-from speculators.prediction.config import PredictionConfig
-from speculators.prediction.growth import grow
+from speculators.prediction.drafts import draft
+from speculators.settings import Settings, setting
 
-DOUBTFUL = 0.3  # least path probability of a node while nothing of the prediction was written
+LEAST_AT_FIRST = 0.3  # lowest path probability while the answer has not agreed with the prediction
 
 
-class Prediction:
+@dataclass(frozen=True, slots=True)
+class PredictionConfig(Settings):
+    """Settings of ``prediction``."""
+
+    least: float = setting(0.02, "lowest path probability of a drafted node", above=0.0, at_most=1.0)
+    places: int = setting(8, "places of the prediction that are followed at once", at_least=1, at_most=64)
+
+
+class Prediction(PerRequest[Alignment]):
     """Drafts what a request predicts; nothing for a request without a prediction."""
 
     name = "prediction"
     needs = Needs()
-    catches_up = True  # a draft reads all of the output that no earlier one has
-    drafts_beside = True  # from what no source that counts the context knows
+    catches_up = True  # a draft reads the output since the last one
+    drafts_beside = True  # knows tokens that sources which count the context do not
 
     def __init__(self, config: PredictionConfig | None = None) -> None:
+        super().__init__()
         self._config = config or PredictionConfig()
-        self._alignments: dict[int, Alignment] = {}
 
-    def begin(self, view: RequestView) -> None:
-        """The answer is expected to begin as the prediction does."""
-        if view.request.prediction:
-            self._alignments[view.request_id] = alignment_of(view.request.prediction, view.vocab_size, self._config)
+    def new_state(self, view: RequestView) -> Alignment:
+        ids = np.array(view.request.prediction or [], np.int32)
+        return Alignment(np.where((ids >= 0) & (ids < view.vocab_size), ids, -1), self._config.places)
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
-        """One tree of what is predicted at the places where the answer may be."""
-        alignment = self._alignments.get(view.request_id)
-        if alignment is None or budget <= 0:
-            return []
-        written = view.context.view[view.n_prompt :]
-        if len(written) < alignment.n_read:  # an earlier place than one that is known
+        """Return one branch of what is predicted where the answer may be, or nothing."""
+        alignment, written = self.states[view.request_id], view.context.view[view.n_prompt :]
+        if budget <= 0 or not len(alignment.predicted) or len(written) < alignment.n_read:  # an earlier context
             return []
         alignment.read(written)
         if alignment.is_lost:
             return []
-        least = self._config.least if alignment.has_agreed else max(self._config.least, DOUBTFUL)
-        tokens, parents, scores = grow(alignment, budget, least)
-        return [Branch(tokens, self.name, parents, scores=scores)] if tokens else []
+        least = self._config.least if alignment.has_agreed else max(self._config.least, LEAST_AT_FIRST)
+        return draft(alignment, self.name, budget, least)
 
     def repeated(self, view: RequestView, longest: int) -> int:
-        """How many tokens at the end of the answer, at most ``longest``, stand in the prediction in the same order."""
-        alignment = self._alignments.get(view.request_id)
+        """Return how many last tokens of the answer, at most ``longest``, occur in the prediction in this order."""
         written = view.context.view[view.n_prompt :]
-        if alignment is None or not len(written):
-            return 0
-        return alignment.repeated(written, longest)
-
-    def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Nothing to learn: the owner of the view has already appended the tokens."""
-
-    def end(self, view: RequestView) -> None:
-        """Drop the alignment."""
-        self._alignments.pop(view.request_id, None)
+        return self.states[view.request_id].repeated(written, longest) if len(written) else 0
 
 
-def alignment_of(prediction: list[int], vocab_size: int, config: PredictionConfig | None = None) -> Alignment:
-    """The alignment of an answer that has not begun; ids that a target of this vocabulary cannot write are -1."""
-    ids = np.array(prediction, np.int32)
-    return Alignment(np.where((ids >= 0) & (ids < vocab_size), ids, -1), (config or PredictionConfig()).places)
+PREDICTION = Method(
+    name="prediction",
+    factory=lambda settings, context: Prediction(settings),
+    description="follows the output that a request predicts",
+    settings=PredictionConfig,
+)

@@ -1,4 +1,4 @@
-"""Combinations: which nodes are chosen, by which calibrated estimates, and what is counted."""
+"""Combinations: which nodes they choose, how estimates are calibrated, and how nodes are counted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from engine.composer import compose
 from engine.errors import UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome
 from engine.tree import ROOT, TokenTree
-from speculators.mixing.candidates import Candidates
 from speculators.mixing.combined import CombinationConfig, Combined
-from speculators.mixing.estimates import FIRST_CLAIM, Estimates, tried_nodes
+from speculators.mixing.estimates import FIRST_CLAIM, AcceptanceSums, SourceEstimates, tried_nodes
+from speculators.mixing.merged import MergedDrafts
 from speculators.node_counter import NodeCounter
 from speculators.registry import create
 from speculators.testing import AlwaysRight, AlwaysWrong, HashTarget
@@ -48,14 +48,13 @@ PARTS = st.tuples(*(st.lists(trees(name), max_size=3) for name in "abc"))
 @given(PARTS, st.integers(0, 20))
 def test_the_most_probable_nodes_of_all_parts_are_chosen(parts, budget):
     combined, request = begun([Scripted(name, branches) for name, branches in zip("abc", parts, strict=True)])
-    estimates = Estimates()
-    estimates.begin(0)
+    probability = SourceEstimates(AcceptanceSums()).of_step()
     score = {}  # path -> the best estimate of any proposer
     proposers = {}
     for branch in (branch for branches in parts for branch in branches):
         claims = branch.scores or [None] * len(branch.tokens)
         for path, claim in zip(paths_of([branch]), claims, strict=True):
-            score[path] = max(score.get(path, 0.0), estimates.probability(0, branch.source, len(path), claim))
+            score[path] = max(score.get(path, 0.0), probability(branch.source, len(path), claim))
             proposers.setdefault(path, {})[branch.source] = None
     reach = {path: np.prod([score[path[: i + 1]] for i in range(len(path))]) for path in score}
     branches = combined.propose(request, budget)
@@ -68,7 +67,7 @@ def test_the_most_probable_nodes_of_all_parts_are_chosen(parts, budget):
         assert list(branch.proposers) == [tuple(proposers[path]) for path in chosen]
 
 
-def test_a_batch_gets_what_each_request_would_get_alone():
+def test_a_batch_gets_the_drafts_of_single_requests():
     parts = [Scripted("a", [Branch([1, 2, 3], "a")]), Scripted("b", [Branch([1, 5], "b", scores=[0.9, 0.1])])]
     combined = Combined(parts)
     requests = [view([1], i) for i in range(3)]
@@ -116,7 +115,7 @@ def test_weights_and_limits_choose_among_sources(budget, config, tokens):
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0, 1000.0])
-def test_no_weight_puts_a_child_before_its_parent(weight):
+def test_parents_precede_children_with_any_weight(weight):
     combined, request = begun([Scripted("a", [Branch([1, 2, 3], "a", scores=[0.5, 0.9, 1.0])])], weights={"a": weight})
     for budget in (1, 2, 3):
         (branch,) = combined.propose(request, budget)
@@ -124,7 +123,7 @@ def test_no_weight_puts_a_child_before_its_parent(weight):
         assert all(0.0 < score <= 1.0 for score in branch.scores)
 
 
-def test_draws_from_a_distribution_are_not_chosen_by_score():
+def test_sampled_drafts_keep_their_order():
     q = np.full((2, 9), 1 / 9, np.float32)
     first, drawn = Branch([1, 2], "a", scores=[0.1, 0.1]), Branch([5, 5], "b", q=q)
     combined, request = begun([Scripted("a", [first]), Scripted("b", [drawn])])
@@ -141,7 +140,7 @@ def test_draws_from_a_distribution_are_not_chosen_by_score():
         ([range(1, 4), range(1, 4), range(9, 40)], 12, [3, 3, 9]),  # shared nodes count once
     ],
 )
-def test_by_priority_parts_come_in_order_within_the_budget(chains, budget, sizes):
+def test_priority_mode_keeps_the_order_of_parts_within_the_budget(chains, budget, sizes):
     parts = [Scripted(name, [Branch(chain, name)]) for name, chain in zip("abc", chains, strict=False)]
     combined, request = begun(parts, mode="priority")
     branches = combined.propose(request, budget)
@@ -157,7 +156,7 @@ def test_parts_that_need_different_layers_cannot_be_combined():
 
 @pytest.mark.parametrize("method", ["always-wrong+always-right", "always-right+always-wrong"])
 @pytest.mark.parametrize("budget", [4, 8])
-def test_the_right_part_soon_gets_the_nodes(method, budget):
+def test_the_correct_part_soon_gets_the_nodes(method, budget):
     target, prompt = HashTarget(40), [1, 2, 3]
     answers = {tuple(prompt): target.generate(prompt, 301)}
     kinds = {"always-right": AlwaysRight, "always-wrong": AlwaysWrong}
@@ -168,65 +167,55 @@ def test_the_right_part_soon_gets_the_nodes(method, budget):
     assert sum(taken[-20:]) >= 0.9 * 20 * 5  # four accepted and the bonus token: all that always-right alone gets
 
 
-def tried(estimates, source, claim, hits, depth=1, request_id=0):
+def observe_tried(estimates, source, claim, hits, depth=1):
     """Let nodes at a depth be tried, below a path that is accepted."""
     for hit in hits:
         tokens = list(range(depth))
         tree = TokenTree(tokens, [i - 1 for i in range(depth)])
         claims = [{} for _ in range(depth - 1)] + [{source: claim}]
-        outcome = Outcome([0], tree, range(depth if hit else depth - 1))
-        estimates.observe(request_id, outcome, claims)
+        estimates.observe(Outcome([0], tree, range(depth if hit else depth - 1)), claims)
 
 
 @pytest.mark.parametrize("claim", [0.3, 0.9])
-def test_claims_are_calibrated_by_accepted_nodes(claim):
-    estimates = Estimates()
-    for request_id in (0, 1):
-        estimates.begin(request_id)
-    assert estimates.probability(0, "x", 1, claim) == pytest.approx(claim)
-    tried(estimates, "liar", claim, [False] * 40)
-    tried(estimates, "modest", claim, [True] * 40)
-    tried(estimates, "honest", claim, [i % 10 < 10 * claim for i in range(200)])
-    assert estimates.probability(0, "liar", 1, claim) == pytest.approx(0.25 * claim)
-    assert estimates.probability(0, "modest", 1, claim) == pytest.approx(1.0, abs=0.15)
-    assert estimates.probability(0, "honest", 1, claim) == pytest.approx(claim, rel=0.25)
-    assert estimates.probability(0, "liar", 2, claim) == pytest.approx(claim), "other depths have shown nothing"
-    assert estimates.probability(1, "liar", 1, claim) < 0.5 * claim, "a new request starts from what others showed"
-    assert estimates.factor(0, ("liar", 1)) == 0.25
-    assert estimates.factor(0, ("modest", 1)) > 1.0
+def test_accepted_nodes_calibrate_claims(claim):
+    shared = AcceptanceSums()
+    estimates, of_new_request = SourceEstimates(shared), SourceEstimates(shared)
+    assert estimates.of_step()("x", 1, claim) == pytest.approx(claim)
+    observe_tried(estimates, "too high", claim, [False] * 40)
+    observe_tried(estimates, "too low", claim, [True] * 40)
+    observe_tried(estimates, "correct", claim, [i % 10 < 10 * claim for i in range(200)])
+    probability = estimates.of_step()
+    assert probability("too high", 1, claim) == pytest.approx(0.25 * claim)
+    assert probability("too low", 1, claim) == pytest.approx(1.0, abs=0.15)
+    assert probability("correct", 1, claim) == pytest.approx(claim, rel=0.25)
+    assert probability("too high", 2, claim) == pytest.approx(claim), "other depths are not affected"
+    assert of_new_request.of_step()("too high", 1, claim) < 0.5 * claim, "new requests start from shared counts"
+    observe_tried(of_new_request, "too high", claim, [True] * 40)
+    assert of_new_request.of_step()("too high", 1, claim) > 0.8 * claim, "a request's own counts weigh more"
+    assert estimates.factor("too high", 1) < 1.0 < estimates.factor("too low", 1)
 
 
-def test_a_source_that_claims_nothing_is_worth_its_rate():
-    estimates = Estimates()
-    estimates.begin(0)
-    assert estimates.probability(0, "x", 3, None) == pytest.approx(FIRST_CLAIM)
-    tried(estimates, "right", None, [True] * 100, depth=3)
-    tried(estimates, "wrong", None, [False] * 100, depth=3)
-    tried(estimates, "half", None, [True, False] * 100, depth=9)
-    assert estimates.probability(0, "right", 3, None) > 0.95
-    assert estimates.probability(0, "wrong", 3, None) < 0.02
-    assert estimates.probability(0, "half", 50, None) == pytest.approx(0.5, abs=0.1)
-
-
-def test_a_requests_own_record_outweighs_the_others():
-    estimates = Estimates()
-    estimates.begin(0)
-    estimates.begin(1)
-    tried(estimates, "x", 0.5, [False] * 60, request_id=0)
-    tried(estimates, "x", 0.5, [True] * 30, request_id=1)
-    assert estimates.probability(0, "x", 1, 0.5) < 0.3 < 0.7 < estimates.probability(1, "x", 1, 0.5)
+def test_a_source_without_claims_gets_its_rate_of_hits():
+    estimates = SourceEstimates(AcceptanceSums())
+    assert estimates.of_step()("x", 3, None) == pytest.approx(FIRST_CLAIM)
+    observe_tried(estimates, "right", None, [True] * 100, depth=3)
+    observe_tried(estimates, "wrong", None, [False] * 100, depth=3)
+    observe_tried(estimates, "half", None, [True, False] * 100, depth=9)
+    probability = estimates.of_step()
+    assert probability("right", 3, None) > 0.95
+    assert probability("wrong", 3, None) < 0.02
+    assert probability("half", 50, None) == pytest.approx(0.5, abs=0.1)
 
 
 @given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.booleans()), max_size=80), st.floats(0.0, 1.0))
 def test_estimates_are_probabilities_for_any_claims(history, claim):
-    estimates = Estimates()
-    estimates.begin(0)
+    estimates = SourceEstimates(AcceptanceSums())
     for claimed, hit in history:
-        tried(estimates, "x", claimed, [hit])
-        tried(estimates, "y", None, [hit])
-    assert 0.0 < estimates.probability(0, "x", 1, claim) <= 1.0
-    assert 0.0 < estimates.probability(0, "y", 1, None) <= 1.0
-    assert 0.25 <= estimates.factor(0, ("x", 1)) <= 4.0
+        observe_tried(estimates, "x", claimed, [hit])
+        observe_tried(estimates, "y", None, [hit])
+    assert 0.0 < estimates.of_step()("x", 1, claim) <= 1.0
+    assert 0.0 < estimates.of_step()("y", 1, None) <= 1.0
+    assert 0.25 <= estimates.factor("x", 1) <= 4.0
 
 
 def test_tried_nodes_are_the_children_of_accepted_nodes_without_probes():
@@ -235,20 +224,20 @@ def test_tried_nodes_are_the_children_of_accepted_nodes_without_probes():
     assert tried_nodes(tree, []) == [0, 1]
 
 
-def test_claims_are_found_again_in_the_composed_tree():
-    candidates = Candidates("x")
-    candidates.add(Branch([1, 2], "a", scores=[0.5, 0.6]), lambda *_: 0.5, 0)
-    candidates.add(Branch([1, 3], "b"), lambda *_: 0.5, 0)
+def test_claims_of_a_composed_tree():
+    drafts = MergedDrafts("x")
+    drafts.add(Branch([1, 2], "a", scores=[0.5, 0.6]), lambda *_: 0.5)
+    drafts.add(Branch([1, 3], "b"), lambda *_: 0.5)
     tree = compose([Branch([3], "c"), Branch([1, 3, 4], "c"), Branch([1, 2], "c")], 9)
     assert tree.tokens == [3, 1, 3, 4, 2]
-    assert candidates.claims_of(tree) == [{}, {"a": 0.5, "b": None}, {"b": None}, {}, {"a": 0.6}]
+    assert drafts.claims_of(tree) == [{}, {"a": 0.5, "b": None}, {"b": None}, {}, {"a": 0.6}]
 
 
 CHAINS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=6)
 
 
 @given(CHAINS, st.integers(0, 12))
-def test_cut_chains_fill_the_limit_as_the_composer_fills_its_budget(chains: list[list[int]], limit: int) -> None:
+def test_cut_chains_are_counted_as_the_composer_fills_its_budget(chains: list[list[int]], limit: int) -> None:
     counter, whole = NodeCounter(), NodeCounter()
     fits = [counter.add(chain, limit) for chain in chains]
     tree = compose([Branch(chain, "x") for chain in chains], limit)
@@ -261,7 +250,7 @@ def test_cut_chains_fill_the_limit_as_the_composer_fills_its_budget(chains: list
 
 
 @given(CHAINS, st.integers(0, 12))
-def test_whole_chains_are_taken_as_the_composer_takes_probes(chains: list[list[int]], limit: int) -> None:
+def test_whole_chains_are_counted_as_the_composer_adds_probes(chains: list[list[int]], limit: int) -> None:
     counter = NodeCounter()
     taken = [counter.add_whole(chain, limit) for chain in chains]
     tree = compose([Branch(chain, "x", probe=True) for chain in chains], limit)

@@ -1,4 +1,4 @@
-"""Counting induction heads, and the file that stores them."""
+"""Counts of induction heads, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ def test_a_head_that_attends_to_the_copied_token_is_counted():
     counter = HeadCounter(2, 2)
     assert counter.needs == Needs(heads=((0, 0), (0, 1), (1, 0), (1, 1)))
     request = view(text[:3], vocab_size=10)
-    counter.begin(request)
     counter.observe(request, Outcome([], EMPTY_TREE))  # a chunk that is not the last
     n_counted = 0
     for end in range(4, len(text) + 1):
@@ -67,7 +66,6 @@ def test_a_head_that_attends_to_the_copied_token_is_counted():
                 attention[1, source] = 0.9
         counter.observe(request, Outcome([text[end - 1]], EMPTY_TREE, artefacts=Artefacts(attention=attention)))
         assert counter.propose(request, 64) == []
-    counter.end(request)
     assert counter.n_tokens == n_counted == 7
     assert counter.hits.tolist() == [[0, 4], [7, 0]]
     assert best_heads(counter, 50) == [HeadScore(1, 0, 1.0), HeadScore(0, 1, 0.571429)]
@@ -77,38 +75,38 @@ def test_the_heads_with_most_hits_or_else_most_attention_are_kept():
     counter = HeadCounter(2, 3)
     counter.n_tokens = 10
     counter.hits[:] = [[3, 0, 9], [3, 1, 0]]
-    counter.looked[:] = [[0.1, 9, 0.1], [0.2, 0.1, 8]]
+    counter.source_attention[:] = [[0.1, 9, 0.1], [0.2, 0.1, 8]]
 
     def places(keep):
         return [(one.layer, one.head) for one in best_heads(counter, keep)]
 
-    assert places(2) == [(0, 2), (1, 0)]  # of two equals the one that looked there more
+    assert places(2) == [(0, 2), (1, 0)]  # equal hits: more attention to sources
     assert places(50) == [(0, 2), (1, 0), (0, 0), (1, 1)]
-    counter.hits[:] = 0  # then those that looked there most
+    counter.hits[:] = 0  # then by attention
     assert places(2) == [(0, 1), (1, 2)]
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"format": "something"}, "format 'something'"),
         ({"version": 2}, "version 2"),
         ({"model": "other"}, "another model .*other.*abc"),
         ({"n_layers": 4}, "4 layers of 3 heads, the model has 2 of 3"),
-        ({"heads": []}, "no head"),
+        ({"heads": []}, "no heads"),
         ({"heads": [HeadScore(0, 1, 1.0), HeadScore(0, 1, 0.5)]}, "twice"),
         ({"heads": [HeadScore(2, 0, 1.0)]}, r"\(2, 0\)"),
         ({"heads": [HeadScore(0, -1, 1.0)]}, r"\(0, -1\)"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_by_name(changes, said, tmp_path):
+def test_a_file_that_does_not_fit_the_model_is_refused(changes, message, tmp_path):
     path = tmp_path / "heads.json"
     write_heads(path, msgspec.structs.replace(FOUND, **changes))
-    with pytest.raises(ConfigError, match=f"heads\\.json .*{said}"):
+    with pytest.raises(ConfigError, match=f"heads\\.json .*{message}"):
         read_heads(path, "abc", 2, 3)
 
 
-def test_a_file_is_read_as_it_was_written_and_anything_else_is_refused(tmp_path):
+def test_a_heads_file_round_trip_and_broken_files(tmp_path):
     path = tmp_path / "new" / "heads.json"
     write_heads(path, FOUND)
     assert read_heads(path, "abc", 2, 3) == FOUND

@@ -1,4 +1,4 @@
-"""PLD+ on made-up artefacts: the paper's equations read literally, also where some artefacts are missing."""
+"""PLD+ with random artefacts, against the paper's equations, also with missing artefacts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def runs(draw):
 
 
 @given(runs())
-def test_every_draft_is_the_one_the_equations_give(run):
+def test_every_draft_follows_the_equations(run):
     text, n_prompt, cuts, ends, seed, k = run
     rng = np.random.default_rng(seed)
     hidden = rng.standard_normal((len(text), D)).astype(np.float32)
@@ -174,7 +174,7 @@ def test_a_restarted_speculator_uses_the_states_that_arrive_from_then_on():
 
 
 @pytest.mark.parametrize("variant", [PldPlusHidden, PldPlusAttention])
-def test_requests_of_one_speculator_do_not_mix(variant):
+def test_requests_have_separate_states(variant):
     speculator = variant(PldPlusConfig(layer=1, heads=HEADS))
     requests = [request_of([1, 2, 3, 1, 2], i) for i in range(3)]
     for shift, request in enumerate(requests):
@@ -184,5 +184,4 @@ def test_requests_of_one_speculator_do_not_mix(variant):
     assert [drafts(speculator.propose(request, 64)) for request in requests] == [[[3, 1, 2]]] * 3
     for request in requests:
         speculator.end(request)
-    assert not vars(speculator).get("_states", {})
-    assert not vars(speculator).get("_rows", {})
+    assert not speculator.states

@@ -18,9 +18,10 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
+from speculators.method import SpeculatorOptions
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions, create
+from speculators.registry import create
 
 HEADS = ((0, 1), (1, 3), (2, 0), (3, 2))  # every layer, so every stage has some
 LAYER = 1
@@ -55,7 +56,7 @@ def prompts() -> list[list[int]]:
 def run(checkpoint: Path, method: str, stages: int) -> list[Drafted]:
     """The drafts of all prompts."""
     options = TargetOptions(str(checkpoint), stages=stages, kv_bytes=8 << 20, block_size=16)
-    speculator = create(method, SpeculatorOptions(pld_plus=PldPlusConfig.paper(LAYER, HEADS)))
+    speculator = create(method, SpeculatorOptions(layer=LAYER, heads=HEADS).having(PldPlusConfig.paper(LAYER, HEADS)))
     drafted = record_drafts(speculator)
     pool = SpeculatorPool(extra={"recorded": lambda _: speculator})
     engine = Engine(LocalTarget.load(options, checkpoint), pool, SchedulerOptions(prefill_chunk=20))

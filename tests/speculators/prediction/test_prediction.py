@@ -1,4 +1,4 @@
-"""Drafts of ``prediction``, and the place of an answer in its prediction."""
+"""``prediction``: its drafts, and where it finds an answer in the prediction."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from engine.composer import compose
 from engine.protocol import RequestView, Speculator
 from engine.verify.rules import walk_text
-from speculators.prediction.alignment import FOUND, LEAST, LOST, Alignment
-from speculators.prediction.config import PredictionConfig
-from speculators.prediction.replacements import LONGEST, MOST, MOST_HERE, Replacements
-from speculators.prediction.speculator import Prediction
+from speculators.prediction.alignment import FOUND_MATCH, LEAST_WEIGHT, LOST_AFTER, Alignment
+from speculators.prediction.edits import LONGEST, MOST, MOST_PER_TOKEN, Replacements
+from speculators.prediction.speculator import Prediction, PredictionConfig
 from speculators.registry import create
 from tests.speculators.drafts import paths_of, view
 
@@ -25,7 +24,7 @@ PROMPT = [3, 1, 4]
 
 
 def text_of(n: int, seed: int = 0, vocabulary: int = 80) -> list[int]:
-    """Tokens as in files: some very common, many rare, lines that recur."""
+    """Return tokens as in files: some common, many rare, and repeated lines."""
     rng = random.Random(seed)
     lines = [
         [rng.randrange(int(vocabulary * rng.random() ** 2) + 1) for _ in range(rng.randint(4, 14))] for _ in range(40)
@@ -37,7 +36,7 @@ def text_of(n: int, seed: int = 0, vocabulary: int = 80) -> list[int]:
 
 
 def scattered(text: Sequence[int], share: float, seed: int = 0) -> list[int]:
-    """So much of the tokens replaced, left out or preceded by another."""
+    """Return ``text`` with a share of its tokens replaced, left out or preceded by another."""
     rng, changed = random.Random(seed), list(text)
     for place in sorted(rng.sample(range(len(text)), int(share * len(text))), reverse=True):
         kind = rng.randrange(3)
@@ -50,7 +49,7 @@ def view_of(prediction: list[int], n: int = 1000, vocab_size: int = VOCAB, emitt
 
 
 class Steps:
-    """An answer that is written step by step while a speculator drafts."""
+    """Decodes an answer step by step with a speculator's drafts; keeps the number of tokens and nodes of each step."""
 
     def __init__(self, speculator: Speculator, prediction: list[int], answer: Sequence[int], budget: int = 64) -> None:
         request = view_of(prediction, len(answer))
@@ -70,7 +69,7 @@ class Steps:
         speculator.end(request)
 
 
-def test_a_right_prediction_is_committed_whole_steps_at_a_time() -> None:
+def test_a_correct_prediction_fills_every_step() -> None:
     text = text_of(300)
     assert Steps(Prediction(), text, text).committed == [65, 65, 65, 65, 39]
     assert Steps(Prediction(), text, text[:150]).committed == [65, 65, 19]
@@ -78,7 +77,7 @@ def test_a_right_prediction_is_committed_whole_steps_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.3])
-def test_scattered_edits_cost_little_more_than_a_step_each(share: float) -> None:
+def test_each_scattered_edit_costs_about_one_step(share: float) -> None:
     answer = text_of(600, 5)
     prediction = scattered(answer, share, 5)
     n_alone = len(Steps(Prediction(), prediction, answer).committed)
@@ -87,7 +86,7 @@ def test_scattered_edits_cost_little_more_than_a_step_each(share: float) -> None
     assert len(Steps(create("prediction+suffix"), prediction, answer).committed) <= 1.05 * n_alone
 
 
-def test_a_renamed_symbol_costs_a_step_once() -> None:
+def test_a_renamed_symbol_costs_one_step_only_the_first_times() -> None:
     rng = random.Random(0)
     rest = [rng.choices(range(100, 400), k=12) for _ in range(30)]
     prediction = [token for line in rest for token in (*line[:6], 50, 51, *line[6:])]
@@ -100,7 +99,7 @@ def test_a_useless_prediction_soon_drafts_nothing(vocabulary: int) -> None:
     answer, other = text_of(400, 1, vocabulary), text_of(400, 2, vocabulary)
     foreign = Steps(Prediction(), [token + 200 for token in other], answer)
     assert sum(foreign.nodes) < 40
-    assert not any(foreign.nodes[LOST:])
+    assert not any(foreign.nodes[LOST_AFTER:])
     similar = Steps(Prediction(), other, answer)  # of the same tokens, in another order
     assert sum(similar.nodes) < 3 * len(similar.nodes)
 
@@ -112,7 +111,7 @@ def test_a_request_without_a_prediction_drafts_nothing() -> None:
     assert speculator.repeated(request, 3) == 0
 
 
-def test_a_request_that_another_router_began_continues_where_it_was() -> None:
+def test_a_resumed_request_continues_at_its_place() -> None:
     text = text_of(300)
     speculator, request = Prediction(), view_of(text, emitted=text[:120])
     speculator.begin(request)
@@ -120,11 +119,11 @@ def test_a_request_that_another_router_began_continues_where_it_was() -> None:
     assert [list(branch.tokens) for branch in before] == [text[120:184]]
     assert speculator.repeated(request, 3) == 3
     past = RequestView(0, request.request, VOCAB, request.context.before(len(PROMPT) + 20))
-    assert speculator.propose(past, 64) == []  # an earlier place may be asked about, and changes nothing
+    assert speculator.propose(past, 64) == []  # an earlier context has no draft and changes no state
     assert speculator.propose(request, 64) == before
 
 
-def test_ids_that_the_target_does_not_have_are_not_drafted() -> None:
+def test_ids_outside_the_vocabulary_are_not_drafted() -> None:
     speculator, request = Prediction(), view_of([5, 6, 499, 7, 500, 8, 9], vocab_size=500, emitted=[5])
     speculator.begin(request)
     [branch] = speculator.propose(request, 64)
@@ -157,7 +156,7 @@ def test_drafts_are_trees_within_bounds_for_any_prediction(
             assert reach[:-1].min() >= 0.99 * PredictionConfig().least
 
 
-PREDICTED = list(range(100, 300))  # all different: where an answer is has one right answer
+PREDICTED = list(range(100, 300))  # all different, so that every place is unambiguous
 OTHER = 7  # in no prediction
 EDITS = {
     "replaced": (50, 53, [1, 2, 3]),
@@ -168,7 +167,6 @@ EDITS = {
     "left out": (50, 53, []),
     "much left out": (50, 95, []),
     "a function left out": (50, 150, []),
-    "cut into other tokens": (50, 52, [1, 2, 3]),
 }
 
 
@@ -179,8 +177,10 @@ def aligned(predicted: list[int], written: list[int], most: int = 8) -> Alignmen
 
 
 def fewest_edits(predicted: list[int], written: list[int]) -> list[int]:
-    """Oracle, by position: the cost of editing the prediction before it into the written text. A token that is left
-    out costs 1, one that was not predicted 4."""
+    """Return by position the cost of editing the prediction before it into the written text.
+
+    A left-out token costs 1, an unpredicted one 4.
+    """
     row = list(range(len(predicted) + 1))
     for token in written:
         above, row = row, [row[0] + 4]
@@ -190,21 +190,21 @@ def fewest_edits(predicted: list[int], written: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", EDITS)
-def test_an_answer_is_found_again_after_an_edit(kind: str) -> None:
+def test_the_place_after_an_edit_is_found(kind: str) -> None:
     first, last, new = EDITS[kind]
     answer = [*PREDICTED[:first], *new, *PREDICTED[last:]]
     for more in (2, 3, 20):
         alignment = aligned(PREDICTED, answer[: first + len(new) + more])
         assert alignment.places[0].position == last + more
         assert alignment.places[0].weight > 0.5
-    if kind in ("replaced", "inserted", "cut into other tokens"):
+    if kind in ("replaced", "inserted"):
         places = aligned(PREDICTED, answer[: first + len(new)]).places
         assert last in [place.position for place in places], "found as soon as the edit ends"
 
 
 @st.composite
 def edited(draw: st.DrawFn) -> list[int]:
-    """``PREDICTED`` with a few edits, and a few predicted tokens after the last."""
+    """Return ``PREDICTED`` with a few edits, up to three tokens after the last one."""
     answer: list[int] = []
     place = 0
     for _ in range(draw(st.integers(0, 5))):
@@ -216,7 +216,7 @@ def edited(draw: st.DrawFn) -> list[int]:
 
 
 @given(edited())
-def test_the_likeliest_place_is_where_the_fewest_edits_lead(answer: list[int]) -> None:
+def test_the_most_probable_place_needs_the_fewest_edits(answer: list[int]) -> None:
     edits = fewest_edits(PREDICTED, answer)
     assert aligned(PREDICTED, answer).places[0].position == edits.index(min(edits))
 
@@ -227,27 +227,27 @@ def test_places_are_a_distribution_for_any_text(predicted: list[int], written: l
     places = alignment.places
     assert 1 <= len(places) <= max(most, 6)
     assert sum(place.weight for place in places) == pytest.approx(1.0)
-    assert all(place.weight >= LEAST for place in places)
+    assert all(place.weight >= LEAST_WEIGHT for place in places)
     assert all(0 <= place.position <= len(predicted) for place in places)
     assert alignment.n_read == len(written)
 
 
-def test_a_text_that_left_the_prediction_comes_back_by_a_long_match_alone() -> None:
-    astray = [*PREDICTED[:20], *[OTHER] * (LOST + 5)]
-    for n in range(FOUND + 1):
+def test_a_lost_answer_is_found_by_a_long_match() -> None:
+    astray = [*PREDICTED[:20], *[OTHER] * (LOST_AFTER + 5)]
+    for n in range(FOUND_MATCH + 1):
         alignment = aligned(PREDICTED, [*astray, *PREDICTED[120 : 120 + n]])
-        assert alignment.is_lost == (n < FOUND)
-    assert alignment.places[0].position == 120 + FOUND
+        assert alignment.is_lost == (n < FOUND_MATCH)
+    assert alignment.places[0].position == 120 + FOUND_MATCH
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(0, 9)), max_size=200))
-def test_replacements_are_bounded_and_found_by_the_tokens_they_replace(known: list[tuple[int, int, int]]) -> None:
+def test_replacements_are_bounded_and_found_by_their_old_tokens(known: list[tuple[int, int, int]]) -> None:
     replacements = Replacements()
     for first, length, new in known:
         replacements.add([first, *range(length - 1)], [new])
     kept = [one for here in replacements.by_first.values() for one in here]
     assert len(kept) <= MOST
-    assert all(0 < len(here) <= MOST_HERE for here in replacements.by_first.values())
+    assert all(0 < len(here) <= MOST_PER_TOKEN for here in replacements.by_first.values())
     for one in kept:
         assert len(one.old) <= LONGEST
         assert one in replacements.at(np.array([*one.old, 99], np.int32), 0)

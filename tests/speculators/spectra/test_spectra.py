@@ -41,8 +41,8 @@ CONFIGS = {
 }
 
 
-class Oracle:
-    """The method, one line of the algorithm after the other; lists everywhere, nothing clever."""
+class LiteralSpectraCore:
+    """The algorithm line by line, with plain lists."""
 
     def __init__(self, config, prompt, seed):
         self.config = config
@@ -165,7 +165,7 @@ def split(branches):
 def check_against_oracle(config, prompt, budget, n_successors, seed, n_tokens):
     target = HashTarget(40, n_successors)
     request = view(prompt, seed=seed, vocab_size=40)
-    oracle = Oracle(config, prompt, seed)
+    oracle = LiteralSpectraCore(config, prompt, seed)
     for step in steps(SpectraCore(config), target, request, n_tokens, budget):
         x = request.context.view.tolist()
         if len(x) == len(prompt) + 1:
@@ -177,7 +177,7 @@ def check_against_oracle(config, prompt, budget, n_successors, seed, n_tokens):
 
 
 @pytest.mark.parametrize(("name", "budget"), [*zip(CONFIGS, [64, ROOMY, 5] * 9, strict=False)])
-def test_every_step_of_the_core_equals_the_literal_method(name, budget):
+def test_every_step_of_the_core_follows_the_algorithm(name, budget):
     check_against_oracle(CONFIGS[name], [1, 2, 3, 1, 2, 5, 6], budget, 3, seed=3, n_tokens=60)
 
 
@@ -188,18 +188,18 @@ def test_every_step_of_the_core_equals_the_literal_method(name, budget):
     seed=st.integers(0, 2**64 - 1),
     name=st.sampled_from(sorted(CONFIGS)),
 )
-def test_any_prompt_and_budget_equal_the_literal_method(prompt, budget, n_successors, seed, name):
+def test_any_prompt_and_budget_follow_the_algorithm(prompt, budget, n_successors, seed, name):
     check_against_oracle(CONFIGS[name], prompt, budget, n_successors, seed, n_tokens=25)
 
 
 @pytest.mark.parametrize("off", [(), ("forward",), ("backward",), ("sub_ngrams",), ("forward", "backward")])
-def test_each_dictionary_drafts_on_its_own_from_probes_alone(off):
+def test_each_dictionary_alone_drafts_from_probes(off):
     config = replace(PUBLISHED, **{f"use_{name}": False for name in off})
     n_steps = count_steps(SpectraCore(config), HashTarget(64, n_successors=2), [1, 2, 3, 4], 200, budget=128)
     assert n_steps == 199 if len(off) == 2 else n_steps < 150
 
 
-def test_a_row_whose_probe_was_dropped_stays_as_it_is_and_is_next():
+def test_a_row_whose_probe_was_dropped_is_probed_next():
     target = HashTarget(5000)
     request = view(list(range(1000, 1400)), vocab_size=5000)
     speculator = SpectraCore(replace(PUBLISHED, pool_rows=3))
@@ -218,7 +218,7 @@ def test_memory_of_the_core_is_bounded():
     config = SpectraCoreConfig(per_key=2, max_forward_keys=16, max_backward_keys=64)
     speculator = SpectraCore(config)
     for _ in steps(speculator, HashTarget(1000, 50), view(list(range(300)), vocab_size=1000), 200):
-        state = speculator._states[0]
+        state = speculator.states[0]
         assert len(state.forward) <= 17
         assert len(state.backward) <= 65
 
@@ -244,7 +244,7 @@ def guesses(tree: TokenTree) -> set[Path]:
 
 
 @given(DOCUMENTS, TOKENS, st.sampled_from(MODES), st.integers(0, 70), st.integers(0, 20))
-def test_the_draft_keeps_to_the_budget_and_probes_keep_their_share(documents, context, mode, budget, reserve):
+def test_drafts_stay_within_the_budget_and_leave_probes_their_share(documents, context, mode, budget, reserve):
     method = spectra(documents, mode, reserve=reserve)
     tree = compose(drafts(method, context, budget), 10_000)
     assert len(tree) <= budget
@@ -254,7 +254,7 @@ def test_the_draft_keeps_to_the_budget_and_probes_keep_their_share(documents, co
 
 
 @pytest.mark.parametrize(("n_documents", "reserve", "retrieved"), [(30, 0, 0), (30, 1, 4), (30, 9, 12), (1, 3, 4)])
-def test_by_priority_retrieval_gets_its_reserve_and_leaves_the_unused_part(n_documents, reserve, retrieved):
+def test_priority_mode_reserves_nodes_for_retrieval(n_documents, reserve, retrieved):
     """36 nodes are for guesses: at most a third of these for the corpus, in chains of four."""
     context = [i for n in range(20, 36) for i in (1, n, n + 20, n + 40, n + 60)] + [1]
     documents = [[1, 200 + i, 300 + i, 400 + i, 450 + i] for i in range(n_documents)]
@@ -265,7 +265,7 @@ def test_by_priority_retrieval_gets_its_reserve_and_leaves_the_unused_part(n_doc
     assert (found, counts["spectra-core"].drafted) == (retrieved, 36 - retrieved)
 
 
-def test_the_published_order_appends_chains_and_cuts_the_list_at_g():
+def test_paper_mode_appends_chains_and_keeps_g_guesses():
     core = replace(SpectraCoreConfig.paper(), learn_from_prompt=True, max_guesses=4)
     documents = [[1, 10, 11], [1, 10, 11], [1, 10, 12], [1, 20], [1, 30]]
     found = drafts(spectra(documents, "paper", core), [1, 2, 3, 4, 5, 1], 128)
@@ -275,26 +275,26 @@ def test_the_published_order_appends_chains_and_cuts_the_list_at_g():
 
 
 @given(TOKENS, st.sampled_from(MODES), st.integers(0, 70))
-def test_with_nothing_to_retrieve_the_draft_is_the_cores(context, mode, budget):
+def test_without_a_match_the_draft_is_that_of_the_core(context, mode, budget):
     expected = drafts(SpectraCore(), context, budget)
     config = SpectraConfig(mode)
     for method in (spectra([], mode), Spectra(None, SpectraRetrieval(FixedLibrary()), config), Spectra(config=config)):
         assert drafts(method, context, budget) == expected
 
 
-def test_a_failing_retrieval_leaves_the_core_at_work(caplog):
-    class Broken:
+def test_the_core_drafts_when_retrieval_fails(caplog):
+    class BrokenIndex:
         def query(self, context, limits):
             raise OSError("the disk failed")
 
-    method = Spectra(None, SpectraRetrieval(FixedLibrary(Broken())))
+    method = Spectra(None, SpectraRetrieval(FixedLibrary(BrokenIndex())))
     for _ in range(2):  # a request that ended is forgotten
         assert drafts(method, [1, 2, 3, 1, 2]) == drafts(SpectraCore(), [1, 2, 3, 1, 2]) != []
     assert "spectra-retrieval failed" in caplog.text
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_corpus_of_the_language_saves_steps_and_another_one_costs_none(mode):
+def test_a_fitting_corpus_saves_steps_and_another_one_costs_none(mode):
     misleading = [[(i * k) % 48 for k in range(200)] for i in range(5, 20)]
     alone = count_steps(SpectraCore(), TARGET, PROMPT, 120)
     assert count_steps(spectra(CORPUS, mode), TARGET, PROMPT, 120) < alone
@@ -302,7 +302,7 @@ def test_a_corpus_of_the_language_saves_steps_and_another_one_costs_none(mode):
         assert count_steps(spectra(misleading, mode), TARGET, PROMPT, 120) <= alone + 1
 
 
-def test_sources_keep_their_names_and_dictionaries_have_labels_on_request():
+def test_names_of_sources_and_optional_labels_of_dictionaries():
     def sources(method):
         names, drafted = set(), []
         for step in steps(method, TARGET, view(PROMPT, vocab_size=48), 60):
