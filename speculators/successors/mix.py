@@ -107,7 +107,7 @@ def corpus_row(lookup: Lookup, order: int) -> Any:
         total += lookup.counts[i]
     bucket = 0 if total < 2.0 else 1 if total < 4.0 else 2 if total < 16.0 else 3
     column = CORPUS_COLUMN + 2 * bucket + (1 if n == 1 else 0) if n > 0 else NONE
-    return lookup.followers[:n], lookup.counts[:n], total, column
+    return lookup.followers[:n], lookup.counts[:n], max(total, 1.0), column
 
 
 @compiled_in_place
