@@ -93,8 +93,8 @@ def _without_unknown(found: Continuations, vocab_size: int) -> Continuations:
 def _merge(every: Iterable[Continuations], source: str, prior: float, budget: int) -> Branch:
     """Return one tree of all continuations, up to ``budget`` nodes; ``every`` has the longest match first.
 
-    A node's score estimates the probability that it is accepted once its parent was. The score is its share of the
-    occurrences, lowered by ``prior``, of the probability that longer matches leave to the parent's other children.
+    A node's score estimates the probability that it is accepted once its parent was. The score is the node's share of
+    the occurrences, lowered by ``prior``, times the probability that its siblings from longer matches leave.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -105,7 +105,7 @@ def _merge(every: Iterable[Continuations], source: str, prior: float, budget: in
     n = 0
     for found in every:
         left_before = left.copy()
-        merged: list[int] = []  # node of every continuation's node
+        merged: list[int] = []  # by node of ``found``: node of the tree
         counts = found.counts
         for token, parent, count in zip(found.tokens, found.parents, counts, strict=True):
             above = ROOT if parent == ROOT else merged[parent]

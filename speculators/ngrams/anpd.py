@@ -113,7 +113,6 @@ class Anpd(PerRequest[AnpdState]):
         lengths, places = state.known.matches(context, context, config.ngram - 1)
         best = np.argsort(-lengths, kind="stable")[: config.max_places]
         matches = list(zip(places[best].tolist(), lengths[best].tolist(), strict=True))
-
         votes, escape, near_path = self._votes, config.escape, config.near_path
         longest, last = config.ngram - 1, len(text) - 1
 
