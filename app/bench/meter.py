@@ -78,8 +78,8 @@ class TimedTarget:
 class MeteredEngine(Engine):
     """An engine that times its steps and puts each job into a scope.
 
-    The sequences in a step share its time evenly, so that ``SequenceTimes.seconds`` of all sequences sum to the time that the
-    engine worked, at any batch size; ``SequenceTimes.step_seconds`` holds the whole time of each step.
+    The sequences in a step share its time evenly, so that ``SequenceTimes.seconds`` of all sequences sum to the time
+    that the engine worked, at any batch size; ``SequenceTimes.step_seconds`` holds the whole time of each step.
 
     Args:
         scope: called for every job; speculators share what they learn among the jobs of one scope.

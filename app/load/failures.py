@@ -15,7 +15,7 @@ REFUSED, TIMEOUT, BAD_EVENT, TOO_MANY = "no connection", "timeout", "bad event",
 MESSAGE_CHARS = 120
 
 
-class AttemptError(Exception):  # noqa: N818 - the outcome of an attempt, not a fault of this program
+class AttemptError(Exception):
     """An attempt did not bring the whole answer.
 
     Args:

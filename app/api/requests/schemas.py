@@ -5,9 +5,9 @@ this room to the engine's request, and add it there (`engine/request.py`, or `en
 sampling parameter). The request travels unchanged from the edge to the scheduler. A field that cannot be honoured
 belongs into `declined_fields`.
 
-Unknown fields are refused; `parsing` turns violations into OpenAI's errors. Defaults are those of `ServiceSettings.sampling`,
-then OpenAI's (temperature 1.0, top_p 1.0), except that a request without a token limit may use what fits into the
-context, up to `ServiceSettings.default_max_tokens`.
+Unknown fields are refused; `parsing` turns violations into OpenAI's errors. Defaults are those of
+`ServiceSettings.sampling`, then OpenAI's (temperature 1.0, top_p 1.0), except that a request without a token limit may
+use what fits into the context, up to `ServiceSettings.default_max_tokens`.
 """
 
 from __future__ import annotations
