@@ -16,7 +16,7 @@ from speculators.settings import Settings
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 NEEDED = {
-    "retrieval": "texts to look up: give --retrieval",
+    "retrieval": "texts to look up: give --retrieval DIR",
     "layer": "a layer of the model, which is not known here",
     "heads": "the model's induction heads: give --heads FILE, as written by 'spectra heads find'",
     "draft_model": "a small model with the target's tokenizer: give --draft-model DIR",

@@ -37,7 +37,7 @@ LIGHT = [  # test_light_commands checks that these import nothing heavy, in a fo
     ("serve --method magic", "unknown method 'magic'"),
     ("serve --model /nowhere", "model '/nowhere' is neither"),
     ("serve --max-nodes 99999", "--max-nodes is 99999; it must be at most 4096"),
-    ("""serve --pld '{"ngrams": 3}'""", "--pld has no setting 'ngrams'"),
+    ("""serve --pld '{"ngrams": 3}'""", "--pld: ngrams is unknown; it has"),
     ("serve --retrieval /nowhere", "--retrieval /nowhere: no such file or folder"),
     ("serve --device cuda", "--stage-gpus is 0, but --device is cuda"),
     (f"{GENERATE} --method magic", "unknown method 'magic'"),

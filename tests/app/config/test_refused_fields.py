@@ -15,10 +15,11 @@ from pydantic import ValidationError
 from app.commands.serve import OBJECTS, config_from, flag
 from app.config.errors import config_of
 from app.config.fields import GROUPS
+from app.config.method_fields import SECTIONS
 from app.config.serve import ServeConfig
 from engine.errors import ConfigError
 
-FIELD = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b(?=:| (is|names|goes|has no)\b)")
+FIELD = re.compile(rf"^{'|^'.join(SECTIONS)}|\b({'|'.join(ServeConfig.model_fields)})\b(?= (is|names|goes|has no)\b)")
 SIMULATED = {"simulate": "flat10"}
 TWO = {"replicas": 2}
 ON_GPUS = {"draft_model": "small", "device": "cuda", "stage_gpus": 0.5}

@@ -14,6 +14,7 @@ from app.composition.speculation import check_served_drafter, placement, specula
 from app.config.serve import ServeConfig
 from deployments.options import SpeculatorPlacement
 from engine.errors import ConfigError, UnknownMethodError, UnsupportedModelError
+from speculators.draft_model.config import DraftModelConfig
 from speculators.pool import SpeculatorPool
 from tests.support.spectra_command import generated, run_cli
 from tests.support.tiny_models import saved_checkpoint
@@ -65,9 +66,10 @@ def test_a_server_takes_the_same_settings_and_makes_the_same_checks(
     model = str(tiny_checkpoint)
     options = '{"draft_tokens": 3, "tree_nodes": 9}'
     config = config_from(Namespace(model=model, draft_model=model, draft_model_options=options, dtype="bfloat16"))
-    settings = speculator_options(config).draft_model
+    served = speculator_options(config)
+    settings = served.of(DraftModelConfig)
     assert (settings.draft_tokens, settings.tree_nodes, settings.dtype) == (3, 9, "bfloat16")
-    assert settings.path == str(tiny_checkpoint.resolve())
+    assert served.draft_model == str(tiny_checkpoint.resolve())
     check_served_drafter(config)
     check_served_drafter(ServeConfig(model=model))
     with pytest.raises(ConfigError, match="has another tokenizer"):
@@ -77,9 +79,9 @@ def test_a_server_takes_the_same_settings_and_makes_the_same_checks(
     given = {"model": model, "draft_model": model, "device": "cuda", "stage_gpus": 0.5}
     in_actors = ServeConfig.model_validate(given | {"speculator_actors": 1, "speculator_gpus": 0.2})
     assert placement(in_actors) == SpeculatorPlacement(1, 2.0, 0.2)
-    assert speculator_options(in_actors).draft_model.device == "cuda"
+    assert speculator_options(in_actors).of(DraftModelConfig).device == "cuda"
     on_cpu = ServeConfig.model_validate(given | {"draft_model_options": {"device": "cpu"}})
-    assert speculator_options(on_cpu).draft_model.device == "cpu"
+    assert speculator_options(on_cpu).of(DraftModelConfig).device == "cpu"
 
 
 def test_a_request_for_a_draft_model_that_a_server_lacks_is_an_error_of_the_client(tiny_checkpoint: Path) -> None:

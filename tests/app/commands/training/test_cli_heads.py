@@ -94,10 +94,10 @@ def test_without_a_file_heads_are_found_once_and_cached(
     with monkeypatch.context() as patch:
         patch.setattr(heads, "find", None)
         assert run_cli(*command, *method).status == 0
-        assert served_speculators(ServeConfig(model=str(tiny_checkpoint), method="pld")).pld_plus.heads
+        assert served_speculators(ServeConfig(model=str(tiny_checkpoint), method="pld")).heads
     shutil.rmtree(own_cache.parent)
     served = served_speculators(ServeConfig(model=str(tiny_checkpoint), method="pld+pld-plus-a", stages=2))
-    assert served.pld_plus.heads  # a server finds them before it starts
+    assert served.heads  # a server finds them before it starts
     assert len(list((own_cache / "heads").iterdir())) == 1
     shutil.rmtree(own_cache.parent)
     own_cache.parent.write_text("not a folder")

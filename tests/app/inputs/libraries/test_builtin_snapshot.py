@@ -26,6 +26,7 @@ from engine.model.identity import tokenizer_hash
 from retrieval_store.index.index import Limits
 from retrieval_store.snapshots.snapshot import read_manifest
 from retrieval_store.snapshots.snapshot_index import open_snapshot
+from speculators.auto.config import AutoConfig
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
 from tests.app.inputs.libraries.conftest import write
@@ -86,7 +87,7 @@ def test_only_the_default_model_has_it_unasked_and_auto_only_where_it_is_request
     found = library(config)
     assert (found and found.where) == where
     if drafts is not None:
-        assert speculator_options(config).auto.retrieval is drafts
+        assert speculator_options(config).of(AutoConfig).retrieval is drafts
 
 
 def test_a_server_that_cannot_keep_it_starts_without_it(
