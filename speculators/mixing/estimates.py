@@ -8,6 +8,7 @@ Both start from what earlier requests of the same scope have shown.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from engine.protocol import Outcome
 from engine.tree import ROOT, TokenTree
@@ -52,22 +53,12 @@ class SourceEstimates:
         return min(max((2.0 * first + hits) / (2.0 + claimed), 0.25), 4.0)
 
     def of_step(self) -> Callable[[str, int, float | None], float]:
-        """Return a function of source, depth (1 for children of the root) and claim that estimates a node.
-
-        It computes each rate and factor once.
-        """
-        rates: dict[tuple[str, int], float] = {}
-        factors: dict[tuple[str, int], float] = {}
+        """Return a function of source, depth (1 for children of the root) and claim that estimates a node."""
+        rate, factor = cache(self.rate), cache(self.factor)
 
         def estimate(source: str, depth: int, claim: float | None) -> float:
-            key = (source, depth if depth < DEPTHS else DEPTHS)
-            if claim is None:
-                if key not in rates:
-                    rates[key] = self.rate(*key)
-                return rates[key]
-            if key not in factors:
-                factors[key] = self.factor(*key)
-            return min(max(claim * factors[key], 1e-6), 1.0)
+            depth = min(depth, DEPTHS)
+            return rate(source, depth) if claim is None else min(max(claim * factor(source, depth), 1e-6), 1.0)
 
         return estimate
 

@@ -87,8 +87,7 @@ class CalibratedMerge:
         self._drafted: dict[int, MergedDrafts] = {}  # request id -> drafts of the current step
 
     def begin(self, view: RequestView) -> None:
-        shared = self._by_scope.of(view.request.scope, AcceptanceSums)
-        self._estimates[view.request_id] = SourceEstimates(shared)
+        self._estimates[view.request_id] = SourceEstimates(self._by_scope.of(view.request.scope, AcceptanceSums))
 
     def best(self, view: RequestView, branches: Sequence[Branch], n_nodes: int) -> list[Branch]:
         """Return the ``n_nodes`` nodes of highest estimated path probability as one branch, or nothing."""

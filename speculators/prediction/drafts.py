@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from engine.best_first import grow_tree
 from engine.protocol import Branch
-from speculators.prediction.alignment import PENDING, Alignment, PredictedPlace
+from speculators.prediction.alignment import PENDING, Alignment
 
-Places = list[PredictedPlace]  # their weights add up to the path probability of the node that leads to them
+Place = tuple[int, float, int, tuple[int, ...]]  # as ``PredictedPlace``, with the path probability as its weight
 
 
 def draft(alignment: Alignment, source: str, budget: int, least: float) -> list[Branch]:
     """Return at most ``budget`` nodes of path probability ``least`` and more as one branch, or nothing."""
-    places = alignment.places
-    if len(places) == 1 and not places[0].pending and not alignment.replacements.by_first:
+    if len(alignment.places) == 1 and not alignment.places[0].pending and not alignment.replacements.by_first:
         return _chain(alignment, source, budget, least)
+    places: Sequence[Place] = alignment.places
 
-    def children(node: int, path: float, places: Places) -> Iterator[tuple[int, float, Places]]:
-        below: dict[int, Places] = {}
-        for place in places:
-            for token, after in _continuations(alignment, place):
-                below.setdefault(token, []).append(after)
-        for token, after_token in below.items():
-            yield token, min(sum(place.weight for place in after_token) / path, 1.0), after_token
+    def children(node: int, path: float, places: Sequence[Place]) -> list[tuple[int, float, Sequence[Place]]]:
+        found = [one for place in places for one in _continuations(alignment, place)]
+        if len(found) == 1:
+            token, place = found[0]
+            return [(token, place[1] / path, (place,))]
+        below: dict[int, list[Place]] = {}
+        for token, place in found:
+            below.setdefault(token, []).append(place)
+        return [(token, min(sum(one[1] for one in after) / path, 1.0), after) for token, after in below.items()]
 
     tree = grow_tree(children, places, budget, least)
     return [Branch(tree.tokens, source, tree.parents, scores=tree.scores)] if tree.tokens else []
@@ -44,17 +46,18 @@ def _chain(alignment: Alignment, source: str, budget: int, least: float) -> list
     return [Branch(tokens[: len(scores)], source, scores=scores)] if scores else []
 
 
-def _continuations(alignment: Alignment, place: PredictedPlace) -> Iterator[tuple[int, PredictedPlace]]:
-    """Yield each token that may come next, and the place after it."""
+def _continuations(alignment: Alignment, place: Place) -> list[tuple[int, Place]]:
+    """Return each token that may come next, and the place after it."""
     position, weight, run, pending = place
     if pending:
-        yield pending[0], PredictedPlace(position, weight * PENDING, run + 1, pending[1:])
-        return
+        return [(pending[0], (position, weight * PENDING, run + 1, pending[1:]))]
     if position >= len(alignment.predicted):
-        return
-    for one in alignment.replacements.at(alignment.predicted, position):
-        yield one.new[0], PredictedPlace(position + len(one.old), weight * one.rate, run + 1, one.new[1:])
-        weight *= 1.0 - one.rate
-    token = int(alignment.predicted[position])
+        return []
+    token, found = int(alignment.predicted[position]), []
+    if token in alignment.replacements.by_first:
+        for one in alignment.replacements.at(alignment.predicted, position):
+            found.append((one.new[0], (position + len(one.old), weight * one.rate, run + 1, one.new[1:])))
+            weight *= 1.0 - one.rate
     if token >= 0:
-        yield token, PredictedPlace(position + 1, weight * alignment.rates.of(run), run + 1)
+        found.append((token, (position + 1, weight * alignment.rates.of(run), run + 1, ())))
+    return found

@@ -81,7 +81,7 @@ class Replacements:
 
     def at(self, predicted: IntArray, position: int) -> list[Replacement]:
         """Return those of the tokens predicted from ``position`` on, the most probable first."""
-        same_first = self.by_first.get(int(predicted[position])) if self.by_first else None
+        same_first = self.by_first.get(int(predicted[position]), ())
         if not same_first:
             return []
         ahead = tuple(predicted[position : position + LONGEST].tolist())
