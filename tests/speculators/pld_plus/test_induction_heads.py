@@ -47,7 +47,7 @@ def test_a_token_is_copied_from_the_place_after_the_longest_matching_suffix(x):
 
 
 def test_a_head_that_attends_to_the_copied_token_is_counted():
-    """Head (1, 0) is a perfect induction head, (0, 1) errs every second time, the rest look at the first token."""
+    """Head (1, 0) is a perfect induction head, (0, 1) errs every second time, others attend to the first token."""
     text = [1, 5, 6, 7, 5, 6, 8, 5, 6, 7, 5, 9, 9]
     counter = HeadCounter(2, 2)
     assert counter.needs == Needs(heads=((0, 0), (0, 1), (1, 0), (1, 1)))

@@ -29,18 +29,18 @@ def cosine(a, b):
 
 
 def occurrences(x):
-    """Equation 1, positions counted from 0."""
+    """Return the positions of equation 1, from 0."""
     t = len(x)
     return [j for j in range(1, t - 1) if x[j] == x[t - 1]]
 
 
 def span(x, best, k):
-    """Section 4.3: the tokens after the best occurrence."""
+    """Return the ``k`` tokens after the best occurrence (section 4.3)."""
     return [] if best is None else x[best + 1 : best + 1 + k]
 
 
 def literal_h(x, hidden):
-    """Equation 3: ``hidden`` holds the state of every forwarded position, one row each."""
+    """Return the best occurrence by equation 3; ``hidden`` has a row per forwarded position."""
     t, best, most = len(x), None, None
     for j in occurrences(x):
         similar = cosine(hidden[j - 1].tolist(), hidden[t - 2].tolist())
@@ -50,7 +50,7 @@ def literal_h(x, hidden):
 
 
 def literal_a(x, attention):
-    """Equation 2: ``attention[head][j]`` of the last forwarded position."""
+    """Return the best occurrence by equation 2; ``attention`` is that of the last forwarded position."""
     best, most = None, None
     for j in occurrences(x):
         weight = max(row[j] for row in attention.tolist())
@@ -69,7 +69,7 @@ def drafts(branches):
 
 @st.composite
 def runs(draw):
-    """A text over few tokens, where its prompt ends, how the prompt is cut into chunks and the output in steps."""
+    """Return a text of few different tokens, the ends of its prompt, chunks and steps, a seed and K."""
     text = draw(st.lists(st.integers(0, 4), min_size=6, max_size=40))
     n_prompt = draw(st.integers(1, len(text) - 2))
     cuts = sorted(draw(st.sets(st.integers(1, n_prompt - 1), max_size=3))) if n_prompt > 1 else []
@@ -111,7 +111,7 @@ def test_every_draft_follows_the_equations(run):
 
 
 def observed(**changes):
-    """Both variants after ``1 2 3 1 2 4 1 2``: states and attention favour the earlier occurrence of 2, at 1."""
+    """Return both variants after ``1 2 3 1 2 4 1 2``; states and attention prefer the occurrence of 2 at 1."""
     hidden = np.eye(8, dtype=np.float32)[[0, 1, 2, 3, 4, 5, 0]]
     attention = np.array([[0, 0.1, 0, 0, 0.3, 0, 0], [0, 0.6, 0, 0, 0, 0, 0]], np.float32)
     config = PldPlusConfig(**{"layer": 1, "heads": HEADS[:2]} | changes)

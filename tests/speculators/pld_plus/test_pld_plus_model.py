@@ -30,7 +30,7 @@ Drafted = list[tuple[list[int], list[list[int]]]]  # context, drafts after it
 
 
 def record_drafts(speculator: Speculator) -> dict[int, Drafted]:
-    """Request id -> its drafts, which are recorded from now on."""
+    """Return a dictionary that records the drafts of each request from now on."""
     drafted: dict[int, Drafted] = defaultdict(list)
     propose = speculator.propose
 
@@ -44,7 +44,7 @@ def record_drafts(speculator: Speculator) -> dict[int, Drafted]:
 
 
 def prompts() -> list[list[int]]:
-    """Texts of few different tokens: every token occurs several times, in several contexts."""
+    """Return texts in which every token occurs several times, in several contexts."""
     texts = []
     for seed in range(3):
         chance = Random(seed)
@@ -54,7 +54,7 @@ def prompts() -> list[list[int]]:
 
 
 def run(checkpoint: Path, method: str, stages: int) -> list[Drafted]:
-    """The drafts of all prompts."""
+    """Return the drafts of all prompts."""
     options = TargetOptions(str(checkpoint), stages=stages, kv_bytes=8 << 20, block_size=16)
     speculator = create(method, SpeculatorOptions(layer=LAYER, heads=HEADS).having(PldPlusConfig.paper(LAYER, HEADS)))
     drafted = record_drafts(speculator)
@@ -75,7 +75,7 @@ def run(checkpoint: Path, method: str, stages: int) -> list[Drafted]:
 
 
 def similarities(method: str, x: list[int], out: Any) -> dict[int, float]:
-    """For every occurrence, what equation 2 or 3 maximises."""
+    """Return for every occurrence the value that equation 2 or 3 maximises."""
     t = len(x)
     found = [j for j in range(1, t - 1) if x[j] == x[t - 1]]
     if method == "pld-plus-a":

@@ -78,7 +78,7 @@ class LiteralSpectraCore:
         return [list(guess) for guess in order if guess][:limit]
 
     def propose(self, x, budget):
-        """(guess chains, probed rows), cut to the budget."""
+        """Return guess chains and probed rows, cut to the budget."""
         depth = self.config.ngram - 1
         kept = min(int(budget * self.config.probe_share) // depth, self.config.pool_rows) * depth
         nodes = set()
@@ -192,13 +192,6 @@ def test_any_prompt_and_budget_follow_the_algorithm(prompt, budget, n_successors
     check_against_oracle(CONFIGS[name], prompt, budget, n_successors, seed, n_tokens=25)
 
 
-@pytest.mark.parametrize("off", [(), ("forward",), ("backward",), ("sub_ngrams",), ("forward", "backward")])
-def test_each_dictionary_alone_drafts_from_probes(off):
-    config = replace(PUBLISHED, **{f"use_{name}": False for name in off})
-    n_steps = count_steps(SpectraCore(config), HashTarget(64, n_successors=2), [1, 2, 3, 4], 200, budget=128)
-    assert n_steps == 199 if len(off) == 2 else n_steps < 150
-
-
 def test_a_row_whose_probe_was_dropped_is_probed_next():
     target = HashTarget(5000)
     request = view(list(range(1000, 1400)), vocab_size=5000)
@@ -255,7 +248,7 @@ def test_drafts_stay_within_the_budget_and_leave_probes_their_share(documents, c
 
 @pytest.mark.parametrize(("n_documents", "reserve", "retrieved"), [(30, 0, 0), (30, 1, 4), (30, 9, 12), (1, 3, 4)])
 def test_priority_mode_reserves_nodes_for_retrieval(n_documents, reserve, retrieved):
-    """36 nodes are for guesses: at most a third of these for the corpus, in chains of four."""
+    """Guesses may use 36 nodes; retrieval gets at most a third of these, in chains of four."""
     context = [i for n in range(20, 36) for i in (1, n, n + 20, n + 40, n + 60)] + [1]
     documents = [[1, 200 + i, 300 + i, 400 + i, 450 + i] for i in range(n_documents)]
     core = SpectraCoreConfig(backward_tokens=4)
