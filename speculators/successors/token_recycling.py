@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from engine.best_first import grow_tree
+from engine.best_first import best_nodes, parents_among
 from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
 from engine.top_ids import TopIds
 from engine.tree import ROOT, IntArray
@@ -58,13 +58,21 @@ def rank_tree(n_nodes: int, depth: int, top_k: int) -> Sequence[tuple[int, int]]
     finds if ranks are right independently of one another: the nodes with the highest product of ``RANK_P``.
     """
     halved = [RANK_P[-1] / 2**i for i in range(1, top_k)]
-    ranks = list(enumerate([*RANK_P, *halved][:top_k]))
-
-    def children(node: int, path: float, level: int) -> list[tuple[int, float, int]]:
-        return [(rank, p, level + 1) for rank, p in ranks] if level < depth else []
-
-    tree = grow_tree(children, 0, n_nodes)
-    return list(zip(tree.parents, tree.tokens, strict=True))
+    chances = [*RANK_P, *halved][:top_k]
+    parents: list[int] = []
+    ranks: list[int] = []
+    reach: list[float] = []
+    level = [ROOT]
+    for _ in range(depth):
+        first = len(reach)
+        for node in level:
+            path = 1.0 if node == ROOT else reach[node]
+            parents += [node] * len(chances)
+            ranks += range(len(chances))
+            reach += [path * p for p in chances]
+        level = [first + node for node in best_nodes(reach[first:], n_nodes)]
+    kept = best_nodes(reach, n_nodes)
+    return list(zip(parents_among(kept, parents), [ranks[node] for node in kept], strict=True))
 
 
 class TokenRecycling(PerRequest[Matrix]):
