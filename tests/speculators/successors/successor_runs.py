@@ -18,14 +18,15 @@ BOTH = (TEXT, TARGET)
 HALVES = [(TEXT,), (TARGET,), BOTH]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SMALL = SuccessorConfig(target_rows=512, text_rows=512)
+NO_ANSWERS = (*(np.empty(0, np.int32) for _ in range(3)), np.empty((0, 1), np.int32), np.empty((0, 1), np.float32))
 
 
 def view(prompt: list[int], request_id: int = 0, vocab_size: int = 48, **settings: Any) -> RequestView:
     return drafts.view(prompt, request_id, vocab_size, **settings)
 
 
-class Decoding:
-    """One request, a step at a time."""
+class SuccessorRun:
+    """One request, decoded step by step."""
 
     def __init__(self, speculator: Successors, target: HashTarget, request: RequestView, budget: int = 24) -> None:
         self.speculator, self.target, self.request, self.budget = speculator, target, request, budget
@@ -44,15 +45,13 @@ class Decoding:
 
     @property
     def output(self) -> list[int]:
-        output = self.request.context.view[self.request.n_prompt :].tolist()
-        assert output == self.target.generate(self.request.context.view[: self.request.n_prompt].tolist(), len(output))
-        return output
+        prompt, output = np.split(self.request.context.view, [self.request.n_prompt])
+        assert output.tolist() == self.target.generate(prompt.tolist(), len(output))
+        return output.tolist()
 
 
-def decode(
-    speculator: Successors, target: HashTarget, request: RequestView, n_steps: int = 10, budget: int = 24
-) -> Decoding:
-    run = Decoding(speculator, target, request, budget)
+def decode(speculator: Successors, target: HashTarget, request: RequestView, n_steps: int = 10) -> SuccessorRun:
+    run = SuccessorRun(speculator, target, request)
     for _ in range(n_steps):
         run.step()
     speculator.end(request)
@@ -70,9 +69,8 @@ def tail_of(tokens: Any) -> Any:
 
 
 def row_of(table: Any, gram: Any) -> dict[int, float] | None:
-    """The successors of a gram in a table: token -> weight, or None."""
-    key = np.uint64(hash_tail(tail_of(gram), len(gram))) if gram else 0
-    row = find(table, key) if key else NONE
+    """Return the successors of ``gram`` in a table: token -> weight; None if it has no row."""
+    row = find(table, np.uint64(hash_tail(tail_of(gram), len(gram)))) if gram else NONE
     if row == NONE:
         return None
     n = int((np.append(table.ids[row], NONE) == NONE).argmax())

@@ -1,4 +1,4 @@
-"""Tables of successors, and their mixture, against slow re-implementations on dictionaries."""
+"""Tables of successors and their mixture, compared with slow code on dictionaries."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from speculators.successors.candidates import MAX_CANDIDATES
 from speculators.successors.config import SuccessorConfig
-from speculators.successors.mix import mix_successors
-from speculators.successors.models import Models
+from speculators.successors.mix import EXPLAINED, TARGET_COLUMN, mix_successors
+from speculators.successors.models import SuccessorModels
 from speculators.successors.table import (
     NARROW,
     NONE,
@@ -19,7 +20,6 @@ from speculators.successors.table import (
     WAYS,
     claim,
     find,
-    hash_tail,
     learn_text,
     make_table,
     put_successors,
@@ -27,17 +27,12 @@ from speculators.successors.table import (
 from speculators.successors.vocabulary import VocabularyRows
 from tests.speculators.successors.successor_runs import BOTH, array, row_of, tail_of
 
-U64 = (1 << 64) - 1
 ORDERS = (1, 2, 3, 5, 8)
 TEXTS = st.integers(2, 5).flatmap(lambda n: st.lists(st.integers(0, n - 1), max_size=60))
 
 
-def key_of(gram):
-    return np.uint64(hash_tail(tail_of(gram), len(gram)))
-
-
 def literal_counts(text, orders=ORDERS):
-    """(gram -> how often each token followed it), grams of all orders."""
+    """Return how often each token followed every gram of the given orders."""
     counts = defaultdict(Counter)
     for end in range(1, len(text)):
         for order in orders:
@@ -109,7 +104,7 @@ PUTS = st.lists(st.tuples(st.lists(st.integers(0, 5), min_size=1, max_size=9), S
 
 
 def vocabulary(seed, k=3):
-    """Rows of the target after every token and some pairs; every third seed has none."""
+    """Return rows of the target after every token and some pairs; every third seed has none."""
     if seed % 3 == 0:
         return VocabularyRows.none()
     rng = np.random.default_rng(seed)
@@ -122,95 +117,82 @@ def vocabulary(seed, k=3):
     return VocabularyRows.of(*rows(VOCAB), (pairs, *rows(len(pairs))))
 
 
-def pairs_of(model):
-    rows = model.vocabulary
-    return {
-        (key >> 32, key & 0xFFFFFFFF): list(zip(ids.tolist(), weights.tolist(), strict=True))
-        for key, ids, weights in zip(rows.pair_keys.tolist(), rows.pair_ids, rows.pair_weights, strict=True)
-    }
-
-
 def build(text, puts, recent, trusts_seed):
-    """A model, and the same as dictionaries: (counts, target, recent)."""
-    model = Models(CONFIG, BOTH, vocabulary(trusts_seed)).new(1000)
+    """Return a model, and as dictionaries its counts, and the rows of its target."""
+    model = SuccessorModels(CONFIG, BOTH, vocabulary(trusts_seed)).new(1000)
     rng = np.random.default_rng(trusts_seed)
-    model.trusts.text[:] = rng.uniform(0.02, 0.98, model.trusts.text.shape)
-    model.trusts.target[:] = rng.uniform(0.02, 0.98, model.trusts.target.shape)
+    model.trusts[:] = rng.uniform(0.02, 0.98, model.trusts.shape)
     model.recent_trust[0] = rng.uniform(0.0, 1.0)
     learn_text(model.text, array(text), 0)
-    counts, target = literal_counts(text, CONFIG.text_orders), {}
+    target = {}
     for context, row in puts:
         ids, weights = np.array([i for i, _ in row], np.int32), np.array([w for _, w in row], np.float32)
         put_successors(model.target, tail_of(context), ids, weights)
-        for order in CONFIG.target_orders:
-            if order <= len(context):
-                target[tuple(context[-order:])] = row
+        target.update({tuple(context[-order:]): row for order in CONFIG.target_orders if order <= len(context)})
+    for key, *row in zip(*(part.tolist() for part in model.vocabulary[2:]), strict=True):
+        target.setdefault((key >> 32, key & 0xFFFFFFFF), list(zip(*row, strict=True)))
     model.recent_ids[: len(recent)] = [token for token, _ in recent]
     model.recent_weights[: len(recent)] = [weight for _, weight in recent]
-    return model, counts, target
+    return model, literal_counts(text, CONFIG.text_orders), target
 
 
 def literal_mix(model, counts, target, recent, context):
-    """(token -> probability, token -> its part from counts), by the rule of the module."""
-    p, from_text = defaultdict(float), defaultdict(float)
-    left = 1.0
-    for order in range(TAIL, 0, -1):
+    """Return token -> part from counts, token -> part from the target, and the probability left at the end."""
+    parts, left = (defaultdict(float), defaultdict(float)), 1.0
+
+    def add(source, row, trust):
+        nonlocal left
+        for token, p in row:
+            parts[source][int(token)] += left * float(trust) * float(p)
+        left *= 1.0 - float(trust)
+
+    for order in range(min(TAIL, len(context)), 0, -1):
+        if left < EXPLAINED:
+            return *parts, left
         gram = tuple(context[-order:])
-        if order > len(context):
-            continue
-        if gram in counts and order in CONFIG.text_orders:
-            total = counts[gram].total()
-            trust = float(model.trusts.text[order, min(total, 3) - 1, int(len(counts[gram]) == 1)])
-            for token, count in counts[gram].items():
-                p[token] += left * trust * count / total
-                from_text[token] += left * trust * count / total
-            left *= 1.0 - trust
-        known = target.get(gram) if order in CONFIG.target_orders else None
-        if known is None and order == 2:
-            known = pairs_of(model).get(gram)
-        if known is not None:
-            trust = float(model.trusts.target[order])
-            for token, weight in known:
-                p[token] += left * trust * weight
-            left *= 1.0 - trust
-        if left < 0.003:
-            return p, from_text, left
+        if followers := counts.get(gram):
+            total = followers.total()
+            column = 2 * (min(total, 3) - 1) + (len(followers) == 1)
+            add(0, [(token, count / total) for token, count in followers.items()], model.trusts[order, column])
+        if gram in target:
+            add(1, target[gram], model.trusts[order, TARGET_COLUMN])
+    if left < EXPLAINED:
+        return *parts, left
     if context and len(model.vocabulary.ids):
-        trust, last = float(model.trusts.target[0]), context[-1]
-        for token, weight in zip(model.vocabulary.ids[last], model.vocabulary.weights[last], strict=True):
-            p[int(token)] += left * trust * float(weight)
-        left *= 1.0 - trust
-    for token, weight in recent:
-        p[token] += left * float(model.recent_trust[0]) * weight
-    return p, from_text, left
+        row = zip(model.vocabulary.ids[context[-1]], model.vocabulary.weights[context[-1]], strict=True)
+        add(1, row, model.trusts[0, TARGET_COLUMN])
+    add(1, recent, model.recent_trust[0])
+    return *parts, left
 
 
 def mixed(model, context):
-    n = mix_successors(model, tail_of(context))
-    return n, model.candidates.ids[:n].tolist(), model.candidates.p[:n].copy(), model.candidates.from_text[:n].copy()
+    """Return ids, probabilities and their parts by source."""
+    mix_successors(model, tail_of(context))
+    n = model.candidates.n[0]
+    ids = model.candidates.ids[:n].tolist()
+    assert len(set(ids)) == n
+    return ids, model.candidates.p[:n].copy(), model.candidates.parts[:n].copy()
 
 
 @given(TEXTS.filter(bool), PUTS, SUCCESSORS, st.integers(0, 9), st.lists(st.integers(0, 5), max_size=9))
-def test_mixtures_break_the_stick_from_the_longest_order_down(text, puts, recent, trusts_seed, context):
+def test_mixtures_give_every_row_its_share_from_the_longest_order_down(text, puts, recent, trusts_seed, context):
     model, counts, target = build(text, puts, recent, trusts_seed)
     for place in (text, context, (text + context)[-9:]):
-        expected, from_text, left = literal_mix(model, counts, target, recent, place)
-        n, ids, p, text_part = mixed(model, place)
-        assert len(set(ids)) == n
-        if abs(left - 0.003) > 1e-5:
-            assert set(ids) == set(expected)
-            assert p == pytest.approx([expected[i] for i in ids], rel=1e-4, abs=1e-6)
-            assert text_part == pytest.approx([from_text[i] for i in ids], rel=1e-4, abs=1e-6)
+        from_text, from_target, left = literal_mix(model, counts, target, recent, place)
+        ids, p, parts = mixed(model, place)
+        if abs(left - EXPLAINED) > 1e-5:
+            assert set(ids) == set(from_text) | set(from_target)
+            assert parts[:, 0] == pytest.approx([from_text[i] for i in ids], rel=1e-4, abs=1e-6)
+            assert parts[:, 1] == pytest.approx([from_target[i] for i in ids], rel=1e-4, abs=1e-6)
+        assert p == pytest.approx(parts.sum(1), rel=1e-4, abs=1e-6)
         assert p.sum() <= 1.0 + 1e-5
-        assert (text_part <= p + 1e-6).all()
 
 
 def test_the_number_of_candidates_is_bounded():
-    model = Models(SuccessorConfig(top_k=300), BOTH).new(1000)
+    model = SuccessorModels(SuccessorConfig(top_k=300), BOTH).new(1000)
     for number, context in enumerate(([4], [6, 4], [7, 6, 4], [8, 7, 6, 4], [9, 8, 7, 6, 4])):
         ids = np.arange(number * 300, number * 300 + 300, dtype=np.int32)
         put_successors(model.target, tail_of(context), ids, np.full(300, 1 / 300, np.float32))
-    n, ids, p, _ = mixed(model, [9, 8, 7, 6, 4])
-    assert n <= len(model.candidates.ids) == len(model.candidates.p)
-    assert len(set(ids)) == n
+    ids, p, _ = mixed(model, [9, 8, 7, 6, 4])
+    assert MAX_CANDIDATES // 2 < len(ids) <= MAX_CANDIDATES
     assert (p > 0).all()
