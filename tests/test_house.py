@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -34,6 +35,15 @@ def test_no_room_has_more_files_than_one_remembers() -> None:
     rooms = Counter(path.parent.relative_to(ROOT) for path in tracked(".py") if path.name != "__init__.py")
     large = {str(room): n for room, n in rooms.items() if room.parts[:1] != ("tests",) and n > MOST_FILES}
     assert not large
+
+
+def test_every_class_name_is_unique() -> None:
+    places = defaultdict(list)
+    for path in tracked(".py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
 def test_the_readme_is_one_screen() -> None:
