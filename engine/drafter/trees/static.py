@@ -18,7 +18,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from engine.best_first import grow_tree
+from engine.best_first import best_nodes, parents_among
 from engine.drafter.trees.choice import Ask, Choice
 from engine.protocol import Branch
 from engine.sampling.params import SamplingParams
@@ -35,7 +35,7 @@ Shape = tuple[int, ...]  # the parent of every node, parents first
 
 @lru_cache(maxsize=256)
 def static_shape(depth: int, n_nodes: int, beam: int, acceptance: tuple[float, ...] = ()) -> Shape:
-    """Return the parents of the ``n_nodes`` nodes of highest estimate, best first.
+    """Return the parents of the ``n_nodes`` nodes of highest estimate, best first; the shallower of equals wins.
 
     Args:
         depth: the longest path.
@@ -43,16 +43,18 @@ def static_shape(depth: int, n_nodes: int, beam: int, acceptance: tuple[float, .
         beam: children of a node, and nodes of a depth that have children.
         acceptance: of a first draw, per depth, ``[depth]``; empty: ``ACCEPTANCE`` everywhere.
     """
-    chances = acceptance or (ACCEPTANCE,) * depth
-    n_expanded = [0] * depth  # nodes of each depth that have children; the root has depth 0
-
-    def children(node: int, path: float, level: int) -> list[tuple[int, float, int]]:
-        if level == depth or n_expanded[level] == beam:
-            return []
-        n_expanded[level] += 1
-        return [(rank, chances[level] * SIBLING**rank, level + 1) for rank in range(beam)]
-
-    return tuple(grow_tree(children, 0, n_nodes).parents)
+    parents: list[int] = []
+    reach: list[float] = []
+    level = [ROOT]
+    for chance in acceptance or (ACCEPTANCE,) * depth:
+        first = len(reach)
+        siblings = [(1.0 if node == ROOT else reach[node]) * chance for node in level]
+        for _ in range(beam):
+            parents += level
+            reach += siblings
+            siblings = [estimate * SIBLING for estimate in siblings]
+        level = [first + node for node in best_nodes(reach[first:], min(beam, n_nodes))]
+    return tuple(parents_among(best_nodes(reach, n_nodes), parents))
 
 
 class StaticTree:
