@@ -41,8 +41,8 @@ def start_compiling() -> subprocess.Popen[bytes] | None:
     if any(cache_folder().glob("compiled-*/*/*.nbi")):
         return None
     code = f"import spectra_serve; from {__name__} import compile_kernels; compile_kernels()"
-    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    return subprocess.Popen([sys.executable, "-Pc", code], **quiet, start_new_session=True)
+    command, quiet = [sys.executable, "-Pc", code], subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
 
 
 def _draft_once() -> None:

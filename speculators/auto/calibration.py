@@ -1,6 +1,6 @@
 """Calibration of ``auto``: how often the claims of a whole tree came true, by depth.
 
-It is coarser than ``speculators.mixing.estimates``, which tells sources apart, and cheap enough for every step.
+It is coarser than ``speculators.mixing.estimates``, which has estimates per source, and cheap enough for every step.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class DraftModelConfig(Settings):
     draft_tokens: int = setting(5, "tokens of a draft: the length of a chain, or the depth of a tree", at_least=1)
     tree_nodes: int = setting(16, "nodes of the tree; 0 drafts a chain, the published method", at_least=0)
     tree_beam: int = setting(8, "nodes that are expanded per depth, and children of each", at_least=1)
-    prefill_chunk: int = setting(512, "tokens of text read per step, over all requests that are behind", at_least=1)
+    prefill_chunk: int = setting(512, "tokens of text read per step, over all requests whose cache lags", at_least=1)
     kv_gib: float = setting(0.25, "size of the draft model's KV cache in GiB", above=0, below=inf)
     block_size: int = setting(64, "tokens per KV cache block", at_least=1)
     dtype: str | None = setting(None, "dtype of the weights; by default float32 on a CPU, the checkpoint's on a GPU")

@@ -81,7 +81,7 @@ class AutoRun:
         self.speculator, self.target = speculator, target
         self.requests = [make_request(first + i) for i in range(n)]
         self.rows: list[int] = []  # of every step
-        self.rests = {request.request_id: NO_REST for request in self.requests}
+        self.pauses = {request.request_id: NO_REST for request in self.requests}
         self.unobserved: dict[int, list[int]] = {request.request_id: [] for request in self.requests}
         self.decisions: dict[int, list[Any]] = {request.request_id: [] for request in self.requests}  # step by step
         for request in self.requests:
@@ -95,25 +95,25 @@ class AutoRun:
         )
 
     def step(self, budget: int = 32) -> list[int]:
-        """Nodes per request. As in the scheduler, the speculator neither drafts for resting requests nor observes
+        """Nodes per request. As in the scheduler, the speculator neither drafts for paused requests nor observes
         them."""
-        for number, rest in self.rests.items():
-            self.rests[number] = rest._replace(n_steps=rest.n_steps - 1)
-        asked = [request for request in self.requests if self.rests[request.request_id].n_steps < 0]
+        for number, pause in self.pauses.items():
+            self.pauses[number] = pause._replace(n_steps=pause.n_steps - 1)
+        asked = [request for request in self.requests if self.pauses[request.request_id].n_steps < 0]
         found = self.speculator.propose_batch(asked, [budget] * len(asked)) if asked else []
         drafts = {request.request_id: branches for request, branches in zip(asked, found, strict=True)}
         sizes = []
         for request in self.requests:
             number = request.request_id
             branches = drafts.get(number, ())
-            decision = self.rests[number].decision
+            decision = self.pauses[number].decision
             if number in drafts:
-                self.rests[number], decision = branches.rest, branches.decision
+                self.pauses[number], decision = branches.rest, branches.decision
             self.decisions[number].append(decision)
             tree = compose(branches, budget)
             outcome = self.target.score(request.context.view.tolist() + self.unobserved[number], tree)
             self.unobserved[number] += outcome.tokens
-            if not self.rests[number].n_steps:
+            if not self.pauses[number].n_steps:
                 tokens, self.unobserved[number] = self.unobserved[number], []
                 request.context.extend(tokens)
                 self.speculator.observe(request, replace(outcome, tokens=tokens))

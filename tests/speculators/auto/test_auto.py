@@ -106,19 +106,19 @@ def test_a_part_that_fails_harms_no_other_and_its_state_is_dropped(fails_in):
 
 @pytest.mark.parametrize("catches_up", [True, False])
 @pytest.mark.usefixtures("steady_clocks")
-def test_a_request_rests_in_the_steps_whose_outcome_its_sources_skip(catches_up):
-    source, n_rests = ReadBackSource(claim=0.3, accuracy=0.0), 0
+def test_a_request_backs_off_in_the_steps_whose_outcome_its_sources_skip(catches_up):
+    source, n_pauses = ReadBackSource(claim=0.3, accuracy=0.0), 0
     source.catches_up = catches_up
-    auto, request = Auto([source], line(0.5)), make_request()  # never pays: pauses grow
+    auto, request = Auto([source], line(0.5)), make_request()  # never worth it: pauses grow
     auto.begin(request)
     for _ in range(100):
         before = source.n_observed
         draft = run_step(auto, request)
-        rests = draft.decision is not None and not draft.decision.reads_back
-        assert not (rests and draft)
-        assert source.n_observed == before + (not rests)
-        n_rests += rests
-    assert (n_rests > 50) == catches_up
+        pauses = draft.decision is not None and not draft.decision.reads_back
+        assert not (pauses and draft)
+        assert source.n_observed == before + (not pauses)
+        n_pauses += pauses
+    assert (n_pauses > 50) == catches_up
 
 
 @pytest.mark.parametrize("claim", [math.nan, math.inf])

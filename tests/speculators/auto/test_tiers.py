@@ -139,22 +139,22 @@ def test_requests_share_what_they_learn_about_an_expensive_source_until_it_prove
     auto = Auto([TextSource(claim=0.9, depth=2, name="quick"), slow], line(0.02))
     auto._tiers.clocks[True].seconds = 0.5  # of a step of one second
 
-    def n_tries(first, n):
+    def count_probes(first, n):
         """How many of 60 steps ask all sources, of ``n`` requests one after the other."""
-        tries = []
+        probes = []
         for number in range(first, first + n):
             decoding = AutoRun(auto, first=number)
-            tries.append(sum(decision.tier == FULL for decision in decoding.decided(60)))
+            probes.append(sum(decision.tier == FULL for decision in decoding.decided(60)))
             decoding.end()
-        return tries
+        return probes
 
-    first, *others = n_tries(0, 40)
+    first, *others = count_probes(0, 40)
     assert first > 3
     assert sum(others) < 40 * 60 / 100
     assert any(others)  # now and then it is tried
     slow.accuracy = 1.0
-    n_tries(40, 40)
-    assert min(n_tries(80, 5)) > 30  # all but the first 16 drafts, from text alone
+    count_probes(40, 40)
+    assert min(count_probes(80, 5)) > 30  # all but the first 16 drafts, from text alone
 
 
 @pytest.mark.usefixtures("steady_clocks")
