@@ -163,3 +163,5 @@ def _add_row(
         p = share * weights[i] / total
         if p >= least:
             add_candidate(candidates, ids[i], p, source)
+        elif source == TARGET_SOURCE:  # its rows are best first
+            break
