@@ -1,4 +1,4 @@
-"""The mixed model as a speculator: its drafts, what it learns, the noise it may know, and bounds of its memory."""
+"""The mixed model as a speculator: drafts, learning, noise, shared state, and bounds of memory."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from engine.sampling.noise import gumbel_row
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.successors.config import TARGET, TEXT, SuccessorConfig
-from speculators.successors.learning import learn_prompt, learn_tree
+from speculators.successors.learning import learn_prompt, learn_step
 from speculators.successors.models import MOST_IDLE
 from speculators.successors.speculator import Successors
 from speculators.successors.table import NONE
 from speculators.testing import HashTarget
 from tests.speculators.drafts import observe_prompt, tokens_of
-from tests.speculators.successors.successor_runs import BOTH, HALVES, PROMPT, SMALL, Decoding, decode, view
+from tests.speculators.successors.successor_runs import BOTH, HALVES, PROMPT, SMALL, SuccessorRun, decode, view
 
 SEQUENCES = HashTarget(48, n_successors=2)
 
 
 @pytest.mark.parametrize("sources", [*HALVES, (TARGET, TEXT)])
-def test_drafts_are_well_formed_and_the_text_is_that_of_plain_decoding(sources):
+def test_drafts_are_well_formed_and_the_text_equals_plain_decoding(sources):
     speculator = Successors(SMALL, sources)
     run = decode(speculator, SEQUENCES, view(PROMPT), 40)
     assert len(run.output) > 50
@@ -47,20 +47,21 @@ def test_drafts_are_well_formed_and_the_text_is_that_of_plain_decoding(sources):
             assert set(branch.proposers) <= {(TEXT,), (TARGET,), BOTH, BOTH[::-1]}
 
 
-def test_only_the_target_half_needs_ids_and_only_it_learns_from_them():
+def test_only_the_target_source_needs_ids_and_only_it_learns_from_them():
     assert Successors(SMALL, (TEXT,)).needs == Needs()
     needs = Needs(node_top_k=16, prompt_top_k=16, top_logprobs=True)
     assert Successors(SMALL, (TARGET,)).needs == Successors(SMALL, BOTH).needs == needs
-    alone = decode(Successors(SMALL, (TEXT,)), SEQUENCES, view(PROMPT), 12)
-    deaf = Successors(SMALL, (TEXT,))  # in a combination the target's ids come to every part
-    observe = deaf.observe
-    deaf.observe = lambda request, outcome: observe(request, Outcome(outcome.tokens, outcome.tree, outcome.accepted))
-    assert decode(deaf, SEQUENCES, view(PROMPT), 12).drafts == alone.drafts
+    runs = [SuccessorRun(Successors(SMALL, (TEXT,)), SEQUENCES, view(PROMPT)) for _ in range(2)]
+    observe = runs[1].speculator.observe  # in a combination every part gets the target's ids
+    runs[1].speculator.observe = lambda request, one: observe(request, Outcome(one.tokens, one.tree, one.accepted))
+    for run in runs * 12:
+        run.step()
+    assert runs[0].drafts == runs[1].drafts
 
 
 @pytest.mark.parametrize("sources", HALVES)
 @pytest.mark.parametrize("prompt", [[], [7]])
-def test_the_shortest_prompts_do_no_harm(sources, prompt):
+def test_the_shortest_prompts_are_drafted_for(sources, prompt):
     speculator, request = Successors(SMALL, sources), view(prompt)
     speculator.begin(request)
     assert speculator.propose(request, 8) == []
@@ -75,7 +76,7 @@ def test_requests_of_any_vocabulary_share_a_speculator():
     runs = []
     for number, vocab in enumerate((48, 32_000, 262_144)):
         prompt = PROMPT if vocab == 48 else [vocab - 1, 0, vocab - 2, vocab - 1, 0]
-        runs.append(Decoding(speculator, HashTarget(vocab, 2), view(prompt, number, vocab)))
+        runs.append(SuccessorRun(speculator, HashTarget(vocab, 2), view(prompt, number, vocab)))
     for _ in range(8):
         for run in runs:
             run.step()
@@ -87,7 +88,7 @@ def test_requests_of_any_vocabulary_share_a_speculator():
 def test_budgets_are_kept_and_a_larger_one_only_adds(sources):
     target = HashTarget(48, n_successors=3)
     speculator = Successors(SuccessorConfig(least=0.0), sources)
-    run = Decoding(speculator, target, view([*PROMPT, *target.generate(PROMPT, 100)]))
+    run = SuccessorRun(speculator, target, view([*PROMPT, *target.generate(PROMPT, 100)]))
     budgets = (0, 1, 7, 64, 65, 200, 64, 3)
     found = [tokens_of(speculator.propose(run.request, budget)) for budget in budgets]
     assert all(len(tokens) <= budget for tokens, budget in zip(found, budgets, strict=True))
@@ -98,37 +99,39 @@ def test_budgets_are_kept_and_a_larger_one_only_adds(sources):
 
 @settings(max_examples=15)
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=40), st.sampled_from([{}, {"temperature": 0.8, "seed": 4}]))
-def test_live_requests_do_not_disturb_one_another(order, params):
-    """All models of a speculator share scratch space."""
+def test_live_requests_do_not_affect_one_another(order, params):
+    """All models of a speculator share scratch memory."""
     target = HashTarget(48, n_successors=3)
     together = Successors(SMALL, BOTH)
     prompts = [[i, 2 * i, 7, i, 2 * i] for i in range(4)]
-    runs = [Decoding(together, target, view(prompt, i, **params)) for i, prompt in enumerate(prompts)]
+    runs = [SuccessorRun(together, target, view(prompt, i, **params)) for i, prompt in enumerate(prompts)]
     for i in order:
         runs[i].step()
     for i, run in enumerate(runs):
-        alone = Decoding(Successors(SMALL, BOTH), target, view(prompts[i], i, **params))
+        alone = SuccessorRun(Successors(SMALL, BOTH), target, view(prompts[i], i, **params))
         for _ in run.drafts:
             alone.step()
         assert alone.drafts == run.drafts
 
 
 def knowledge(model):
-    """The tables and trusts of a model."""
+    """Return tables, as key -> row, and trusts."""
     tables = []
     for table in (model.text, model.target):
         used = np.flatnonzero(table.keys)
-        places = table.slots[used, 0]
-        ids = table.ids[places]
-        n = np.where((ids == NONE).any(1), (ids == NONE).argmax(1), ids.shape[1]).tolist()
-        rows = zip(table.keys[used].tolist(), ids.tolist(), table.weights[places].tolist(), n, strict=True)
-        tables.append({key: list(zip(i[:m], w[:m], strict=True)) for key, i, w, m in rows})
-    return tables, model.trusts.text.tolist(), model.trusts.target.tolist()
+        rows = table.slots[used, 0]
+        ids = table.ids[rows]
+        unused = (ids == NONE).cumsum(1) > 0
+        ids[unused], weights = NONE, np.where(unused, 0.0, table.weights[rows])
+        tables.append(
+            dict(zip(table.keys[used].tolist(), zip(ids.tolist(), weights.tolist(), strict=True), strict=True))
+        )
+    return tables, model.trusts.tolist()
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=4))
-def test_prompt_chunks_of_any_size_teach_the_same(sizes):
-    """Recent tokens may differ: of every chunk, the last positions count."""
+def test_prompt_chunks_of_any_size_give_the_same_tables(sizes):
+    """Recent tokens may differ: they come from the last positions of every chunk."""
     target, found = HashTarget(48, n_successors=3), []
     prompt = [*PROMPT, *target.generate(PROMPT, 40)]
     for ends in ([], np.cumsum(sizes).tolist()):
@@ -136,7 +139,7 @@ def test_prompt_chunks_of_any_size_teach_the_same(sizes):
         request = view(prompt)
         speculator.begin(request)
         observe_prompt(speculator, request, target, ends)
-        found.append(knowledge(speculator._states[0].addressed.model))
+        found.append(knowledge(speculator.states[0].addressed.model))
     assert found[0] == found[1]
 
 
@@ -147,47 +150,44 @@ def test_only_the_last_tokens_of_a_long_prompt_are_counted(window, learnt):
     assert (tokens_of(speculator.propose(request, 4))[:1] == [2]) == learnt
 
 
-def test_ids_without_probabilities_teach_nothing():
+def test_ids_without_probabilities_are_not_learnt():
     speculator, request = Successors(SMALL, BOTH), view(PROMPT)
     speculator.begin(request)
     observe_prompt(speculator, request, SEQUENCES, logprobs=False)
-    assert not speculator._states[0].addressed.model.target.keys.any()
+    assert not speculator.states[0].addressed.model.target.keys.any()
 
 
-def over_the_wire(array):
-    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+def read_only(array):
+    return None if array is None else np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 
-def test_read_only_arrays_are_as_good_and_compile_nothing_new():
-    here = decode(Successors(SMALL, BOTH), SEQUENCES, view(PROMPT), 5)
-    known = {function: len(function.signatures) for function in (learn_prompt, learn_tree)}
-    there = Successors(SMALL, BOTH)
-    observe = there.observe
+def test_read_only_arrays_give_the_same_drafts_and_compile_nothing_new():
+    local = decode(Successors(SMALL, BOTH), SEQUENCES, view(PROMPT), 5)
+    known = {function: len(function.signatures) for function in (learn_prompt, learn_step)}
+    remote = Successors(SMALL, BOTH)
+    observe = remote.observe
 
     def receive(request, outcome):
         top = TopIds.of(outcome.top_ids)
+        sent = {name: read_only(getattr(outcome, name)) for name in ("prompt_top_ids", "prompt_top_logprobs")}
         if len(top):
-            sent = TopIds(*map(over_the_wire, (top.nodes, top.ids, top.logprobs)))
-            outcome = msgspec.structs.replace(outcome, top_ids=sent)
-        if outcome.prompt_top_ids is not None:
-            ids, logprobs = over_the_wire(outcome.prompt_top_ids), over_the_wire(outcome.prompt_top_logprobs)
-            outcome = msgspec.structs.replace(outcome, prompt_top_ids=ids, prompt_top_logprobs=logprobs)
-        observe(request, outcome)
+            sent["top_ids"] = TopIds(*map(read_only, (top.nodes, top.ids, top.logprobs)))
+        observe(request, msgspec.structs.replace(outcome, **sent))
 
-    there.observe = receive
-    assert decode(there, SEQUENCES, view(PROMPT), 5).drafts == here.drafts
+    remote.observe = receive
+    assert decode(remote, SEQUENCES, view(PROMPT), 5).drafts == local.drafts
     assert known == {function: len(function.signatures) for function in known}
 
 
 def after_prompt(sources, **params):
-    """The draft after a prompt whose continuation repeats it."""
+    """Return the draft after a prompt and its continuation."""
     request = view([*PROMPT, *SEQUENCES.generate(PROMPT, 60)], **params)
-    run = Decoding(Successors(replace(SMALL, text_width=8), sources), SEQUENCES, request)
+    run = SuccessorRun(Successors(replace(SMALL, text_width=8), sources), SEQUENCES, request)
     return run.speculator.propose(run.request, 24)
 
 
 @pytest.mark.parametrize("sources", HALVES)
-def test_drafts_depend_on_the_noise_of_coupled_sampling_alone(sources):
+def test_drafts_depend_only_on_the_noise_of_coupled_sampling(sources):
     """Drafts for rejection sampling must not depend on the seed or choice by which the target draws."""
     keys = [{"seed": 1}, {"seed": 2}, {"seed": 1, "choice": 3}]
     rejected = [after_prompt(sources, temperature=0.8, verification="rejection", **key) for key in keys]
@@ -199,7 +199,7 @@ def test_drafts_depend_on_the_noise_of_coupled_sampling_alone(sources):
 
 
 @pytest.mark.parametrize("temperature", [0.02, 0.8, 1.3])
-def test_the_first_guess_is_the_coupled_draw_where_the_targets_distribution_is_known(temperature):
+def test_the_first_node_is_the_coupled_draw_if_the_distribution_is_known(temperature):
     rng, k = np.random.default_rng(3), 16
     for seed in range(20):
         speculator = Successors(replace(SMALL, target_orders=(1,)), (TARGET,))
@@ -229,24 +229,22 @@ SHARED = SuccessorConfig(shared=True, target_rows=2048, text_rows=2048)
 
 
 @pytest.mark.parametrize("sources", HALVES)
-def test_models_of_ended_requests_are_reused_empty(sources):
-    speculator = Successors(SMALL, sources)
-    models = set()
+def test_models_of_finished_requests_are_reused_empty(sources):
+    speculator, models = Successors(SMALL, sources), set()
     for number in range(4):
         prompt = [*PROMPT, number, 3 * number]
-        run = Decoding(speculator, SEQUENCES, view(prompt, number))
-        models.add(id(speculator._states[number].addressed))
+        run = SuccessorRun(speculator, SEQUENCES, view(prompt, number))
+        models.add(id(speculator.states[number].addressed))
         for _ in range(10):
             run.step()
         speculator.end(run.request)
         assert run.drafts == decode(Successors(SMALL, sources), SEQUENCES, view(prompt)).drafts
     assert len(models) == 1
     many = [view(PROMPT, number) for number in range(3 * MOST_IDLE)]
-    for one in many:
-        speculator.begin(one)
-    for one in many:
-        speculator.end(one)
-    assert all(len(idle) <= MOST_IDLE for idle in speculator._models._idle.values())
+    for call in (speculator.begin, speculator.end):
+        for request in many:
+            call(request)
+    assert [len(idle) for idle in speculator._models._idle.values()] == [MOST_IDLE]
 
 
 def n_bytes(part):
@@ -255,46 +253,41 @@ def n_bytes(part):
     return part.nbytes if isinstance(part, np.ndarray) else 0
 
 
-def test_memory_is_bounded_as_documented_and_less_for_short_texts():
+def test_memory_is_bounded_as_documented_and_does_not_grow_with_the_text():
     models = Successors(SuccessorConfig(), BOTH)._models
     model, short = models.new(1_000_000), models.new(50)
     assert n_bytes(model.target) < 1.01 * 32768 * 144
     assert n_bytes(model.text) < 1.01 * 32768 * 48
     assert n_bytes(short.text) < 0.1 * n_bytes(model.text)
     assert n_bytes(short.target) < 0.6 * n_bytes(model.target)
-
-
-def test_memory_does_not_grow_with_the_text():
-    target = HashTarget(40_000, n_successors=9)
     speculator = Successors(replace(SMALL, shared=True), BOTH)
-    run = Decoding(speculator, target, view(PROMPT, vocab_size=40_000), budget=8)
-    model = speculator._states[0].addressed.model
-    before = n_bytes(model)
+    run = SuccessorRun(speculator, HashTarget(40_000, n_successors=9), view(PROMPT, vocab_size=40_000), budget=8)
+    small = speculator.states[0].addressed.model
+    before = n_bytes(small)
     for _ in range(300):
         run.step()
-    assert (model.text.keys != 0).all()
-    assert n_bytes(model) == before
-    assert speculator._states[0].addressed.model is model
+    assert (small.text.keys != 0).all()
+    assert n_bytes(small) == before
+    assert speculator.states[0].addressed.model is small
 
 
 @settings(max_examples=12)
 @given(st.integers(0, 999), st.sampled_from(HALVES))
 def test_tokens_of_one_scope_never_reach_another(seed, sources):
-    """Scopes write with disjoint tokens, so a foreign one is noticed."""
+    """The tokens of the two scopes are disjoint."""
     speculator = Successors(replace(SMALL, shared=True), sources)
     rng = np.random.default_rng(seed)
-    homes = {"a": range(20), "b": range(20, 40)}
-    for request_id, name in enumerate(rng.choice(["a", "b"], 8).tolist()):
-        home = list(homes[name])
-        request = view(rng.choice(home, 12).tolist(), request_id, 40, scope=name)
+    for request_id, scope in enumerate(rng.integers(0, 2, 8).tolist()):
+        own = np.arange(20) + 20 * scope
+        request = view(rng.choice(own, 12).tolist(), request_id, 40, scope=str(scope))
         speculator.begin(request)
         for _ in range(4):
             branches = speculator.propose(request, 16)
-            assert set(tokens_of(branches)) <= set(home)
+            assert set(tokens_of(branches)) <= set(own.tolist())
             tree = compose(branches, 16)
-            ids = np.array([rng.choice(home, 16, replace=False) for _ in range(len(tree) + 1)], np.int32)
+            ids = np.array([rng.choice(own, 16, replace=False) for _ in range(len(tree) + 1)], np.int32)
             top = TopIds(np.arange(-1, len(tree), dtype=np.int32), ids, np.full(ids.shape, np.log(1 / 20), np.float32))
-            token = int(rng.choice(home))
+            token = int(rng.choice(own))
             request.context.extend([token])
             speculator.observe(request, Outcome([token], tree, (), top))
         speculator.end(request)
@@ -309,10 +302,9 @@ def test_a_request_starts_with_the_tables_of_its_scope_or_of_its_prompt(sources,
         return decode(speculator, SEQUENCES, view(prompt, scope=scope), 15)
 
     cold = run(PROMPT, "a")
-    again = run(PROMPT, "a")
-    assert len(again.output) > len(cold.output)
+    assert len(run(PROMPT, "a").output) > len(cold.output)
     assert run(PROMPT, "b").drafts == cold.drafts
-    if prompts:  # rollouts of other prompts start cold, and of each scope two prompts are kept
+    if prompts:  # other prompts start without a model, and two prompts of each scope are kept
         other, *more = ([*PROMPT[:-1], last] for last in (40, 41, 42))
         alone = decode(Successors(replace(SHARED, shared=False), sources), SEQUENCES, view(other), 15)
         assert run(other, "a").drafts == alone.drafts

@@ -10,9 +10,10 @@ from app.speculation.vocabulary import read_rows
 from engine.errors import ConfigError
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from speculators.registry import SpeculatorOptions, create
+from speculators.method import SpeculatorOptions
+from speculators.registry import create
 from speculators.successors.config import TARGET, SuccessorConfig
-from speculators.successors.models import Models
+from speculators.successors.models import SuccessorModels
 from speculators.successors.vocabulary import BELOW, PAIR_TOP_K, READ_TOP_K, TOP_K, VocabularyRows, pair_row
 from tests.speculators.drafts import first_draft as draft_of
 from tests.speculators.drafts import tokens_of, view
@@ -99,7 +100,7 @@ def test_read_only_rows_from_another_process_are_as_good(read: VocabularyRows) -
     sent = pickle.loads(pickle.dumps(read))
     for array in sent:
         array.flags.writeable = False
-    model = Models(SuccessorConfig(), (TARGET,), sent).new(10)
+    model = SuccessorModels(SuccessorConfig(), (TARGET,), sent).new(10)
     assert all(array.flags.writeable for array in model.vocabulary)
     assert first_draft(sent, "token-recycling") == first_draft(read, "token-recycling")
 
