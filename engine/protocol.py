@@ -77,14 +77,14 @@ class Decision(NamedTuple):
     reads_back: bool = True  # whether the ids behind nodes that its needs ask for are read back in that step
 
 
-class Rest(NamedTuple):
+class Pause(NamedTuple):
     """Steps of a request in which its speculator is neither asked nor told."""
 
     n_steps: int = 0
     decision: Decision | None = None  # about each of them
 
 
-NO_REST = Rest()
+NO_REST = Pause()
 
 
 class Draft(list[Branch]):
@@ -100,7 +100,7 @@ class Draft(list[Branch]):
         self,
         branches: Iterable[Branch] = (),
         decision: Decision | None = None,
-        rest: Rest = NO_REST,
+        rest: Pause = NO_REST,
         wants_next: bool = True,
     ) -> None:
         super().__init__(branches)

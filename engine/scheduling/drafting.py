@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from engine.composer import compose
-from engine.protocol import Branch, Draft, Outcome, Rest
+from engine.protocol import Branch, Draft, Outcome, Pause
 from engine.scheduling.commit import Commit
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, SequenceState
@@ -43,7 +43,7 @@ def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
         elif sequence.request.method == AUTOREGRESSIVE:
             scheduler.set_tree(sequence, EMPTY_TREE)
         elif sequence.rest.n_steps and sequence.state is SequenceState.DRAFTING:
-            sequence.rest = Rest(sequence.rest.n_steps - 1, sequence.rest.decision)
+            sequence.rest = Pause(sequence.rest.n_steps - 1, sequence.rest.decision)
             scheduler.set_tree(sequence, EMPTY_TREE, reads_back=False, decision=sequence.rest.decision)
         else:
             outcome = _with_unheard(sequence, commit.outcome)

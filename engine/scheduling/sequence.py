@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from engine.events import TokenLogprob
 from engine.kv.prompt_top_ids import PromptTopIds
-from engine.protocol import NO_REST, Needs, Rest
+from engine.protocol import NO_REST, Needs, Pause
 from engine.request import Request
 from engine.scheduling.stats import StatsCounter
 from engine.tree import EMPTY_TREE, TokenTree
@@ -49,7 +49,7 @@ class Sequence:
     passed_over: int = -1  # the last step that had no room for it, but for a sequence with the same ``last_step``
     n_observed: int = 0  # positions whose outcome its speculator has observed
     n_told: int = field(init=False)  # tokens that its speculator knows of
-    rest: Rest = NO_REST  # what is left of it
+    rest: Pause = NO_REST  # what is left of it
     prompt_top_ids: PromptTopIds = field(default_factory=PromptTopIds)  # as far as its text is in the cache
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of its second token and those behind, so far
     n_prompt: int = field(init=False)  # tokens of the prompt

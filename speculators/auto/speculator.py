@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView, Rest, Speculator, StepTime
+from engine.protocol import Branch, Decision, Draft, Needs, Outcome, Pause, RequestView, Speculator, StepTime
 from engine.request import Request
 from engine.step_cost import StepCosts
 from speculators.auto import decisions
@@ -161,7 +161,7 @@ class Auto(PerRequest[RequestState]):
                 decision = decision._replace(reads_back=True)
             return Draft((), decision, wants_next=wants_next and not state.pause)
         rest = (
-            Rest(BATCH_PAUSE, decisions.BATCH_TOO_LARGE) if is_full else Rest(state.skip_steps(), decisions.BACKS_OFF)
+            Pause(BATCH_PAUSE, decisions.BATCH_TOO_LARGE) if is_full else Pause(state.skip_steps(), decisions.BACKS_OFF)
         )
         return Draft((), decision, rest, wants_next)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView, Rest
+from engine.protocol import Branch, Decision, Draft, Needs, Outcome, Pause, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
@@ -42,7 +42,7 @@ class Resting:
         asked.append(len(view.context))
         if n_steps == 0:
             return Draft([Branch([5, 6], self.name)], Decision("full", "pays"), wants_next=self.wants_next)
-        return Draft((), ASKED, Rest(n_steps, RESTING), self.wants_next)
+        return Draft((), ASKED, Pause(n_steps, RESTING), self.wants_next)
 
     def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         return [self.propose(view, budget) for view, budget in zip(views, budgets, strict=True)]
