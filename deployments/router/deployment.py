@@ -44,8 +44,8 @@ from engine.simulated.profile import SIMULATED
 from engine.step_cost import costs_file
 from engine.target.info import TargetInfo
 from speculators.kernels import compile_kernels
-from speculators.pool import SpeculatorPool
 from speculators.method import SpeculatorOptions
+from speculators.pool import SpeculatorPool
 from speculators.registry import available
 
 LEAD_S = 2.0  # after which a router takes the pipelines over in any case

@@ -11,8 +11,8 @@ from deployments.observability.logs import LogOptions, configure
 from engine.protocol import Branch, Outcome
 from engine.request import Request
 from speculators.kernels import compile_kernels
-from speculators.pool import SpeculatorPool
 from speculators.method import SpeculatorOptions
+from speculators.pool import SpeculatorPool
 
 
 class SpeculatorActor:

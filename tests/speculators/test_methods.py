@@ -68,9 +68,7 @@ def test_a_package_that_cannot_be_used_is_refused_and_harms_no_other_method(name
 
 def test_a_request_for_a_refused_method_gets_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(catalogue().refused, "gone", "importing it failed")
-    with pytest.raises(
-        UnknownMethodError, match="'gone' is not available: importing it failed; available"
-    ):
+    with pytest.raises(UnknownMethodError, match="'gone' is not available: importing it failed; available"):
         method_names("pld+gone")
 
 
