@@ -7,8 +7,8 @@ the product along their paths are the shape.
 
 Siblings are draws from one and the same ``q``, with repetition (SpecInfer's multi-step test, arXiv 2305.09781): the
 verifier's residual accounts for every one that it rejected. Below a drawn stop id nothing is drawn: a walk ends there,
-so that those nodes would never be tested. A budget that cuts the tree then reaches nodes further behind, all of which
-are tested later than the stop id or not in the same walk.
+so that those nodes would never be tested. A budget that cuts the tree then keeps further nodes, all of which are tested
+later than the stop id or not in the same walk.
 """
 
 from __future__ import annotations
@@ -115,6 +115,5 @@ class StaticTree:
         if not self._drawn:
             return None
         nodes = sorted(self._drawn)
-        place = {node: i for i, node in enumerate(nodes)} | {ROOT: ROOT}
         tokens, rows = zip(*(self._drawn[node] for node in nodes), strict=True)
-        return Branch(tokens, source, [place[self._shape[node]] for node in nodes], q=np.stack(rows))
+        return Branch(tokens, source, parents_among(nodes, self._shape), q=np.stack(rows))
