@@ -44,15 +44,15 @@ class VocabularyRows(NamedTuple):
     ) -> VocabularyRows:
         """Return rows of tokens and of ``pairs``: keys in any order, ids, weights."""
         order = np.argsort(pairs[0])
-        return cls(ids, weights, *(part[order] for part in pairs))
+        return cls(ids, weights, pairs[0][order], pairs[1][order], pairs[2][order])
 
     @classmethod
     def none(cls) -> VocabularyRows:
-        rows, pair_rows = ((np.empty((0, k), np.int32), np.empty((0, k), np.float32)) for k in (TOP_K, PAIR_TOP_K))
-        return cls(*rows, np.empty(0, np.int64), *pair_rows)
+        ids, pair_ids = np.empty((0, TOP_K), np.int32), np.empty((0, PAIR_TOP_K), np.int32)
+        return cls(ids, ids.astype(np.float32), np.empty(0, np.int64), pair_ids, pair_ids.astype(np.float32))
 
     def copy(self) -> VocabularyRows:
-        return VocabularyRows(*(part.copy() for part in self))
+        return self._replace(**{name: part.copy() for name, part in self._asdict().items()})
 
     def write(self, path: Path, model: str) -> None:
         """Write a file for the model with hash ``model``, atomically.
@@ -152,11 +152,11 @@ class VocabularyReader(Speculator):
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         top = TopIds.of(outcome.top_ids)
         if len(outcome.tree) and top.logprobs is not None:
-            n, *shape = len(outcome.tree) // self.ids.shape[1], *self.ids.shape[1:]
-            block = slice(self.n_read, self.n_read + n)
-            self.ids[block] = top.ids[1:].reshape(n, *shape)
-            self.weights[block] = np.exp(top.logprobs[1:]).reshape(n, *shape)
-            self.n_read += n
+            end = self.n_read + len(outcome.tree) // self.ids.shape[1]
+            ids, weights = self.ids[self.n_read : end], self.weights[self.n_read : end]
+            ids[:] = top.ids[1:].reshape(ids.shape)
+            weights[:] = np.exp(top.logprobs[1:]).reshape(ids.shape)
+            self.n_read = end
 
     def behind_pairs(self) -> tuple[IntArray, FloatArray]:
         """Return ids and weights after every token and each token below it, ``[vocab * n_below, k]``."""
