@@ -9,7 +9,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from engine.best_first import best_nodes, parents_among
+from engine.best_first.lists import best_nodes, parents_among
 from engine.protocol import Branch
 from engine.tree import ROOT
 from speculators.auto.calibration import DEPTHS

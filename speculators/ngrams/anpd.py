@@ -1,12 +1,9 @@
-"""Adaptive n-gram parallel decoding, ANPD (Ou et al. 2024, arXiv 2404.08698): drafts the text's likely successors.
+"""ANPD (Ou et al. 2024, arXiv 2404.08698): drafts the likely successors of the last tokens.
 
-The published method (``AnpdConfig.paper()``) drafts tokens one by one: each is the most frequent successor of the
-longest context of 1 to N - 1 tokens that occurs in the text.
-
-By default the same counts grow a tree. The candidates of a node are the tokens at all places whose preceding tokens
-match the end of its path. A place with a match of ``m`` tokens votes with ``level_weight ** m``. The score of a
-candidate is its share of the votes times ``e / (e + escape)``, where ``e`` is the sum of all matches; this is about the
-measured frequency (``docs/methods/anpd.md``).
+The published method drafts one token at a time: the most frequent successor of the longest context of 1 to N - 1 tokens
+that occurs in the text. By default the same matches grow a tree. A match of ``m`` tokens before a token is
+``level_weight ** m`` votes for it. The score of a token is its share of the votes times ``e / (e + escape)``, where
+``e`` is the sum of all matches.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.best_first import grow_tree
+from engine.best_first.lists import grow_tree
 from engine.protocol import Branch, Needs, RequestView
 from engine.tree import ROOT, IntArray
 from speculators.method import Method
@@ -46,7 +43,6 @@ class AnpdConfig(Settings):
 
     @classmethod
     def paper(cls) -> AnpdConfig:
-        """Return the settings of one chain of at most 6 tokens from orders 5 down to 2."""
         return cls(draft_tokens=6, branching=False)
 
 
@@ -59,11 +55,6 @@ class AnpdState:
     # Trees look at some twenty tokens a step: lists answer faster than calls of compiled code.
     text: list[int] = field(default_factory=list)
     places: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # after each occurrence
-
-    def learn(self, tokens: list[int]) -> None:
-        for place, token in enumerate(tokens, len(self.text) + 1):
-            self.places[token].append(place)
-        self.text += tokens
 
 
 class Anpd(PerRequest[AnpdState]):
@@ -93,27 +84,28 @@ class Anpd(PerRequest[AnpdState]):
 
     def _chain(self, state: AnpdState, context: IntArray, budget: int) -> Branch:
         order = self._config.ngram - 1
-        tail = context[-order:]
-        tokens: list[int] = []
-        scores: list[float] = []
+        tail, tokens, scores = context[-order:], list[int](), list[float]()
         for _ in range(min(budget, self._config.draft_tokens)):
             matches, places = state.known.matches(context, tail, order)
             if not len(matches):
                 break
-            token, share = _most_frequent(context[places[matches == matches.max()]].tolist())
+            counts = Counter(context[places[matches == matches.max()]][::-1].tolist())
+            # Of equals the token wins whose first occurrence is the latest, as in the authors' code.
+            token, count = max(reversed(counts.items()), key=lambda item: item[1])
             tokens.append(token)
-            scores.append(share)
+            scores.append(count / counts.total())
             tail = np.append(tail, np.int32(token))[-order:]
         return Branch(tokens, self.name, scores=scores)
 
     def _tree(self, state: AnpdState, context: IntArray, budget: int) -> Branch:
-        config = self._config
-        state.learn(context[len(state.text) :].tolist())
+        config, votes, escape, near_path = self._config, self._votes, self._config.escape, self._config.near_path
+        for place, token in enumerate(context[len(state.text) :].tolist(), len(state.text) + 1):
+            state.places[token].append(place)
+            state.text.append(token)
         text = state.text if len(state.text) == len(context) else state.text[: len(context)]  # an earlier context
         lengths, places = state.known.matches(context, context, config.ngram - 1)
         best = np.argsort(-lengths, kind="stable")[: config.max_places]
         matches = list(zip(places[best].tolist(), lengths[best].tolist(), strict=True))
-        votes, escape, near_path = self._votes, config.escape, config.near_path
         longest, last = config.ngram - 1, len(text) - 1
 
         def children(node: int, path: float, below: Node) -> list[tuple[int, float, Node]]:
@@ -127,20 +119,13 @@ class Anpd(PerRequest[AnpdState]):
                 token = text[place]
                 following = [(place + 1, match + 1 if match < longest else match)] if place < last else []
                 return [(token, match / (match + escape), (depth + 1, token, following))]
-            total = 0.0
-            evidence = 0
-            shares: dict[int, float] = {}
-            found: dict[int, list[Match]] = {}
+            total, evidence = 0.0, 0
+            shares: defaultdict[int, float] = defaultdict(float)
+            found: defaultdict[int, list[Match]] = defaultdict(list)
             for place, match in matches:
-                token = text[place]
-                vote = votes[match]
-                total += vote
-                evidence += match
-                if token in shares:
-                    shares[token] += vote
-                else:
-                    shares[token] = vote
-                    found[token] = []
+                token, vote = text[place], votes[match]
+                total, evidence = total + vote, evidence + match
+                shares[token] += vote
                 if place < last:
                     found[token].append((place + 1, match + 1 if match < longest else match))
             scale = evidence / (evidence + escape) / total if shares else 0.0
@@ -156,16 +141,6 @@ class Anpd(PerRequest[AnpdState]):
         n, known = self._config.near_places, {place for place, _ in matches}
         added = [(place, 1) for place in recent[: -2 - n : -1] if place <= last and place not in known]
         return matches + added[: n - len(matches)]
-
-
-def _most_frequent(successors: list[int]) -> tuple[int, float]:
-    """Return the most frequent token and its share; ``successors`` are most recent first.
-
-    Of equals the token wins whose first occurrence is the latest, as in the authors' code.
-    """
-    counts = Counter(reversed(successors))
-    token, count = max(reversed(counts.items()), key=lambda item: item[1])
-    return token, count / len(successors)
 
 
 ANPD = Method(

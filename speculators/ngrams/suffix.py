@@ -1,10 +1,8 @@
-"""Suffix decoding (SuffixDecoding, Oliaro et al. 2024, arXiv 2411.04975): drafts what followed the longest matches.
+"""Suffix decoding (Oliaro et al. 2024, arXiv 2411.04975): drafts what followed the longest matches.
 
-The published method (``mode="paper"``) looks up the suffixes of the context in a tree of all suffixes of the request's
-text and, by option, of earlier outputs. From each suffix a draft grows best first by the product of branch frequencies,
-down to a product of 0.1, to ``1 + 4 x match`` tokens and at most 60. The draft with the highest sum of path
-probabilities wins. No tree is built here: following the occurrences of the last token
-(``speculators.ngrams.occurrences``) gives the same draft and takes less time per token.
+The published method (``mode="paper"``) looks up the suffixes of the context in the request's text and, by option, in
+earlier outputs. From each suffix a draft grows best first by the product of branch frequencies. The draft with the
+highest sum of path probabilities wins. The occurrences of the last token replace the published suffix tree.
 
 By default the method is the text half of ``speculators.successors.speculator``, which mixes all lengths of match.
 """
@@ -12,11 +10,11 @@ By default the method is the text half of ``speculators.successors.speculator``,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
-from engine.best_first import GrownTree, grow_tree
+from engine.best_first.lists import GrownTree, grow_tree
 from engine.protocol import Branch, Needs, RequestView, Speculator
 from engine.tree import IntArray
 from speculators.method import Method, MethodContext
@@ -45,13 +43,6 @@ class SuffixConfig(Settings):
     shared: bool = setting(False, "paper: also search earlier outputs of the same scope")
 
 
-class EarlierOutputs(NamedTuple):
-    """The earlier outputs of one scope, ``DOCUMENT_END`` after each."""
-
-    text: IntArray
-    known: Occurrences
-
-
 class SuffixDecoding(PerRequest[Occurrences]):
     """The published method."""
 
@@ -62,7 +53,7 @@ class SuffixDecoding(PerRequest[Occurrences]):
     def __init__(self, config: SuffixConfig | None = None) -> None:
         super().__init__()
         self._config = config or SuffixConfig(mode="paper")
-        self._earlier: TenantState[EarlierOutputs] = TenantState()
+        self._earlier: TenantState[tuple[IntArray, Occurrences]] = TenantState()
 
     def new_state(self, view: RequestView) -> Occurrences:
         return Occurrences()
@@ -72,33 +63,31 @@ class SuffixDecoding(PerRequest[Occurrences]):
         context = view.context.view
         if len(context) == 0 or budget <= 0:
             return []
-        expected, draft = self._best_draft(self.states[view.request_id], context, context, budget)
-        if self._config.shared and view.request.scope in self._earlier:
-            earlier = self._earlier[view.request.scope]
-            other_expected, other = self._best_draft(earlier.known, earlier.text, context, budget)
+        expected, draft = self._best_draft(context, self.states[view.request_id], context, budget)
+        if view.request.scope in self._earlier:
+            other_expected, other = self._best_draft(*self._earlier[view.request.scope], context, budget)
             draft = other if other_expected > expected else draft
         return [Branch(draft.tokens, self.name, draft.parents, scores=draft.scores)] if draft.tokens else []
 
     def end(self, view: RequestView) -> None:
-        """Drop the state; keep the output for later requests of the scope if they are allowed to see it."""
+        """Keep the output for later requests of the scope, if it is shared."""
         super().end(view)
         output = view.context.view[view.n_prompt :].tolist()
         if self._config.shared and self._config.history and output:
-            kept = self._earlier.get(view.request.scope)
-            tokens = [*([] if kept is None else kept.text.tolist()), *output, DOCUMENT_END][-self._config.history :]
-            self._earlier.keep(view.request.scope, EarlierOutputs(np.array(tokens, np.int32), Occurrences()))
+            kept = self._earlier[view.request.scope][0].tolist() if view.request.scope in self._earlier else []
+            tokens = [*kept, *output, DOCUMENT_END][-self._config.history :]
+            self._earlier.keep(view.request.scope, (np.array(tokens, np.int32), Occurrences()))
 
     def _best_draft(
-        self, known: Occurrences, text: IntArray, context: IntArray, budget: int
+        self, text: IntArray, known: Occurrences, context: IntArray, budget: int
     ) -> tuple[float, GrownTree]:
         """Return the highest sum of path probabilities of all lengths of match, and its draft.
 
-        A draft cannot be worth more than its limit of tokens, or than what the text has left. Lengths with the highest
-        bound are tried first, and the search ends at the first bound below the best draft.
+        A draft's limit of tokens and the rest of the text bound its sum. The highest bounds are tried first.
         """
         config = self._config
         lengths, starts = known.matches(text, context, config.max_match)
-        bounds: list[tuple[int, int, int, list[int]]] = []  # tokens; match; limit of tokens; starts
+        bounds: list[tuple[int, int, int, list[int]]] = []  # bound of the sum; match; limit of tokens; starts
         for match in np.unique(lengths).tolist():
             followed = starts[lengths >= match][: config.max_occurrences].tolist()
             n_tokens = min(int(config.draft_base + config.draft_factor * match), config.max_draft, budget)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.best_first import grow_tree
+from engine.best_first.lists import grow_tree
 from engine.protocol import Branch
 from speculators.prediction.alignment import PENDING, Alignment
 

@@ -132,8 +132,8 @@ def _rows_of(
         if key == 0:
             continue
         orders[n : n + 3] = order
-        ids, weights, total, columns[n] = text_row(model.text, order, key)
-        p[n] = _weight_of(ids, weights, token) / total
+        row, total, columns[n] = text_row(model.text, order, key)
+        p[n] = _weight_of(model.text.ids[row], model.text.weights[row], token) / total
         n += columns[n] != NONE
         ids, weights, total, columns[n] = target_row(model.target, model.vocabulary, tail, order, key)
         p[n] = _weight_of(ids, weights, token) / total

@@ -65,15 +65,15 @@ def initial_trusts() -> FloatArray:
     return np.hstack([text.reshape(TAIL + 1, -1), target, corpus.reshape(TAIL + 1, -1)])
 
 
-# Each of the following returns (ids, weights, their sum, column of the trust) of what one source knows; the ids end at
-# the first NONE or with the array, and the column is NONE if it knows nothing.
-
-
 @compiled_in_place
 def text_row(text: Table, order: int, key: Any) -> Any:
+    """Return (row in ``text``, sum of its counts, column of the trust); the column is NONE if there is no row.
+
+    It returns no arrays: they would take longer than the rest of the call, which mostly finds no row.
+    """
     row = find(text, key) if text.has[order] else NONE
     if row == NONE:
-        return text.ids[0], text.weights[0], 1.0, NONE
+        return 0, 1.0, NONE
     total = 0.0
     n = 0
     for i in range(text.ids.shape[1]):
@@ -81,7 +81,11 @@ def text_row(text: Table, order: int, key: Any) -> Any:
             break
         total += text.weights[row, i]
         n += 1
-    return text.ids[row], text.weights[row], total, 2 * min(int(total) - 1, 2) + (1 if n == 1 else 0)
+    return row, total, 2 * min(int(total) - 1, 2) + (1 if n == 1 else 0)
+
+
+# Both of the following return (ids, weights, their sum, column of the trust) of what a source knows; the ids end at the
+# first NONE or with the array, and the column is NONE if it knows nothing.
 
 
 @compiled_in_place
@@ -116,7 +120,7 @@ def mix_successors(model: SuccessorModel, tail: IntArray, least: float = 0.0) ->
 
     Contributions below ``least`` are left out, except those of the text: they take as much time as the others.
     """
-    candidates, lookup, trusts = model.candidates, model.lookup, model.trusts
+    candidates, text, lookup, trusts = model.candidates, model.text, model.lookup, model.trusts
     clear_candidates(candidates)
     left = 1.0
     longest = longest_match(lookup, tail)
@@ -126,11 +130,11 @@ def mix_successors(model: SuccessorModel, tail: IntArray, least: float = 0.0) ->
         key = hash_tail(tail, order)
         if key == 0:
             continue
-        ids, weights, total, column = text_row(model.text, order, key)
+        row, total, column = text_row(text, order, key)
         if column != NONE:
             share = left * trusts[order, column]
             left -= share
-            _add_row(candidates, ids, weights, total, share, 0.0, TEXT_SOURCE)
+            _add_row(candidates, text.ids[row], text.weights[row], total, share, 0.0, TEXT_SOURCE)
         ids, weights, total, column = target_row(model.target, model.vocabulary, tail, order, key)
         if column != NONE:
             share = left * trusts[order, column]

@@ -5,7 +5,7 @@
 corpus. Three ideas are ours:
 
 * successors are kept for contexts of several lengths and mixed (``speculators.successors.mix``), not backed off;
-* the tree is grown by path probability (``engine.best_first``), so that a budget of any size is well spent;
+* the tree is grown by path probability (``engine.best_first.lists``), so that a budget of any size is well spent;
 * where the target will draw by coupled noise (``argmax(log p + Gumbel(seed, position))``), candidates are weighed with
   that noise: the text depends on the seed alone, whatever is drafted, so a speculator may use the seed too.
 """

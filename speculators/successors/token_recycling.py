@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from engine.best_first import best_nodes, parents_among
+from engine.best_first.lists import best_nodes, parents_among
 from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
 from engine.top_ids import TopIds
 from engine.tree import ROOT, IntArray

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.best_first import best_nodes, grow_tree, parents_among, path_probabilities
-from engine.compiled.best_first import LIKELY, NONE, begin_tree, make_growing_tree, next_row
+from engine.best_first.arrays import LIKELY, NONE, begin_tree, make_growing_tree, next_row
+from engine.best_first.lists import best_nodes, grow_tree, parents_among, path_probabilities
 from engine.tree import ROOT
 
 WIDTH = 4

@@ -10,7 +10,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from engine.best_first import best_nodes, parents_among
+from engine.best_first.lists import best_nodes, parents_among
 from engine.drafter.trees.choice import Ask, Choice
 from engine.protocol import Branch
 from engine.sampling.params import SamplingParams

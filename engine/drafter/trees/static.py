@@ -18,7 +18,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from engine.best_first import best_nodes, parents_among
+from engine.best_first.lists import best_nodes, parents_among
 from engine.drafter.trees.choice import Ask, Choice
 from engine.protocol import Branch
 from engine.sampling.params import SamplingParams

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.compiled.best_first import LIKELY
+from engine.best_first.arrays import LIKELY
 from engine.compiled.keys import mix64 as compiled_mix64
 from engine.sampling.keys import GUMBEL_DOMAIN, mix64, position_key, request_key
 from engine.sampling.noise import _bits_numpy, _counters, gumbel_row

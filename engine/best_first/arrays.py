@@ -1,4 +1,4 @@
-"""Grows a draft tree best first in compiled code: ``engine.best_first.grow_tree`` on arrays.
+"""Grows a draft tree best first in compiled code: ``engine.best_first.lists.grow_tree`` on arrays.
 
 A caller alternates between ``next_row``, which appends nodes as long as their siblings are known, and filling in the
 children of the row that ``next_row`` returned::

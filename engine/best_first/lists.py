@@ -1,6 +1,6 @@
 """Grows draft trees best first: the next node is always the one that the target most probably writes.
 
-``grow_tree`` serves callers in Python, whose children are lists; ``engine.compiled.best_first`` serves compiled code,
+``grow_tree`` serves callers in Python, whose children are lists; ``engine.best_first.arrays`` serves compiled code,
 whose children are arrays. Calls of compiled code with a few children each would take longer than this heap.
 """
 
