@@ -33,7 +33,7 @@ from speculators.registry import create, warmed
 from speculators.spectra.retrieval import SpectraRetrieval
 from speculators.spectra.speculator import Spectra
 from speculators.successors.config import SuccessorConfig
-from speculators.successors.models import Models
+from speculators.successors.models import SuccessorModels
 from speculators.successors.speculator import Successors
 from speculators.successors.token_recycling import TokenRecycling, TokenRecyclingConfig
 from speculators.tenant_state import MOST, TenantState
@@ -86,13 +86,13 @@ def test_requests_of_all_methods_decode_together_to_their_plain_texts() -> None:
 def keys_of(speculator: Any) -> Iterator[Any]:
     """The keys of all dicts and sets of a speculator and its parts: request ids and scopes."""
     for name, value in vars(speculator).items():
-        if isinstance(speculator, Models) and name == "_idle":  # models of ended requests, for the next ones
+        if isinstance(speculator, SuccessorModels) and name == "_idle":  # models of ended requests, for the next ones
             models = [known.model for kept in value.values() for known in kept]
             assert not any(table.keys.any() for model in models for table in (model.text, model.target))
         elif isinstance(value, dict | set):
             yield from value
         for inner in value if isinstance(value, list) else [value]:
-            if hasattr(inner, "propose") or isinstance(inner, Models):
+            if hasattr(inner, "propose") or isinstance(inner, SuccessorModels):
                 yield from keys_of(inner)
 
 
