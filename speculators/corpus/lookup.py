@@ -1,10 +1,7 @@
 """Drafts from a library of texts; ``rest`` and ``spectra-retrieval`` share this code.
 
-The longest suffix of the context that occurs is looked up, and the most frequent prefixes of its continuations become a
-tree. If a request may use several indexes (its namespace's and the shared ones), their answers are merged: the longest
-match first, the more specific index first among equals.
-
-The library is asked for its indexes before every draft, because they are replaced while requests run.
+The most frequent continuations of the longest suffix of the context become a tree. The answers of several indexes are
+merged: the longest match first, of equals that of the more specific index.
 """
 
 from __future__ import annotations
@@ -52,20 +49,24 @@ class LibraryDrafter(Speculator):
         self.name = name
         self._library = library
         self._config = config
-        self._cache = UnigramCache(self._limits(1, 1, _CACHED_NODES))
+        self._answers: WeakKeyDictionary[Index, dict[int, Continuations | None]] = WeakKeyDictionary()  # to one token
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Return one tree; nothing without a match or an index."""
+        # The library replaces its indexes while requests run.
         indexes = self._library.of(view.request.namespace) if budget > 0 else ()
         if not indexes:
             return []
-        context = view.context.view[-self._config.suffix_max :]
-        found = (_without_unknown(one, view.vocab_size) for one in self._longest_first(indexes, context, budget))
+        context, size = view.context.view[-self._config.suffix_max :], view.vocab_size
+        found = (
+            # The target cannot embed ids that only the tokenizer has.
+            one if max(one.tokens, default=0) < size else one.without([token >= size for token in one.tokens])
+            for one in self._longest_first(indexes, context, budget)
+        )
         branch = _merge(found, self.name, self._config.prior, budget)
         return [branch] if branch.tokens else []
 
     def _longest_first(self, indexes: Sequence[Index], context: IntArray, budget: int) -> Iterator[Continuations]:
-        """Yield what the indexes have, the longest match first."""
         config = self._config
         limits = self._limits(config.suffix_max, config.suffix_min, budget)
         every = [index.query(context, limits) for index in indexes]
@@ -75,19 +76,22 @@ class LibraryDrafter(Speculator):
             return
         yield from (found for found in matches if found.match > 1)
         for index, match in zip(indexes, every, strict=True):
-            found = match if match is not None and match.match == 1 else self._cache.query(index, int(context[-1]))
+            found = match if match is not None and match.match == 1 else self.after_token(index, int(context[-1]))
             if found is not None:
                 yield found
 
+    def after_token(self, index: Index, token: int) -> Continuations | None:
+        """Return what follows ``token`` in ``index``; answers are cached until the index is released."""
+        answers = self._answers.setdefault(index, {})
+        if token not in answers:
+            while sum(map(len, self._answers.values())) >= MAX_CACHED:
+                fullest = max(self._answers.values(), key=len)
+                del fullest[next(iter(fullest))]
+            answers[token] = index.query(np.array([token], np.int32), self._limits(1, 1, _CACHED_NODES))
+        return answers[token]
+
     def _limits(self, longest: int, shortest: int, nodes: int) -> Limits:
         return Limits(longest, shortest, self._config.samples, self._config.draft_tokens, nodes)
-
-
-def _without_unknown(found: Continuations, vocab_size: int) -> Continuations:
-    """Return the continuations without ids that the tokenizer has and the target lacks: embedding them would fail."""
-    if max(found.tokens, default=0) < vocab_size:
-        return found
-    return found.without([token >= vocab_size for token in found.tokens])
 
 
 def _merge(every: Iterable[Continuations], source: str, prior: float, budget: int) -> Branch:
@@ -96,62 +100,27 @@ def _merge(every: Iterable[Continuations], source: str, prior: float, budget: in
     A node's score estimates the probability that it is accepted once its parent was. The score is the node's share of
     the occurrences, lowered by ``prior``, times the probability that its siblings from longer matches leave.
     """
-    tokens: list[int] = []
-    parents: list[int] = []
-    scores: list[float] = []
-    depths: list[int] = []
+    tokens, parents, scores, depths = list[int](), list[int](), list[float](), [0]  # the root's depth comes first
     nodes: dict[tuple[int, int], int] = {}  # by parent and token
     left: dict[int, float] = {}  # by parent: probability that its children do not have
-    n = 0
     for found in every:
-        left_before = left.copy()
+        left_before, counts = left.copy(), found.counts
         merged: list[int] = []  # by node of ``found``: node of the tree
-        counts = found.counts
         for token, parent, count in zip(found.tokens, found.parents, counts, strict=True):
             above = ROOT if parent == ROOT else merged[parent]
-            node = nodes.get((above, token), n)
-            merged.append(node)
-            if node == n:
-                if n == budget:
+            merged.append(nodes.get((above, token), len(tokens)))
+            if merged[-1] == len(tokens):
+                if len(tokens) == budget:
                     break
-                nodes[above, token] = n
-                n += 1
-                depth = 1 if above == ROOT else depths[above] + 1
+                nodes[above, token] = len(tokens)
+                depths.append(depths[above + 1] + 1)
+                n_matching = found.match - 1 + depths[-1]  # every node of a path makes the match one token longer
                 total = found.counted if parent == ROOT else counts[parent]
-                n_matching = found.match - 1 + depth  # every node of a path makes the match one token longer
                 score = left_before.get(above, 1.0) * count / (total + prior / n_matching)
                 left[above] = left.get(above, 1.0) - score
                 tokens.append(token)
                 parents.append(above)
-                depths.append(depth)
                 scores.append(score if score > _MIN_SCORE else _MIN_SCORE)
-        if n == budget:
+        if len(tokens) == budget:
             break
     return Branch(tokens, source, parents, scores=scores)
-
-
-class UnigramCache:
-    """Keeps what follows single tokens in an index, which has many occurrences to count.
-
-    An answer is dropped with its index: requests that may not use the index never get it, and an index that a newer
-    snapshot replaced is released.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._answers: WeakKeyDictionary[Index, dict[int, Continuations | None]] = WeakKeyDictionary()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._answers.values()))
-
-    def query(self, index: Index, token: int) -> Continuations | None:
-        """Return what follows ``token`` in ``index``; None if it does not occur there."""
-        answers = self._answers.get(index)
-        if answers is None:
-            answers = self._answers[index] = {}
-        if token not in answers:
-            while len(self) >= MAX_CACHED:
-                fullest = max(self._answers.values(), key=len)
-                del fullest[next(iter(fullest))]
-            answers[token] = index.query(np.array([token], np.int32), self._limits)
-        return answers[token]

@@ -1,9 +1,7 @@
-"""REST: drafts what followed the same words in a corpus (He et al. 2023, arXiv 2311.08252).
+"""REST (He et al. 2023, arXiv 2311.08252): drafts what followed the same words in a corpus.
 
-The published method (``RestConfig.paper``) looks up suffixes of 16 down to 2 tokens, and the first length with a hit
-provides the whole draft. A long match has few occurrences, so most of the budget is left. Here what follows the last
-token alone fills it, and scores are lower for few occurrences and short matches. On real answers, the continuation of a
-single occurrence is right one time in three after two matching tokens, and two times in three after eight.
+In the published method, the first suffix length with a hit provides the whole draft. Here what follows the last token
+alone fills the rest of the budget, and scores are lower for few occurrences and short matches.
 """
 
 from __future__ import annotations

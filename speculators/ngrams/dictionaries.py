@@ -1,8 +1,7 @@
 """Stores n-grams of a text: the forward and the backward dictionary of SPECTRA-CORE (Le et al. 2025, Algorithm 1).
 
-Lookahead keeps its n-grams in a forward dictionary. Both are bounded by two generations: new entries go to the young
-one. When it holds half of the bound it becomes the old one, and the previous old one is dropped. This drops the entries
-learnt least recently without the bookkeeping of an exact LRU list.
+Both are bounded by two generations: new entries go to the young one. When it holds half of the bound it becomes the old
+one, and the previous old one is dropped.
 """
 
 from __future__ import annotations
@@ -57,11 +56,7 @@ class ForwardDictionary:
 
 
 class BackwardDictionary:
-    """Maps 1 to N - 1 tokens to the one that followed them last: one long guess.
-
-    Args:
-        max_keys: the most entries, about 0.1 kB each.
-    """
+    """Maps 1 to N - 1 tokens to the one that followed them last; ``max_keys`` entries take about 0.1 kB each."""
 
     def __init__(self, max_keys: int) -> None:
         self._max_young = max((max_keys + 1) // 2, 1)
@@ -69,7 +64,6 @@ class BackwardDictionary:
         self._old: dict[Tokens, int] = {}
 
     def __len__(self) -> int:
-        """Return the number of entries; a key in both generations counts twice."""
         return len(self._young) + len(self._old)
 
     def add(self, key: Tokens, token: int) -> None:

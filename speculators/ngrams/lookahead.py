@@ -1,12 +1,9 @@
 """Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): guesses n-grams that Jacobi iterations of the target produced.
 
-A window generates n-grams in the same forward pass that verifies guesses (``speculators.ngrams.lookahead_window``). A
-pool maps a token to the ``G`` sequences seen last after it, and all sequences after the context's last token are
-guessed. Three things go beyond the original: guesses with the same prefix share nodes, guesses do not wait for a full
-window, and the pool also learns the n-grams of prompt and output (gains: ``docs/methods/lookahead.md``).
-
-The published 5, 7, 7 take at most 55 nodes. With a smaller budget, guesses come first and leave ``window_share`` to the
-window, whose right-most columns wait.
+A window generates n-grams in the same forward pass that verifies guesses. A pool maps a token to the ``G`` sequences
+seen last after it, and all sequences after the context's last token are guessed. With few nodes, guesses come first and
+leave ``window_share`` to the window. By default the pool also learns prompt and output, and guesses do not wait for a
+full window.
 """
 
 from __future__ import annotations
@@ -49,20 +46,17 @@ class LookaheadConfig(Settings):
         return cls(learn_from_prompt=False, learn_from_output=False, guess_while_filling=False)
 
 
+@dataclass(slots=True)
 class LookaheadState:
     """The window and the pool of one request, and how much of its context the pool has learnt."""
 
-    def __init__(self, config: LookaheadConfig, view: RequestView) -> None:
-        prompt = view.context.view.tolist() or [0]
-        rng = Random(f"{config.seed}/{view.request.params.seed}")
-        self.window = LookaheadWindow(rng.choices(prompt, k=config.window + config.level - 3), config.level)
-        self.pool = ForwardDictionary(config.guesses, config.max_keys, drop_prefixes=False)
-        self.n_begin = len(view.context)  # tokens when the request began
-        self.n_learnt = self.n_begin
+    window: LookaheadWindow
+    pool: ForwardDictionary
+    n_begin: int  # tokens when the request began
+    n_learnt: int
 
     @property
-    def reads_prompt(self) -> bool:
-        """Whether part of the prompt is still to be learnt."""
+    def is_learning_prompt(self) -> bool:
         return self.n_learnt < self.n_begin
 
 
@@ -77,9 +71,12 @@ class Lookahead(PerRequest[LookaheadState]):
         self._config = config or LookaheadConfig()
 
     def new_state(self, view: RequestView) -> LookaheadState:
-        state = LookaheadState(self._config, view)
-        if self._config.learn_from_prompt:
-            state.n_learnt -= min(state.n_learnt, self._config.prompt_window)
+        config, n, prompt = self._config, len(view.context), view.context.view.tolist() or [0]
+        rng = Random(f"{config.seed}/{view.request.params.seed}")
+        window = LookaheadWindow(rng.choices(prompt, k=config.window + config.level - 3), config.level)
+        pool = ForwardDictionary(config.guesses, config.max_keys, drop_prefixes=False)
+        state = LookaheadState(window, pool, n, max(n - config.prompt_window, 0) if config.learn_from_prompt else n)
+        if config.learn_from_prompt:
             self._learn_text(state, view, PIECE)
         return state
 
@@ -91,7 +88,7 @@ class Lookahead(PerRequest[LookaheadState]):
         root = int(view.context.view[-1])
         counter = NodeCounter()
         guesses = self._guesses(state, root, counter, budget - self._reserved_nodes(state, budget))
-        if state.reads_prompt:  # the window's n-grams must not become older than the prompt's
+        if state.is_learning_prompt:  # the window's n-grams must not become older than the prompt's
             return guesses
         columns = state.window.choose(root, counter, budget)
         return guesses + [Branch(path, self.name, None, True) for path in columns]
@@ -101,7 +98,7 @@ class Lookahead(PerRequest[LookaheadState]):
         state = self.states[view.request_id]
         for ngram in state.window.advance(outcome):
             state.pool.add(ngram[0], ngram[1:])
-        if self._config.learn_from_output or state.reads_prompt:
+        if self._config.learn_from_output or state.is_learning_prompt:
             self._learn_text(state, view, piece_beside(outcome))
 
     def _reserved_nodes(self, state: LookaheadState, budget: int) -> int:
@@ -115,9 +112,8 @@ class Lookahead(PerRequest[LookaheadState]):
 
     def _guesses(self, state: LookaheadState, root: int, counter: NodeCounter, limit: int) -> list[Branch]:
         """Return the sequences of the last token that add a node; the last one is cut to what fits."""
-        branches: list[Branch] = []
         guesses = state.pool[root] if state.window.is_full or self._config.guess_while_filling else []
-        scores = _scores(guesses)
+        branches, scores = list[Branch](), _scores(guesses)
         for guess in guesses:
             n_before = counter.n_nodes
             n_fit = counter.add(guess, limit)
@@ -142,8 +138,8 @@ class Lookahead(PerRequest[LookaheadState]):
 def _scores(guesses: Sequence[Tokens]) -> dict[Tokens, float]:
     """Return for every prefix the probability of its last token once the others were accepted.
 
-    ``guesses`` are most recent first; the guess of rank ``r`` weighs ``1 / (r + 1)`` among its siblings. The
-    probability that one of ``n`` siblings is right is ``n / (n + doubt)`` (measured, ``docs/methods/lookahead.md``).
+    The guess of rank ``r`` weighs ``1 / (r + 1)`` among its siblings. The probability that one of ``n`` siblings is
+    right is ``n / (n + doubt)``.
     """
     weights: dict[Tokens, float] = defaultdict(float)
     counts: dict[Tokens, int] = defaultdict(int)

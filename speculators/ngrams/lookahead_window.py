@@ -1,10 +1,7 @@
 """The window of lookahead decoding (Fu et al. 2024, arXiv 2402.02057, section 3 and Algorithm 2).
 
-The window has ``W`` columns, one per future position, and ``N - 1`` rows, one per Jacobi iteration, the oldest first. A
-forward pass continues every column by one token; each then holds an n-gram of ``N`` tokens.
-
-The oldest row is a chain below the root, the *trunk*. The younger tokens of column ``i`` hang below node ``i`` of the
-trunk, one below the other (level 5)::
+The window has ``W`` columns, one per future position, and ``N - 1`` rows, one per Jacobi iteration. The oldest row is a
+chain below the root, the *trunk*. The younger tokens of column ``i`` hang below node ``i`` of the trunk (level 5)::
 
     root -- k1 -- k2 -- k3 -- ...         trunk: the oldest token k_i of every column i >= 1
      |      |     |     |
@@ -14,11 +11,8 @@ trunk, one below the other (level 5)::
      :      :     :     :                 the target's answers d_i after the last token of every column
 
 Column ``i`` is one probe branch ``k_1 .. k_i a_i b_i c_i``, and the composer merges the trunks. This equals the
-original's attention mask and positions: a token of column ``i`` sees the context, the root, ``k_1 .. k_i``, and the
-older tokens of its column. Different from the original:
-
-* a prefill has no tree, so filling takes ``N - 2`` decode steps instead of ``N - 3``, without column 0;
-* the original has no limit on nodes. Here the right-most columns wait if they do not fit into a step.
+original's attention mask and positions. Filling takes ``N - 2`` decode steps instead of ``N - 3``, without column 0: a
+prefill has no tree. If not all columns fit into a step, the right-most ones wait.
 """
 
 from __future__ import annotations
@@ -31,12 +25,7 @@ from speculators.node_counter import NodeCounter
 
 
 class LookaheadWindow:
-    """The columns of one request.
-
-    Args:
-        oldest: the first row, ``[W + N - 3]`` tokens, one for every position after the root.
-        level: ``N``, at least 3.
-    """
+    """The columns of one request; ``oldest`` ``[W + N - 3]`` is the first row, ``level`` is ``N``."""
 
     def __init__(self, oldest: Sequence[int], level: int) -> None:
         self._columns: list[list[int]] = [[], *([token] for token in oldest)]
@@ -62,8 +51,7 @@ class LookaheadWindow:
 
     def choose(self, root: int, counter: NodeCounter, budget: int) -> list[Tokens]:
         """Return the paths to probe now: columns from the left while ``counter`` stays within ``budget`` nodes."""
-        self._root = root
-        self._probed = []
+        self._root, self._probed = root, []
         for column, path in enumerate(self.paths, 0 if self.is_full else 1):
             if not counter.add_whole(path, budget):
                 break
@@ -72,8 +60,7 @@ class LookaheadWindow:
 
     def advance(self, outcome: Outcome) -> list[Tokens]:
         """Add the target's best token to every probed column, slide the window, and return the n-grams ``[N]``."""
-        ngrams: list[Tokens] = []
-        fills = False
+        ngrams, fills = list[Tokens](), False
         for column, path in self._probed:
             best = outcome.top_ids_after(path)
             if not len(best):

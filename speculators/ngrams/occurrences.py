@@ -1,7 +1,6 @@
 """Finds where the last tokens of a growing text occurred before, in compiled code.
 
-The occurrences of a token are chained, the latest first. A search follows one chain, so its time depends on the
-occurrences of one token; appending a token takes 10 ns.
+The occurrences of a token are chained, the latest first. A search follows one chain.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from engine.tree import IntArray
 
 NONE = -1  # end of a chain
 MAX_SCORED_MATCH = 8  # tokens of a match that ``continuations`` counts, or ``longest`` if that is more
-TIE_BREAKS = ("random", "first", "recent")  # which of several equal continuations comes first
 
 
 class Occurrences:
@@ -84,34 +82,27 @@ def continuations(
     longest: int,
     shortest: int,
     n_draft: int,
-    tie_break: int,  # index in TIE_BREAKS
-    random_bits: Any,  # uint64
+    latest_first: bool,
+    random_bits: Any,  # uint64; 0: equal matches keep their order
     most: int,
 ) -> IntArray:
     """Return ``[n, 2]``, at most ``most`` starts of continuations of a text and their match in tokens, best first.
 
     Matches of ``longest`` tokens come first, then shorter ones down to ``shortest``. Of equal matches, those that
-    ``n_draft`` tokens follow come first, in the order of ``tie_break``; then the others, longest continuation first.
+    ``n_draft`` tokens follow come first; then the others, longest continuation first.
     """
     lengths, starts = _matches(text, n_known, heads, before, text, max(longest, MAX_SCORED_MATCH))
-    best = np.empty((min(len(starts), most), 2), np.int32)
-    full = np.empty(len(starts), np.int32)
-    n = 0
+    lengths, starts = lengths[::-1], starts[::-1]  # ascending positions
+    best, n = np.empty((min(len(starts), most), 2), np.int32), 0
+    is_full = starts + n_draft <= len(text)
     for order in range(longest, shortest - 1, -1):
-        n_full = 0
-        for i in range(len(starts) - 1, -1, -1):  # ascending positions
-            if lengths[i] >= order and starts[i] + n_draft <= len(text):
-                full[n_full] = i
-                n_full += 1
-        # Rotating the list by a random amount gives every start the same chance to come first.
-        turn = np.int64(random_bits % np.uint64(n_full)) if n_full and tie_break == 0 else 0
-        for place in range(n_full):
-            i = full[n_full - 1 - place if tie_break == 2 else (turn + place) % n_full]
+        full = np.flatnonzero((lengths >= order) & is_full)
+        if latest_first:
+            full = full[::-1].copy()
+        elif len(full):  # rotating the list by a random amount gives every start the same chance to come first
+            full = np.roll(full, -np.int64(random_bits % np.uint64(len(full))))
+        for i in np.concatenate((full, np.flatnonzero(~is_full))):
             if n < len(best) and min(lengths[i], longest) == order:
-                best[n, 0], best[n, 1] = starts[i], lengths[i]
-                n += 1
-        for i in range(len(starts) - 1, -1, -1):
-            if n < len(best) and min(lengths[i], longest) == order and starts[i] + n_draft > len(text):
                 best[n, 0], best[n, 1] = starts[i], lengths[i]
                 n += 1
     return best[:n]

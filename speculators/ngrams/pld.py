@@ -1,9 +1,7 @@
 """Prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding): copies what followed an earlier match.
 
-The last ``n`` tokens are searched in the context, from ``ngram_max`` down to ``ngram_min``. The tokens after an earlier
-occurrence are the draft. An occurrence that ``draft_tokens`` tokens follow comes before one close to the end: in a loop
-with a short period the most recent occurrence would draft one period only. Among equals the choice is random, or as
-``tie_break`` says.
+Matches of the last ``ngram_max`` tokens come first, then shorter ones down to ``ngram_min``. An occurrence that
+``draft_tokens`` tokens follow comes before one close to the end, which would draft one period of a loop only.
 """
 
 from __future__ import annotations
@@ -17,13 +15,12 @@ from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, RequestView
 from engine.sampling.keys import GOLDEN64, mix64
 from speculators.method import Method
-from speculators.ngrams.occurrences import MAX_SCORED_MATCH, TIE_BREAKS, Occurrences, continuations
+from speculators.ngrams.occurrences import MAX_SCORED_MATCH, Occurrences, continuations
 from speculators.node_counter import NodeCounter
 from speculators.per_request import PerRequest
 from speculators.settings import Settings, setting
 
-# Probability that the target accepts a token after so many matching ones, accepted ones included. Rounded between what
-# was measured at temperatures 0 and 0.8 with a small chat model; callers calibrate it.
+# Probability that the target accepts a token after so many matching ones, measured at temperatures 0 and 0.8.
 MATCH_SCORES = (0.0, 0.3, 0.55, 0.65, 0.75, 0.75, 0.8, 0.8, 0.85)
 
 
@@ -66,12 +63,11 @@ class PromptLookup(PerRequest[Occurrences]):
             config.ngram_max,
             config.ngram_min,
             config.draft_tokens,
-            TIE_BREAKS.index(config.tie_break),
-            np.uint64(_random_bits(view.request.params.seed, len(context))),
+            config.tie_break == "recent",
+            np.uint64(_random_bits(view.request.params.seed, len(context)) if config.tie_break == "random" else 0),
             1 if config.max_branches == 1 else len(context),  # of several, some may begin like others
         )
-        counter = NodeCounter()
-        branches: list[Branch] = []
+        counter, branches = NodeCounter(), list[Branch]()
         for start, match in found.tolist():
             draft = context[start : start + config.draft_tokens].tolist()
             n_before = counter.n_nodes
@@ -86,9 +82,9 @@ class PromptLookup(PerRequest[Occurrences]):
     def repeated(self, view: RequestView, longest: int) -> int:
         """Return how many tokens at the end of the context, at most ``longest``, occur before in the same order."""
         known, context = self.states.get(view.request_id), view.context.view
-        return (
-            0 if known is None or not len(context) else int(known.matches(context, context, longest)[0].max(initial=0))
-        )
+        if known is None or not len(context):
+            return 0
+        return int(known.matches(context, context, longest)[0].max(initial=0))
 
 
 def _random_bits(seed: int, position: int) -> int:

@@ -1,17 +1,15 @@
 """AdaPLD (Liu et al. 2026, arXiv 2606.05742): prompt lookup that compares hidden states where no n-gram matches.
 
-The longest n-gram at the end of the context is searched earlier in it. Of several occurrences, the one with the most
-similar hidden state of the target counts, as in PLD+. Where no n-gram occurred before, the position with the most
-similar state replaces the match. The tokens after it are copied. Alternatives to the first token are the target's best
-ids after the last token, as in Token Recycling, each with the token that followed it where the state was most similar.
-
-The last token has not been forwarded yet, so states are compared one position before. Our source gives no lengths; the
-defaults are those of PLD+ where it has them.
+Of several occurrences of the longest n-gram, the one with the most similar hidden state of the target counts. Where no
+n-gram occurred before, the position with the most similar state replaces the match. The tokens after it are copied.
+Alternatives to the first token are the target's best ids after the last token, each with the token that followed it
+where the state was most similar. The last token has no state yet, so states are compared one position before.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import numpy as np
 
@@ -64,13 +62,8 @@ class AdaPld(PerRequest[AdaPldState]):
     def __init__(self, config: AdaPldConfig) -> None:
         super().__init__()
         self._config = config
-        self.needs = Needs(
-            node_top_k=config.top_k,
-            prompt_top_k=config.top_k,
-            top_logprobs=True,
-            hidden_layer=config.layer,
-            hidden_dims=config.dims,
-        )
+        k, layer, dims = config.top_k, config.layer, config.dims
+        self.needs = Needs(0, k, k, hidden_layer=layer, hidden_dims=dims, top_logprobs=True)
 
     def new_state(self, view: RequestView) -> AdaPldState:
         hidden = HiddenStates(len(view.context) + min(view.request.params.max_tokens, 1024))
@@ -78,17 +71,15 @@ class AdaPld(PerRequest[AdaPldState]):
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Return one tree: the copied tokens, then alternatives to the first of them."""
-        state, config = self.states[view.request_id], self._config
-        text = view.context.view
+        state, config, text = self.states[view.request_id], self._config, view.context.view
         start = self._start(state, text)
         copied = [] if start is None else text[start : start + min(config.draft_tokens, budget)].tolist()
         tokens, parents = list(copied), list(range(ROOT, len(copied) - 1))
         others = [token for token in state.successors.get((int(text[-1]),), ()) if token not in copied[:1]]
         for token in others[: config.branches]:
             _, starts = state.occurrences.matches(text, np.array([token], np.int32), 1)
-            after = self._most_similar(state, text, starts)
-            chain = [token] if after is None else [token, int(text[after])]
-            chain = chain[: budget - len(tokens)]
+            after, _ = self._most_similar(state, text, starts)
+            chain = ([token] if after is None else [token, int(text[after])])[: budget - len(tokens)]
             parents += (ROOT, len(tokens))[: len(chain)]
             tokens += chain
         return [Branch(tokens, self.name, parents)] if tokens else []
@@ -98,11 +89,7 @@ class AdaPld(PerRequest[AdaPldState]):
         state = self.states[view.request_id]
         for context, ids, _ in scored_contexts(view, outcome, 1, self._config.top_k):
             state.successors.put(context, ids)
-        hidden = None if outcome.artefacts is None else outcome.artefacts.hidden
-        if hidden is not None and len(hidden):
-            # The last forwarded token is the one before the bonus token; a chunk without one says where it began.
-            first = len(view.context) - 1 - len(hidden) if outcome.tokens else outcome.prompt_start
-            state.hidden.put(first, hidden)
+        state.hidden.observe(view, outcome)
 
     def _start(self, state: AdaPldState, text: IntArray) -> int | None:
         """Return the position after the longest match, or else after the most similar state."""
@@ -110,28 +97,23 @@ class AdaPld(PerRequest[AdaPldState]):
         lengths, starts = state.occurrences.matches(text, text, config.ngram_max)
         longest = int(lengths.max(initial=0))
         if longest >= config.ngram_min:
-            return self._most_similar(state, text, starts[lengths == longest])
-        if state.hidden.end != len(text) - 1:
-            return None
-        positions = np.arange(max(state.hidden.first, len(text) - 1 - config.max_candidates), len(text) - 2)
-        if len(positions) == 0:
-            return None
-        cosines = state.hidden.cosines(positions)
-        best = int(cosines.argmax())
-        return int(positions[best]) + 2 if cosines[best] >= config.least else None
+            return self._most_similar(state, text, starts[lengths == longest])[0]
+        others = np.arange(max(state.hidden.first + 2, len(text) + 1 - config.max_candidates), len(text))
+        start, cosine = self._most_similar(state, text, others)
+        return start if cosine >= config.least else None
 
-    def _most_similar(self, state: AdaPldState, text: IntArray, starts: IntArray) -> int | None:
-        """Return the one of ``starts`` (latest first) with the most similar state two positions before, or the latest.
+    def _most_similar(self, state: AdaPldState, text: IntArray, starts: IntArray) -> tuple[int | None, float]:
+        """Return the one of ``starts`` with the most similar state two positions before, and the cosine.
 
-        Two positions before a start is the token before the last matching one.
+        Two positions before a start is the token before the last matching one. Without states, return the first start.
         """
-        if len(starts) == 0:
-            return None
         before = starts[: self._config.max_candidates].astype(np.intp) - 2
         known = before[before >= state.hidden.first] if state.hidden.end == len(text) - 1 else before[:0]
         if len(known) == 0:
-            return int(starts[0])
-        return int(known[state.hidden.cosines(known).argmax()]) + 2
+            return int(starts[0]) if len(starts) else None, -inf
+        cosines = state.hidden.cosines(known)
+        best = int(cosines.argmax())
+        return int(known[best]) + 2, float(cosines[best])
 
 
 def _make(settings: AdaPldConfig, context: MethodContext) -> AdaPld:

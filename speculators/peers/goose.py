@@ -1,23 +1,18 @@
 """GOOSE (Jin, Nguyen, Inoue 2026, arXiv 2604.02047): a copied chain, with the target's earlier successors as branches.
 
-Copied tokens are right several times as often as tokens that the target ranked high after the same words, so the tree
-is uneven (section 4.1, Algorithm 1). The tokens after the latest match of the last 5, 4 or 3 tokens are one deep chain,
-the *spine*. Successors of the last two tokens, or else of the last one, hang at the root and at the spine, fewer at
-deeper nodes, and grow breadth first.
+The tokens after the latest match of the last 5, 4 or 3 tokens are one deep chain, the *spine*. Successors of the last
+two tokens, or else of the last one, hang at the root and at the spine, and grow breadth first (Algorithm 1).
 
-The spine's share of the nodes follows the recent acceptance of spines. Where matches of several lengths agree on the
-next token, the spine gets more, up to everything, and is continued by further matches (section 4.3). The paper gives no
-formula for the agreement. Ours is the share of match lengths that are followed by the spine's first token, times the
-spine's length over ``long_spine``, at most 1.
+The spine's share of the nodes follows the recent acceptance of spines. Where matches of several lengths agree, it gets
+more and is continued by further matches (section 4.3). Our formula of the agreement is the share of match lengths that
+are followed by the spine's first token, times the spine's length over ``long_spine``, at most 1.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import ceil
 
 import numpy as np
@@ -87,13 +82,12 @@ class Goose(PerRequest[GooseState]):
         self._shared: TenantState[RecentRows[SuccessorRow]] = TenantState()
 
     def new_state(self, view: RequestView) -> GooseState:
-        make = partial(RecentRows[SuccessorRow], self._config.max_rows)
-        return GooseState(self._shared.of(view.request.scope, make) if self._config.shared else make())
+        rows = RecentRows[SuccessorRow](self._config.max_rows)
+        return GooseState(self._shared.of(view.request.scope, lambda: rows) if self._config.shared else rows)
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Return one tree: the spine, then branches (Algorithm 1)."""
-        state, config = self.states[view.request_id], self._config
-        context = view.context.view
+        state, config, context = self.states[view.request_id], self._config, view.context.view
         spine, agreement = self._spine(state.occurrences, context)
         n_nodes = min(budget, config.nodes + int(agreement * max(config.most_nodes - config.nodes, 0)))
         ratio = config.ratios[0 if state.accepted < 0.2 else 1 if state.accepted < 0.4 else 2]
@@ -108,11 +102,8 @@ class Goose(PerRequest[GooseState]):
             state.rows.put(context[-1:], (ids, p))
             state.rows.put(context, (ids, p))
         if state.spine and len(outcome.tree):
-            n_right = 0
-            for drafted, token in zip(state.spine, outcome.tokens, strict=False):
-                if drafted != token:
-                    break
-                n_right += 1
+            pairs = zip(state.spine, outcome.tokens, strict=False)
+            n_right = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
             state.accepted += config.smoothing * (n_right / len(state.spine) - state.accepted)
         state.spine = []
 
@@ -139,15 +130,12 @@ class Goose(PerRequest[GooseState]):
         return spine, agreeing * min(1.0, len(spine) / config.long_spine)
 
     def _tree(self, state: GooseState, last: Context, n_nodes: int, copied: list[int]) -> tuple[list[int], list[int]]:
-        """Return tokens and parents of the spine and its branches: Algorithm 1.
-
-        ``last`` are the last two tokens of the context, ``copied`` the first token after the match, if there is one.
-        """
+        """Return tokens and parents of the spine and its branches; ``copied`` has the first token after the match."""
         config, spine = self._config, state.spine
         tokens, parents = list(spine), list(range(ROOT, len(spine) - 1))
         contexts = [last, *itertools.pairwise((last[-1], *spine))]  # of the root, then of every node
         depths = list(range(len(spine) + 1))
-        growing: deque[tuple[int, float]] = deque()  # nodes that branches may continue, and their probabilities
+        growing: list[tuple[int, float]] = []  # nodes that branches may continue, and their probabilities
 
         def add_children(node: int, n: int, omitted: Sequence[int] = ()) -> None:
             context = contexts[node + 1]
@@ -172,8 +160,9 @@ class Goose(PerRequest[GooseState]):
             share = min(left_at_spine, max(1, int(config.spine_branches * n_branches / (node + 1) / harmonic)))
             left_at_spine -= share
             add_children(node, share, spine[node + 1 : node + 2])
-        while growing and len(tokens) < n_nodes:
-            node, probability = growing.popleft()
+        for node, probability in growing:  # the calls append to it
+            if len(tokens) >= n_nodes:
+                break
             most = max(1, config.top_k // depths[node + 1])
             add_children(node, min(most, ceil((n_nodes - len(tokens)) * probability)))
         return tokens, parents

@@ -1,19 +1,17 @@
 """STAND (Song et al. 2025, arXiv 2506.04708): n-grams with the target's probabilities, drafted by drawing.
 
-After contexts of 3 to 1 tokens the target's ten best ids are kept with their probabilities, averaged over all answers
-after the context (section 3.1). A draft is a fixed tree of ranks. The children of a node are drawn without replacement
-from the row of its longest known context: the ids with the highest ``log p / T`` plus Gumbel noise (section 3.2),
-without noise in greedy decoding. The method was made for many reasoning traces of one question, which share rows.
+After contexts of 3 to 1 tokens the target's ten best ids are kept with their probabilities, averaged over all answers.
+A draft is a fixed tree of ranks. The children of a node are drawn without replacement from the row of its longest known
+context (section 3.2): the highest ``log p / T`` plus Gumbel noise, without noise in greedy decoding.
 
-The noise is the drafter's own, as published, or by option the noise that the target draws with (coupled sampling;
-Daliri et al. 2024). Then the first child is the token that the target would draw if the row were its distribution. The
-published tree of 80 nodes was found by search (section 3.3) and is not printed; ours is ``rank_tree``.
+By option the noise is the target's of coupled sampling (Daliri et al. 2024). The published tree of 80 nodes is not
+printed; ours is ``rank_tree``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import log
 from typing import Literal
 
@@ -84,10 +82,10 @@ class Stand(PerRequest[StandState]):
 
     def new_state(self, view: RequestView) -> StandState:
         params = view.request.params
-        make = partial(RecentRows[AveragedRow], self._config.max_rows)
         is_known = self._config.noise == "target" and params.verification == "coupled"
+        rows = RecentRows[AveragedRow](self._config.max_rows)
         return StandState(
-            self._shared.of(view.request.scope, make) if self._config.shared else make(),
+            self._shared.of(view.request.scope, lambda: rows) if self._config.shared else rows,
             0.0 if params.is_greedy else params.temperature,
             np.uint64(request_key(params.seed, params.choice)) if is_known else None,
             np.random.default_rng(params.seed % 2**64),
@@ -99,13 +97,11 @@ class Stand(PerRequest[StandState]):
         context = tuple(view.context.view[-config.order :].tolist())
         # By node of the fixed tree: node of the draft, context, position and children in the order of their draws.
         known = {ROOT: (ROOT, context, position, self._draw(state, context, position))}
-        tokens: list[int] = []
-        parents: list[int] = []
-        scores: list[float] = []
+        tokens, parents, scores = list[int](), list[int](), list[float]()
         for fixed, (above, rank) in enumerate(_shape(min(budget, config.nodes), config.depth, config.top_k)):
-            if above not in known or rank >= len(known[above][3]):
+            parent, context, position, drawn = known.get(above, (ROOT, (), 0, []))
+            if rank >= len(drawn):
                 continue
-            parent, context, position, drawn = known[above]
             token, p = drawn[rank]
             context, position = (*context, token)[-config.order :], position + 1
             known[fixed] = (len(tokens), context, position, self._draw(state, context, position))
@@ -137,10 +133,9 @@ class Stand(PerRequest[StandState]):
             key = np.uint64(mix64(state.key ^ np.uint64(position)))
             waits = [exponential(key, token) for token, _ in candidates]
         # The largest log p / T + Gumbel noise is the smallest exponential wait over p^(1/T).
-        order = [
-            log(max(wait, 1e-300)) - log(p) / state.temperature for wait, (_, p) in zip(waits, candidates, strict=True)
-        ]
-        return [candidates[i] for i in sorted(range(len(candidates)), key=order.__getitem__)]
+        drawn = zip(waits, candidates, strict=True)
+        order = sorted(drawn, key=lambda draw: log(max(draw[0], 1e-300)) - log(draw[1][1]) / state.temperature)
+        return [candidate for _, candidate in order]
 
 
 STAND = Method(

@@ -99,7 +99,7 @@ def test_the_history_is_bounded_and_keeps_the_latest(history):
     speculator = SuffixDecoding(SuffixConfig(mode="paper", shared=True, history=history))
     for i in range(20):
         speculator.end(view([7], i, scope="a", emitted=[*range(10 * i, 10 * i + 8)]))
-    kept = speculator._earlier["a"].text.tolist() if history else []
+    kept = speculator._earlier["a"][0].tolist() if history else []
     assert len(kept) <= history
     assert history == 0 or kept == [t for i in range(20) for t in (*range(10 * i, 10 * i + 8), -1)][-history:]
     assert (first_draft(speculator, view([193, 194], scope="a"), 8) != []) == (history >= 10)
