@@ -93,26 +93,17 @@ def make(request):
     return METHODS[request.param]
 
 
-def test_the_text_of_one_namespace_is_never_drafted_for_another(make):
-    shared = MemoryIndex([[1, 2, 3]])
-    library = Shelves(a=(MemoryIndex([[1, 2, 70]]), shared), b=(MemoryIndex([[1, 2, 80]]), shared))
-    library.shelves[""] = (shared,)
-    method = make(library)
-    for _ in range(2):  # the second time from the cache
-        assert set(drafted(method, [1, 2], "a")) == {70, 3}
-        assert set(drafted(method, [1, 2], "b")) == {80, 3}
-        assert drafted(method, [1, 2]) == [3]
-        assert set(drafted(method, [7, 2], "a")) <= {70, 3}
-        assert drafted(method, [1, 2], "nobody's") == []
-
-
-@given(st.lists(st.tuples(st.sampled_from("ab"), TOKENS, st.booleans()), max_size=20), st.lists(TOKENS, max_size=3))
-def test_tenants_stay_apart_through_any_sequence_of_drafts_and_replacements(steps, shared):
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), TOKENS, st.booleans()), max_size=20),
+    st.lists(TOKENS, max_size=3),
+    st.sampled_from(sorted(METHODS)),
+)
+def test_tenants_stay_apart_through_any_sequence_of_drafts_and_replacements(steps, shared, name):
     """Tenant a's words are 10 to 15, tenant b's 20 to 25, everybody's 0 to 5; contexts mix them."""
     base = MemoryIndex(shared)
     words = {"a": 10, "b": 20}
     library = Shelves(a=(base,), b=(base,))
-    method = Rest(library)
+    method = METHODS[name](library)
     for namespace, tokens, replaces in steps:
         own = [word + words[namespace] for word in tokens]
         if replaces:
@@ -120,6 +111,7 @@ def test_tenants_stay_apart_through_any_sequence_of_drafts_and_replacements(step
         for context in (own, tokens, [*tokens, 12], [*tokens, 22]):
             allowed = set(range(6)) | set(range(words[namespace], words[namespace] + 6))
             assert set(drafted(method, context, namespace)) <= allowed
+    assert drafted(method, [10, 20], "nobody's") == []
 
 
 def test_a_replaced_index_is_used_from_the_next_draft_on_and_released(make):

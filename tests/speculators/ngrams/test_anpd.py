@@ -97,7 +97,7 @@ def test_the_tree_holds_every_probable_path_with_the_score_of_the_formula(contex
     config = replace(UNLIMITED, ngram=ngram, escape=escape, min_path=0.02)
     expected, branches = naive_paths(context, config), propose(context, config, budget=10**6)
     found = {path: score for b in branches for path, score in zip(paths_of([b]), b.scores, strict=True)}
-    assert len(found) == len(paths_of(branches)), "two children of a node carry the same token"
+    assert len(found) == len(paths_of(branches))
     for path in expected.keys() ^ found.keys():  # rounding decides about a probability at the limit
         every = expected | found
         assert prod(every[path[:n]] for n in range(1, len(path) + 1)) == pytest.approx(0.02, abs=1e-9)
@@ -115,12 +115,6 @@ def test_drafts_stay_within_the_budget_and_scores_are_probabilities(context, bud
             assert 0.0 < score <= 1.0
             siblings[parent] += score
         assert max(siblings.values()) <= 1.0 + 1e-9
-
-
-def test_a_loop_is_drafted_at_full_depth():
-    context = [1, 2, 3] * 3
-    assert max(map(len, paths_of(propose(context)))) == 16
-    assert list(propose(context, AnpdConfig.paper())[0].tokens) == [1, 2, 3, 1, 2, 3]
 
 
 def test_a_long_prompt_is_learnt_from_its_end_only():

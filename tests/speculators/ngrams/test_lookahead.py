@@ -35,37 +35,23 @@ def split(branches):
     return guesses, [tuple(branch.tokens) for branch in branches if branch.probe]
 
 
-def check(config, prompt, n_successors, seed, n_tokens=60, budget=ROOMY):
-    target = LongMemory(60, n_successors)
-    request = view(prompt, seed=seed, vocab_size=60)
-    original = Original(config, prompt, seed)
-    n_guesses = 0
-    for step in steps(Lookahead(config), target, request, n_tokens, budget):
+def check(config, prompt, n_successors, seed, budget):
+    target, request, original = LongMemory(60, n_successors), view(prompt, seed=seed), Original(config, prompt, seed)
+    for step in steps(Lookahead(config), target, request, 30, budget):
         x = request.context.view.tolist()
         if len(x) == len(prompt) + 1 and config.learn_from_output:
             original.learn(x)  # the prefill's token
         guesses, columns = split(step.branches)
         assert columns == original.paths()
         assert guesses == original.guesses(x)
-        n_guesses += len(guesses)
         original.observe(x, target, step.outcome.tokens)
-    assert request.context.view[len(prompt) :].tolist()[:n_tokens] == target.generate(prompt, n_tokens)
-    return n_guesses
+    assert request.context.view[len(prompt) :].tolist()[:30] == target.generate(prompt, 30)
 
 
 @pytest.mark.parametrize(("name", "budget"), [*((name, ROOMY) for name in CONFIGS), ("published", 64), ("default", 64)])
-def test_every_step_equals_the_original(name, budget):
-    assert check(CONFIGS[name], [1, 2, 3, 1, 2, 5, 6, 9], 3, seed=3, n_tokens=100, budget=budget) > 0
-
-
-@given(
-    prompt=st.lists(st.integers(0, 59), min_size=1, max_size=20),
-    n_successors=st.integers(1, 6),
-    seed=st.integers(0, 2**64 - 1),
-    name=st.sampled_from(sorted(CONFIGS)),
-)
-def test_any_prompt_equals_the_original(prompt, n_successors, seed, name):
-    check(CONFIGS[name], prompt, n_successors, seed, n_tokens=30)
+@given(prompt=st.lists(st.integers(0, 59), max_size=12), n_successors=st.integers(1, 6), seed=st.integers(0, 2**64 - 1))
+def test_every_step_equals_the_original(name, budget, prompt, n_successors, seed):
+    check(CONFIGS[name], [1, *prompt, 1], n_successors, seed, budget)
 
 
 @given(

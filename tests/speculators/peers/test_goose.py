@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol import Needs
-from speculators.peers.adapld import AdaPld, AdaPldConfig
 from speculators.peers.goose import Goose, GooseConfig
 from speculators.peers.stand import Stand, StandConfig
 from speculators.successors.token_recycling import TokenRecycling
@@ -40,10 +38,9 @@ class LiteralGoose:
         """Return chain and agreement by scanning the text for the latest earlier occurrence of every length."""
         starts = {}
         for n in self.config.ngrams:
-            if len(tail) >= n:
-                ends = [e for e in range(n, len(text)) if list(text[e - n : e]) == list(tail[-n:])]
-                if ends:
-                    starts[n] = ends[-1]
+            ends = [e for e in range(n, len(text)) if list(text[e - n : e]) == list(tail[-n:])]
+            if len(tail) >= n and ends:
+                starts[n] = ends[-1]
         if not starts:
             return [], 0.0
         start = starts[max(starts)]
@@ -142,18 +139,3 @@ def test_rows_are_bounded(method):
     method.begin(request)
     observe_prompt(method, request, HashTarget(48))
     assert len(method.states[0].rows) == 5
-
-
-@pytest.mark.parametrize(
-    ("method", "needs"),
-    [
-        (Goose(GooseConfig(top_k=4, use_prompt=False)), Needs(node_top_k=4, top_logprobs=True)),
-        (Stand(StandConfig(top_k=2)), Needs(node_top_k=2, prompt_top_k=2, top_logprobs=True)),
-        (
-            AdaPld(AdaPldConfig(layer=3, dims=16, top_k=4)),
-            Needs(node_top_k=4, prompt_top_k=4, top_logprobs=True, hidden_layer=3, hidden_dims=16),
-        ),
-    ],
-)
-def test_needs_are_ids_with_probabilities_and_states(method, needs):
-    assert method.needs == needs
