@@ -86,8 +86,12 @@ class Lookahead(PerRequest[LookaheadState]):
         if budget <= 0 or len(view.context) == 0:
             return []
         root = int(view.context.view[-1])
-        counter = NodeCounter()
-        guesses = self._guesses(state, root, counter, budget - self._reserved_nodes(state, budget))
+        counter, reserved = NodeCounter(), NodeCounter()  # guesses leave whole columns to the window
+        share = int(budget * self._config.window_share)
+        for path in state.window.paths:
+            if not reserved.add_whole(path, share):
+                break
+        guesses = self._guesses(state, root, counter, budget - reserved.n_nodes)
         if state.is_learning_prompt:  # the window's n-grams must not become older than the prompt's
             return guesses
         columns = state.window.choose(root, counter, budget)
@@ -100,15 +104,6 @@ class Lookahead(PerRequest[LookaheadState]):
             state.pool.add(ngram[0], ngram[1:])
         if self._config.learn_from_output or state.is_learning_prompt:
             self._learn_text(state, view, piece_beside(outcome))
-
-    def _reserved_nodes(self, state: LookaheadState, budget: int) -> int:
-        """Return how many nodes guesses must leave to the window: whole columns only."""
-        counter = NodeCounter()
-        limit = int(budget * self._config.window_share)
-        for path in state.window.paths:
-            if not counter.add_whole(path, limit):
-                break
-        return counter.n_nodes
 
     def _guesses(self, state: LookaheadState, root: int, counter: NodeCounter, limit: int) -> list[Branch]:
         """Return the sequences of the last token that add a node; the last one is cut to what fits."""

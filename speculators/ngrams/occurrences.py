@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from engine.compiled.functions import compiled, compiled_in_place
+from engine.protocol import Needs, RequestView
 from engine.tree import IntArray
+from speculators.per_request import PerRequest
 
 NONE = -1  # end of a chain
 MAX_SCORED_MATCH = 8  # tokens of a match that ``continuations`` counts, or ``longest`` if that is more
@@ -39,6 +41,16 @@ class Occurrences:
             self._n, self._heads, self._before = 0, np.full(size, NONE, np.int32), np.empty(size, np.int32)
         n_known, self._n = self._n, max(self._n, len(text))
         return text, n_known, self._heads, self._before
+
+
+class ChainedText(PerRequest[Occurrences]):
+    """Base of methods that read nothing but the request's text."""
+
+    needs = Needs()
+    catches_up = True  # each draft adds the tokens that are not in the chains
+
+    def new_state(self, view: RequestView) -> Occurrences:
+        return Occurrences()
 
 
 @compiled_in_place
@@ -88,21 +100,26 @@ def continuations(
 ) -> IntArray:
     """Return ``[n, 2]``, at most ``most`` starts of continuations of a text and their match in tokens, best first.
 
-    Matches of ``longest`` tokens come first, then shorter ones down to ``shortest``. Of equal matches, those that
-    ``n_draft`` tokens follow come first; then the others, longest continuation first.
+    Of equal matches, those that ``n_draft`` tokens follow come first; then the others, longest continuation first.
     """
     lengths, starts = _matches(text, n_known, heads, before, text, max(longest, MAX_SCORED_MATCH))
-    lengths, starts = lengths[::-1], starts[::-1]  # ascending positions
     best, n = np.empty((min(len(starts), most), 2), np.int32), 0
-    is_full = starts + n_draft <= len(text)
+    full = np.empty(len(starts), np.int32)
     for order in range(longest, shortest - 1, -1):
-        full = np.flatnonzero((lengths >= order) & is_full)
-        if latest_first:
-            full = full[::-1].copy()
-        elif len(full):  # rotating the list by a random amount gives every start the same chance to come first
-            full = np.roll(full, -np.int64(random_bits % np.uint64(len(full))))
-        for i in np.concatenate((full, np.flatnonzero(~is_full))):
+        n_full = 0
+        for i in range(len(starts) - 1, -1, -1):  # ascending positions
+            if lengths[i] >= order and starts[i] + n_draft <= len(text):
+                full[n_full] = i
+                n_full += 1
+        # Rotating the list by a random amount gives every start the same chance to come first.
+        turn = np.int64(random_bits % np.uint64(n_full)) if n_full else 0
+        for place in range(n_full):
+            i = full[n_full - 1 - place if latest_first else (turn + place) % n_full]
             if n < len(best) and min(lengths[i], longest) == order:
+                best[n, 0], best[n, 1] = starts[i], lengths[i]
+                n += 1
+        for i in range(len(starts) - 1, -1, -1):
+            if n < len(best) and min(lengths[i], longest) == order and starts[i] + n_draft > len(text):
                 best[n, 0], best[n, 1] = starts[i], lengths[i]
                 n += 1
     return best[:n]

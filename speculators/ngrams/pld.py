@@ -12,12 +12,11 @@ from typing import Literal
 import numpy as np
 
 from engine.errors import ConfigError
-from engine.protocol import Branch, Needs, RequestView
+from engine.protocol import Branch, RequestView
 from engine.sampling.keys import GOLDEN64, mix64
 from speculators.method import Method
-from speculators.ngrams.occurrences import MAX_SCORED_MATCH, Occurrences, continuations
+from speculators.ngrams.occurrences import MAX_SCORED_MATCH, ChainedText, continuations
 from speculators.node_counter import NodeCounter
-from speculators.per_request import PerRequest
 from speculators.settings import Settings, setting
 
 # Probability that the target accepts a token after so many matching ones, measured at temperatures 0 and 0.8.
@@ -25,33 +24,34 @@ MATCH_SCORES = (0.0, 0.3, 0.55, 0.65, 0.75, 0.75, 0.8, 0.8, 0.85)
 
 
 @dataclass(frozen=True, slots=True)
-class PldConfig(Settings):
-    """Prompt lookup settings; the defaults are the published method's."""
+class NgramConfig(Settings):
+    """Which matches of the last tokens are copied."""
 
     ngram_max: int = setting(3, "tokens of the longest match", at_least=1)
     ngram_min: int = setting(1, "tokens of the shortest match", at_least=1)
-    draft_tokens: int = setting(10, "tokens per branch", at_least=1)
-    max_branches: int = setting(1, "distinct continuations per step; the published method has 1", at_least=1)
-    tie_break: Literal["random", "first", "recent"] = setting("random", "which of equal continuations is drafted")
+    draft_tokens: int = setting(10, "tokens copied after a match", at_least=1)
 
     def check(self) -> None:
         if self.ngram_min > self.ngram_max:
             raise ConfigError(f"ngram_min is {self.ngram_min}; it must be at most ngram_max, {self.ngram_max}")
 
 
-class PromptLookup(PerRequest[Occurrences]):
+@dataclass(frozen=True, slots=True)
+class PldConfig(NgramConfig):
+    """Prompt lookup settings; the defaults are the published method's."""
+
+    max_branches: int = setting(1, "distinct continuations per step; the published method has 1", at_least=1)
+    tie_break: Literal["random", "first", "recent"] = setting("random", "which of equal continuations is drafted")
+
+
+class PromptLookup(ChainedText):
     """Drafts what followed earlier occurrences of the last tokens, longest match first."""
 
     name = "pld"
-    needs = Needs()
-    catches_up = True  # each draft adds the tokens that are not in the chains
 
     def __init__(self, config: PldConfig | None = None) -> None:
         super().__init__()
         self._config = config or PldConfig()
-
-    def new_state(self, view: RequestView) -> Occurrences:
-        return Occurrences()
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         context = view.context.view

@@ -13,25 +13,22 @@ from math import inf
 
 import numpy as np
 
-from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.tree import ROOT, IntArray
 from speculators.method import Method, MethodContext
 from speculators.ngrams.occurrences import Occurrences
+from speculators.ngrams.pld import NgramConfig
 from speculators.peers.scored_contexts import RecentRows, scored_contexts
 from speculators.per_request import PerRequest
 from speculators.pld_plus.hidden_states import HiddenStates
 from speculators.pld_plus.speculator import PldPlusConfig
-from speculators.settings import Settings, setting
+from speculators.settings import setting
 
 
 @dataclass(frozen=True, slots=True)
-class AdaPldConfig(Settings):
+class AdaPldConfig(NgramConfig):
     """AdaPLD settings."""
 
-    ngram_max: int = setting(3, "tokens of the longest match", at_least=1)
-    ngram_min: int = setting(1, "tokens of the shortest match; without one, states are compared", at_least=1)
-    draft_tokens: int = setting(10, "tokens copied after a match", at_least=1)
     branches: int = setting(8, "alternatives to the first copied token, at most", at_least=0)
     least: float = setting(0.5, "lowest cosine at which a state replaces a match", at_least=-1, at_most=1)
     max_candidates: int = setting(4096, "latest positions whose states are compared", at_least=1)
@@ -39,10 +36,6 @@ class AdaPldConfig(Settings):
     max_rows: int = setting(65536, "tokens whose successors are kept; the oldest are dropped", at_least=1)
     layer: int | None = setting(None, "layer whose output is compared, from 0; that of pld_plus unless set", at_least=0)
     dims: int = setting(128, "dimensions that states are projected to; 0: none", at_least=0)
-
-    def check(self) -> None:
-        if self.ngram_min > self.ngram_max:
-            raise ConfigError(f"ngram_min is {self.ngram_min}; it must be at most ngram_max, {self.ngram_max}")
 
 
 @dataclass(slots=True)
