@@ -147,11 +147,10 @@ def retrieval_rows(library: Library) -> dict[str, AcceptanceRow]:
     labelled = SpectraCoreConfig(label_dictionaries=True)
     ours = SpeculatorOptions(retrieval=lambda: library).having(labelled)
 
-    def spectra(config: SpectraConfig, max_nodes: int = 64, **core: Any) -> AcceptanceRow:
-        return AcceptanceRow("spectra", None, max_nodes, ours.having(config, replace(labelled, **core)))
+    def spectra(config: SpectraConfig, max_nodes: int = 64) -> AcceptanceRow:
+        return AcceptanceRow("spectra", None, max_nodes, ours.having(config))
 
-    score, priority, flat = (SpectraConfig(mode) for mode in ("score", "priority", "paper"))
-    unreserved = SpectraConfig("priority", reserve=0)
+    priority, unreserved, flat = SpectraConfig(), SpectraConfig(reserve=0), SpectraConfig("paper")
     both, three = "suffix+token-recycling", "suffix+token-recycling+spectra-retrieval"
     apart = ours.having(SpectraRetrievalConfig(mode="apart"))
     return {
@@ -159,18 +158,14 @@ def retrieval_rows(library: Library) -> dict[str, AcceptanceRow]:
         "spectra-core": AcceptanceRow("spectra-core", options=ours),
         "rest": AcceptanceRow("rest", options=ours),
         "spectra-retrieval": AcceptanceRow("spectra-retrieval", options=ours),
-        "spectra, score": spectra(score),
         "spectra, priority": spectra(priority),
         "spectra, priority, no reserve": spectra(unreserved),
         "spectra, paper's order": spectra(flat),
-        "spectra, score, no probe share": spectra(score, probe_share=0.0),
         "spectra-core+spectra-retrieval": AcceptanceRow("spectra-core+spectra-retrieval", options=ours),
         "spectra-core, 16 nodes": AcceptanceRow("spectra-core", None, 16, ours),
-        "spectra, score, 16 nodes": spectra(score, 16),
         "spectra, priority, 16 nodes": spectra(priority, 16),
         "spectra, priority, no reserve, 16 nodes": spectra(unreserved, 16),
         "spectra, paper's order, 16 nodes": spectra(flat, 16),
-        "spectra, score, no probe share, 16 nodes": spectra(score, 16, probe_share=0.0),
         both: AcceptanceRow(both),
         three: AcceptanceRow(three, options=ours),
         f"{three}, apart": AcceptanceRow(three, options=apart),

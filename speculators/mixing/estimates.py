@@ -39,7 +39,7 @@ class SourceEstimates:
         self._own, self._shared = AcceptanceSums(), shared
 
     def rate(self, source: str, depth: int) -> float:
-        """Return the probability of a node of a source that claims nothing."""
+        """Return the probability of a node of a source without claims."""
         tried, _, hits = self._shared[source, depth]
         first = (FIRST_CLAIM * PRIOR + hits) / (PRIOR + tried)
         tried, _, hits = self._own[source, depth]

@@ -28,7 +28,7 @@ class FaultIsolated(Speculator):
         self._failed: set[int] = set()  # request ids
 
     def needs_of(self, request: Request | None) -> Needs:
-        """Return what the method needs for a request, which may be less than ``needs``."""
+        """Return what the method needs for a request, at most ``needs``."""
         needs_of: Callable[[Request], Needs] | None = getattr(self._inner, "needs_of", None)
         return self.needs if request is None or needs_of is None else needs_of(request)
 
@@ -42,19 +42,16 @@ class FaultIsolated(Speculator):
 
     def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         """Draft for all requests together if the method can; if that fails, for each request alone."""
-        if self._batch is None:
-            return [*map(self.propose, views, budgets)]
         drafting = [i for i, view in enumerate(views) if budgets[i] > 0 and view.request_id not in self._failed]
-        drafts: list[list[Branch]] = [[] for _ in views]
+        if self._batch is None or not drafting:
+            return [*map(self.propose, views, budgets)]
         try:
-            if drafting:
-                found = self._batch.propose_batch([views[i] for i in drafting], [budgets[i] for i in drafting])
-                for i, branches in zip(drafting, found, strict=True):
-                    drafts[i] = branches
+            found = self._batch.propose_batch([views[i] for i in drafting], [budgets[i] for i in drafting])
+            drafts = dict(zip(drafting, found, strict=True))
         except Exception:
             logger.exception("%s failed to draft for %d requests together; trying each alone", self.name, len(drafting))
             return [*map(self.propose, views, budgets)]
-        return drafts
+        return [drafts.get(i, []) for i in range(len(views))]
 
     def repeated(self, view: RequestView, longest: int) -> int | None:
         """Return how many last tokens of the context, at most ``longest``, occur earlier in the same order.
@@ -78,8 +75,6 @@ class FaultIsolated(Speculator):
             return method(view, *arguments)
         except Exception:
             self._failed.add(view.request_id)
-            extra = {"request_id": view.request.request_id}
-            logger.exception(
-                "%s failed; sequence %d continues without its drafts", self.name, view.request_id, extra=extra
-            )
+            extra, text = {"request_id": view.request.request_id}, "%s failed; sequence %d continues without its drafts"
+            logger.exception(text, self.name, view.request_id, extra=extra)
             return default

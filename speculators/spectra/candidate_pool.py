@@ -1,8 +1,7 @@
 """The candidate pool of SPECTRA-CORE (SPECTRA, Le et al., 2025, Algorithm 1, lines 25-34 and 43).
 
 The pool has ``W`` rows of ``N - 1`` tokens. Each step sends some of them as probe branches, and the target's answer
-extends each of these by one token. The result is an n-gram of ``N`` tokens that the target finds likely, often about
-tokens of which nothing is known yet.
+extends each of these by one token to an n-gram of ``N`` tokens that the target finds likely.
 """
 
 from __future__ import annotations
@@ -55,14 +54,11 @@ class CandidatePool:
             row = self.rows[index]
             best = outcome.top_ids_after(row)
             if len(best):
-                ngrams.append((*row, self._next_token(best, forward)))
+                explores = self._rng.random() < self._explore
+                new = next((token for token in best if token not in forward), best[0]) if explores else best[0]
+                ngrams.append((*row, int(new)))
                 self.rows[index] = ngrams[-1][1:]
                 last = index
         self._cursor = (last + 1) % len(self.rows)
         self._probed = []
         return ngrams
-
-    def _next_token(self, best: Sequence[int], forward: ForwardDictionary) -> int:
-        if self._rng.random() < self._explore:
-            return int(next((token for token in best if token not in forward), best[0]))
-        return int(best[0])

@@ -1,10 +1,8 @@
 """SPECTRA-CORE: drafts from the text itself, without training (SPECTRA, Le et al., 2025, section 4.2.1, Algorithm 1).
 
 Two dictionaries of n-grams guess the next tokens. They learn from the candidate pool, which the target extends in the
-same forward pass (probe branches), and optionally from the prompt and the output. All state belongs to one request.
-
-The published setting needs up to ``G * (N - 1) + W * (N - 1)`` = 120 nodes. With fewer, guesses get their share first,
-probes get the rest, and pool rows take turns.
+same forward pass (probe branches), and optionally from the prompt and the output. Guesses get their share of the nodes
+first, probes get the rest, and pool rows take turns.
 """
 
 from __future__ import annotations
@@ -31,11 +29,7 @@ FORWARD, BACKWARD = "spectra-core.forward", "spectra-core.backward"  # optional 
 
 @dataclass(frozen=True, slots=True)
 class SpectraCoreConfig(Settings):
-    """Settings of SPECTRA-CORE.
-
-    A request's memory is 1 to 3 MB for a usual chat and at most 12 MB at the defaults: up to 2 kB per forward key
-    (usually 0.4 kB) and 0.1 kB per backward key.
-    """
+    """Settings of SPECTRA-CORE; at the defaults, a request takes 1 to 3 MB in a usual chat and at most 12 MB."""
 
     ngram: int = setting(5, "tokens of an n-gram (N)", at_least=2)
     pool_rows: int = setting(15, "rows of the candidate pool (W)", at_least=1)
@@ -47,7 +41,6 @@ class SpectraCoreConfig(Settings):
     seed: int = setting(0, "combined with the request's seed")
     probe_top_k: int = setting(32, "ids read back per probe", at_least=1)
     guess_order: Literal["backward-first", "paper"] = setting("backward-first", "which guesses come first")
-    guess_reserve: int = setting(0, "guesses of max_guesses that are left to another source", at_least=0)
     probe_share: float = setting(0.4, "share of the nodes that guesses leave to probes", at_least=0.0, at_most=1.0)
     backward_tokens: int = setting(10, "tokens of the backward guess; 0: N, as published", at_least=0)
     learn_from_prompt: bool = setting(True, "learn the prompt's n-grams; the published method does not")
@@ -67,19 +60,9 @@ class SpectraCoreConfig(Settings):
 
     @classmethod
     def paper(cls) -> SpectraCoreConfig:
-        """Return Algorithm 1 as published; run it with 128 nodes.
-
-        The paper's threshold of 0.1 can be read as the probability to explore or not to explore. Only the first
-        agrees with its table 2 (docs/methods/spectra-core.md).
-        """
-        return cls(
-            explore=0.1,
-            guess_order="paper",
-            backward_tokens=0,
-            learn_from_prompt=False,
-            learn_from_output=False,
-            drop_prefixes=False,
-        )
+        """Return Algorithm 1 as published; run it with 128 nodes. docs/methods/spectra-core.md explains ``explore``."""
+        learns = {"learn_from_prompt": False, "learn_from_output": False}
+        return cls(explore=0.1, guess_order="paper", backward_tokens=0, drop_prefixes=False, **learns)
 
 
 @dataclass(slots=True)
@@ -125,32 +108,26 @@ class SpectraCore(PerRequest[SpectraCoreState]):
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Return guesses, best first, then probes."""
         counter = NodeCounter()
-        guesses = fitting(self.guesses(view, self._config.label_dictionaries), counter, self.guess_nodes(budget))
-        return guesses + self.probes(view, counter, budget)
+        guesses = self.fitting_guesses(view, counter, self.guess_nodes(budget))
+        # No probes before the prompt is learnt: the dictionaries would drop n-grams of the pool before older text.
+        state = self.states[view.request_id]
+        rows = [] if state.is_learning_prompt else state.pool.choose(counter, budget)
+        return guesses + [Branch(row, SpectraCore.name, probe=True) for row in rows]
 
-    def guesses(self, view: RequestView, labelled: bool) -> list[Branch]:
-        """Return whole chains of both dictionaries in the configured order.
+    def fitting_guesses(self, view: RequestView, counter: NodeCounter, limit: int) -> list[Branch]:
+        """Return guesses, and add them to ``counter``: at most ``limit`` nodes."""
+        return fitting(self.guesses(view), counter, limit)
 
-        If ``labelled``, their sources are ``FORWARD`` and ``BACKWARD``, not the method's name.
-        """
+    def guesses(self, view: RequestView) -> list[Branch]:
+        """Return whole chains of both dictionaries in the configured order."""
         config, state = self._config, self.states[view.request_id]
-        n_guesses = max(config.max_guesses - config.guess_reserve, 0)
         tail = view.context.view[-(config.ngram - 1) :].tolist()
-        sources = (FORWARD, BACKWARD) if labelled else (self.name, self.name)
+        sources = (FORWARD, BACKWARD) if config.label_dictionaries else (SpectraCore.name, SpectraCore.name)
         forward = [Branch(guess, sources[0]) for guess in (state.forward[tail[-1]] if tail else [])]
         extended = state.backward.extend(tail, config.ngram - 1, config.backward_tokens or config.ngram)
         backward = [Branch(extended, sources[1])] if extended else []
         both = forward + backward if config.guess_order == "paper" else backward + forward
-        return both[:n_guesses]
-
-    def probes(self, view: RequestView, counter: NodeCounter, budget: int) -> list[Branch]:
-        """Return as many pool rows as fit into ``budget`` nodes on top of ``counter``'s.
-
-        None before the prompt is learnt: the dictionaries would drop n-grams of the pool before older text.
-        """
-        state = self.states[view.request_id]
-        rows = [] if state.is_learning_prompt else state.pool.choose(counter, budget)
-        return [Branch(row, self.name, None, True) for row in rows]
+        return both[: config.max_guesses]
 
     def guess_nodes(self, budget: int) -> int:
         """Return the nodes that guesses may take: all but ``probe_share``, rounded down to whole probes."""
@@ -176,11 +153,7 @@ class SpectraCore(PerRequest[SpectraCoreState]):
                 state.backward.add(ngram[:j], ngram[j])
 
     def _learn_text(self, state: SpectraCoreState, view: RequestView, n: int) -> None:
-        """Learn the n-grams that end in the next ``n`` tokens of the context; O(N) per token.
-
-        The forward dictionary learns only sequences of ``N - 1`` tokens: shorter ones would be their prefixes, which
-        add no node to a tree.
-        """
+        """Learn the n-grams that end in the next ``n`` tokens of the context; O(N) per token."""
         config, longest = self._config, self._config.ngram - 1
         first = max(state.n_learnt - longest, 0)
         end = len(view.context) if config.learn_from_output else state.n_begin
@@ -188,7 +161,7 @@ class SpectraCore(PerRequest[SpectraCoreState]):
         n_known = state.n_learnt - first
         if config.use_backward:
             state.backward.learn(text, n_known, 1 if config.use_sub_ngrams else longest, longest)
-        if config.use_forward:
+        if config.use_forward:  # N - 1 tokens only: shorter sequences would be their prefixes and add no node
             for key in range(max(n_known - longest, 0), len(text) - longest):
                 state.forward.add(text[key], text[key + 1 : key + 1 + longest])
         state.n_learnt = first + len(text)

@@ -26,7 +26,7 @@ from speculators.peers.adapld import AdaPldConfig
 from speculators.peers.goose import GooseConfig
 from speculators.peers.stand import StandConfig
 from speculators.pld_plus.speculator import PldPlusConfig
-from speculators.prediction.config import PredictionConfig
+from speculators.prediction.speculator import PredictionConfig
 from speculators.registry import available, create
 from speculators.settings import Settings
 from speculators.spectra.core import SpectraCoreConfig
@@ -178,14 +178,13 @@ ALL = "suffix+token-recycling+spectra-core+lookahead+pld+anpd"
 VARIANTS: list[tuple[str, Settings]] = [
     *((name, Settings()) for name in STANDALONE),
     *((name, Settings()) for name in ("rest", "spectra-retrieval", "pld+spectra-core", "pld+autoregressive", ALL)),
-    (ALL, CombinationConfig(mode="priority")),
     ("rest", RestConfig.paper()),
     ("anpd", AnpdConfig.paper()),
     ("anpd", AnpdConfig(prompt_window=0)),
     ("pld", PldConfig(max_branches=4)),
     ("lookahead", LookaheadConfig.paper()),
     ("suffix", SuffixConfig(mode="paper")),
-    *(("spectra", SpectraConfig(mode)) for mode in ("priority", "paper")),
+    ("spectra", SpectraConfig("paper")),
     ("auto", AutoConfig(sources=("pld", "spectra-core", "lookahead"))),
 ]
 UNAIDED = ("autoregressive", "prediction")  # without a prediction there is nothing to draft from
@@ -210,7 +209,7 @@ REFUSED: list[tuple[type, dict[str, list[Any]]]] = [
     (AnpdConfig, {"escape": [-1.0], "min_path": [1.0], "near_path": [-0.1], "max_places": [0]}),
     (AnpdConfig, {"near_places": [-1], "prompt_window": [-1]}),
     (AutoConfig, {"longest_pause": [0], "margin": [-0.1, 1.0, NAN], "sources": [("pld", "auto")]}),
-    (CombinationConfig, {"mode": ["best"], "probe_share": [1.5], "weights": [{"a": -1.0}], "limits": [{"pld": -1}]}),
+    (CombinationConfig, {"probe_share": [-0.1, 1.5]}),
     (DraftModelConfig, {"draft_tokens": [0], "tree_nodes": [-1], "tree_beam": [0], "prefill_chunk": [0]}),
     (DraftModelConfig, {"block_size": [0], "kv_gib": [0.0, NAN]}),
     (GooseConfig, {"nodes": [0], "top_k": [0], "least": [2.0], "ngrams": [(), (3, 4)], "ratios": [(0.1, 0.2, 1.5)]}),

@@ -33,10 +33,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], Settings]] = {
     "suffix": ({"mode": "paper", "max_draft": 9}, SuffixConfig(mode="paper", max_draft=9)),
     "goose": ({"ngrams": [4, 2], "ratios": [0, 0.1, 1]}, GooseConfig(ngrams=(4, 2), ratios=(0.0, 0.1, 1.0))),
     "token_recycling": ({"mode": "paper", "depth": 3}, TokenRecyclingConfig(mode="paper", depth=3)),
-    "combination": (
-        {"mode": "priority", "weights": {"pld": 2}, "limits": {"pld": 3}},
-        CombinationConfig("priority", weights={"pld": 2.0}, limits={"pld": 3}),
-    ),
+    "combination": ({"probe_share": 0.5}, CombinationConfig(0.5)),
 }
 WRONG = [
     ("auto", "margin", "much"),
@@ -50,8 +47,7 @@ WRONG = [
     ("goose", "ngrams", [2, 4]),
     ("stand", "noise", "white"),
     ("token_recycling", "depth", 0),
-    ("combination", "limits", {"pld": -1}),
-    ("combination", "mode", "best"),
+    ("combination", "probe_share", 2),
 ]
 
 

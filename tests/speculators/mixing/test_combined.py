@@ -20,9 +20,8 @@ from speculators.testing import AlwaysRight, AlwaysWrong, HashTarget
 from tests.speculators.drafts import Scripted, paths_of, steps, tokens_of, view
 
 
-def begun(parts, request_id=0, **config):
-    combined = Combined(parts, CombinationConfig(**config))
-    request = view([1], request_id)
+def begun(*parts, **config):
+    combined, request = Combined(parts, CombinationConfig(**config)), view([1])
     combined.begin(request)
     return combined, request
 
@@ -30,14 +29,11 @@ def begun(parts, request_id=0, **config):
 @st.composite
 def trees(draw, source):
     n = draw(st.integers(1, 6))
-    edges = set()
     tokens, parents = [], []
     for i in range(n):
-        parent = draw(st.integers(ROOT, i - 1))
-        token = draw(st.integers(0, 3).filter(lambda t, p=parent: (p, t) not in edges) if i else st.integers(0, 3))
-        edges.add((parent, token))
-        tokens.append(token)
-        parents.append(parent)
+        parents.append(draw(st.integers(ROOT, i - 1)))
+        siblings = [token for token, parent in zip(tokens, parents, strict=False) if parent == parents[i]]
+        tokens.append(draw(st.integers(0, 5).filter(lambda token, taken=siblings: token not in taken)))
     scores = draw(st.none() | st.lists(st.floats(0.01, 1.0), min_size=n, max_size=n))
     return Branch(tokens, source, parents, scores=scores)
 
@@ -47,7 +43,7 @@ PARTS = st.tuples(*(st.lists(trees(name), max_size=3) for name in "abc"))
 
 @given(PARTS, st.integers(0, 20))
 def test_the_most_probable_nodes_of_all_parts_are_chosen(parts, budget):
-    combined, request = begun([Scripted(name, branches) for name, branches in zip("abc", parts, strict=True)])
+    combined, request = begun(*map(Scripted, "abc", parts))
     probability = SourceEstimates(AcceptanceSums()).of_step()
     score = {}  # path -> the best estimate of any proposer
     proposers = {}
@@ -88,65 +84,19 @@ def test_a_batch_gets_the_drafts_of_single_requests():
 )
 def test_probes_keep_their_share_of_the_budget(n_guesses, n_probes, share, kept):
     probes = [Branch([*range(i, i + 4)], "b", probe=True) for i in (100, 200, 300)[:n_probes]]
-    combined, request = begun(
-        [Scripted("b", probes), Scripted("a", [Branch([*range(n_guesses)], "a")])], probe_share=share
-    )
+    guessing = Scripted("a", [Branch([*range(n_guesses)], "a")])
+    combined, request = begun(Scripted("b", probes), guessing, probe_share=share)
     tree = compose(combined.propose(request, 16), 16)
     assert (tree.probe.count(False), tree.probe.count(True)) == kept
-
-
-@pytest.mark.parametrize(
-    ("budget", "config", "tokens"),
-    [
-        (2, {}, [1, 7]),
-        (3, {"weights": {"a": 2.0}}, [1, 2, 7]),
-        (3, {"weights": {"b": 2.0}}, [7, 8, 1]),
-        (9, {"weights": {"a": 0.0}}, [7, 8, 9]),
-        (9, {"weights": {"a": 0.0, "b": 0.0}}, []),
-        (9, {"limits": {"a": 1, "b": 0}}, [1]),
-        (9, {"limits": {"a": 2, "b": 99}, "mode": "priority"}, [1, 2, 7, 8, 9]),
-    ],
-)
-def test_weights_and_limits_choose_among_sources(budget, config, tokens):
-    combined, request = begun(
-        [Scripted("a", [Branch(range(1, 4), "a")]), Scripted("b", [Branch(range(7, 10), "b")])], **config
-    )
-    assert tokens_of(combined.propose(request, budget)) == tokens
-
-
-@pytest.mark.parametrize("weight", [1.0, 3.0, 1000.0])
-def test_parents_precede_children_with_any_weight(weight):
-    combined, request = begun([Scripted("a", [Branch([1, 2, 3], "a", scores=[0.5, 0.9, 1.0])])], weights={"a": weight})
-    for budget in (1, 2, 3):
-        (branch,) = combined.propose(request, budget)
-        assert list(branch.tokens) == [1, 2, 3][:budget]
-        assert all(0.0 < score <= 1.0 for score in branch.scores)
 
 
 def test_sampled_drafts_keep_their_order():
     q = np.full((2, 9), 1 / 9, np.float32)
     first, drawn = Branch([1, 2], "a", scores=[0.1, 0.1]), Branch([5, 5], "b", q=q)
-    combined, request = begun([Scripted("a", [first]), Scripted("b", [drawn])])
+    combined, request = begun(Scripted("a", [first]), Scripted("b", [drawn]))
     branches = combined.propose(request, 3)
     assert [id(branch) for branch in branches] == [id(first), id(drawn)]
     assert compose(branches, 3).tokens == [1, 2, 5]
-
-
-@pytest.mark.parametrize(
-    ("chains", "budget", "sizes"),
-    [
-        ([range(40), range(50, 90), range(100, 140)], 30, [20, 5, 5]),
-        ([range(1, 3), range(50, 90)], 32, [2, 30]),  # what an earlier part leaves passes on
-        ([range(1, 4), range(1, 4), range(9, 40)], 12, [3, 3, 9]),  # shared nodes count once
-    ],
-)
-def test_priority_mode_keeps_the_order_of_parts_within_the_budget(chains, budget, sizes):
-    parts = [Scripted(name, [Branch(chain, name)]) for name, chain in zip("abc", chains, strict=False)]
-    combined, request = begun(parts, mode="priority")
-    branches = combined.propose(request, budget)
-    assert [branch.source for branch in branches] == [part.name for part in parts]
-    assert [len(branch.tokens) for branch in branches] == sizes
-    assert len(compose(branches, budget)) == min(budget, sum(map(len, chains)))
 
 
 def test_parts_that_need_different_layers_cannot_be_combined():
@@ -168,11 +118,10 @@ def test_the_correct_part_soon_gets_the_nodes(method, budget):
 
 
 def observe_tried(estimates, source, claim, hits, depth=1):
-    """Let nodes at a depth be tried, below a path that is accepted."""
+    """Observe trees in which a node at a depth was tried, below a path that was accepted."""
     for hit in hits:
-        tokens = list(range(depth))
-        tree = TokenTree(tokens, [i - 1 for i in range(depth)])
-        claims = [{} for _ in range(depth - 1)] + [{source: claim}]
+        tree = TokenTree([*range(depth)], [*range(ROOT, depth - 1)])
+        claims = [*({} for _ in range(depth - 1)), {source: claim}]
         estimates.observe(Outcome([0], tree, range(depth if hit else depth - 1)), claims)
 
 

@@ -35,7 +35,7 @@ CONFIGS = {
     "learns output only": SpectraCoreConfig(learn_from_prompt=False),
     "learns the end of the prompt": SpectraCoreConfig(learn_from_output=False, prompt_window=4),
     "small": SpectraCoreConfig(ngram=3, pool_rows=4, max_guesses=3, per_key=2, explore=0.5, seed=7),
-    "reserve": SpectraCoreConfig(max_guesses=4, guess_reserve=3),
+    "one guess": SpectraCoreConfig(max_guesses=1),
     "long backward guess": SpectraCoreConfig(backward_tokens=12),
     "bigrams": SpectraCoreConfig(ngram=2),
 }
@@ -74,8 +74,7 @@ class LiteralSpectraCore:
                 break
             u.append(hit)
         order = [*forward, u] if self.config.guess_order == "paper" else [u, *forward]  # step 3
-        limit = max(0, self.config.max_guesses - self.config.guess_reserve)
-        return [list(guess) for guess in order if guess][:limit]
+        return [list(guess) for guess in order if guess][: self.config.max_guesses]
 
     def propose(self, x, budget):
         """Return guess chains and probed rows, cut to the budget."""
@@ -216,7 +215,7 @@ def test_memory_of_the_core_is_bounded():
         assert len(state.backward) <= 65
 
 
-MODES = ("score", "priority", "paper")
+MODES = ("priority", "paper")
 TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=40)
 DOCUMENTS = st.lists(TOKENS, max_size=5)
 TARGET = HashTarget(48, n_successors=3)
@@ -224,7 +223,7 @@ CORPUS = [TARGET.generate([i, i + 1], 60) for i in range(20)]
 PROMPT = [3, 1, 4, 1, 5]
 
 
-def spectra(documents, mode: str = "score", core: SpectraCoreConfig | None = None, **config: int) -> Spectra:
+def spectra(documents, mode: str = "priority", core: SpectraCoreConfig | None = None, **config: int) -> Spectra:
     return Spectra(core, SpectraRetrieval(FixedLibrary(MemoryIndex(documents))), SpectraConfig(mode, **config))
 
 
@@ -241,7 +240,7 @@ def test_drafts_stay_within_the_budget_and_leave_probes_their_share(documents, c
     method = spectra(documents, mode, reserve=reserve)
     tree = compose(drafts(method, context, budget), 10_000)
     assert len(tree) <= budget
-    assert len(guesses(tree)) <= method._core.guess_nodes(budget)
+    assert len(guesses(tree)) <= method.guess_nodes(budget)
     n_probes = len(compose(drafts(SpectraCore(), context, budget), 10_000).probe_ends)
     assert len(tree.probe_ends) >= min(n_probes, int(budget * 0.4) // 4, 15)
 
