@@ -20,11 +20,6 @@ class HiddenStates:
         self._capacity = max(capacity, 1)
         self._rows: FloatArray = np.empty((0, 0), np.float32)
 
-    @classmethod
-    def of(cls, view: RequestView) -> HiddenStates:
-        """Return an empty array with room for the request's context and its next 1024 tokens."""
-        return cls(len(view.context) + min(view.request.params.max_tokens, 1024))
-
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Add the states of the positions that a step or a prompt chunk forwarded, if the outcome has any."""
         states = None if outcome.artefacts is None else outcome.artefacts.hidden

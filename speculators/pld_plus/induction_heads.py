@@ -1,14 +1,14 @@
 """Finds the attention heads that copy, which PLD+ (a) reads (arXiv 2412.01447, section 4.2.1).
 
-An induction head attends to an earlier occurrence of the token that is being written. For each generated token that is
-in the context already, the occurrence with the longest matching suffix counts as its source. A head hits when the
-position that predicted the token attends to the source more than to any other position. The heads with the most hits
-are written to a small JSON file. It has the model's hash because heads of one model mean nothing in another.
+For each generated token that is in the context already, the occurrence with the longest matching suffix counts as its
+source. A head hits when the position that predicted the token attends to the source more than to any other position.
+The heads with the most hits are written to a JSON file with the model's hash: they mean nothing in another model.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -18,35 +18,32 @@ from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
 from engine.tree import IntArray
 
-FORMAT = "spectra-heads"
-VERSION = 1
-
 Heads = tuple[tuple[int, int], ...]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class HeadScore(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A head that was kept, and how often it hit."""
 
-    layer: int  # from 0
-    head: int  # query head, from 0
+    layer: Natural
+    head: Natural  # query head
     rate: float  # hits per counted token, 0 to 1
 
 
 class HeadsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of a heads file."""
 
-    format: str = FORMAT
-    version: int = VERSION
+    format: Literal["spectra-heads"] = "spectra-heads"
+    version: Literal[1] = 1
     model: str  # hash of the model in which the heads were found
     n_layers: int
     n_heads: int  # query heads per layer
     n_tokens: int  # generated tokens that were counted
-    heads: list[HeadScore]  # kept, best first
+    heads: Annotated[list[HeadScore], msgspec.Meta(min_length=1)]  # kept, best first
     hits: list[list[int]]  # [n_layers][n_heads], of all heads
 
     @property
     def pairs(self) -> Heads:
-        """The kept heads as (layer, head)."""
         return tuple((one.layer, one.head) for one in self.heads)
 
 
@@ -107,11 +104,7 @@ def best_heads(counter: HeadCounter, keep: int) -> list[HeadScore]:
 
 
 def write_heads(path: Path, found: HeadsFile) -> None:
-    """Write a heads file and replace an existing one atomically.
-
-    Raises:
-        ConfigError: the path cannot be written.
-    """
+    """Write a heads file, atomically; raise ConfigError if the path cannot be written."""
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,25 +126,15 @@ def read_heads(path: Path, model: str, n_layers: int, n_heads: int) -> HeadsFile
         raise ConfigError(f"heads file {path} cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is not a heads file: {error}") from error
-    problem = _problem(found, model, n_layers, n_heads)
+    problem = ""
+    if found.model != model:
+        problem = f"belongs to another model (hash {found.model}, this one has {model})"
+    elif (found.n_layers, found.n_heads) != (n_layers, n_heads):
+        problem = f"is for {found.n_layers} layers of {found.n_heads} heads, the model has {n_layers} of {n_heads}"
+    elif len(set(found.pairs)) < len(found.heads):
+        problem = "has a head twice"
+    elif not all(layer < n_layers and head < n_heads for layer, head in found.pairs):
+        problem = f"has a head beyond layer {n_layers - 1} or head {n_heads - 1} among {found.pairs}"
     if problem:
         raise ConfigError(f"heads file {path} {problem}; 'spectra heads find' makes one")
     return found
-
-
-def _problem(found: HeadsFile, model: str, n_layers: int, n_heads: int) -> str:
-    """Return why a heads file does not fit the model; empty if it does."""
-    if found.format != FORMAT:
-        return f"is of format {found.format!r}, not {FORMAT!r}"
-    if found.version != VERSION:
-        return f"is of version {found.version}; this program reads version {VERSION}"
-    if found.model != model:
-        return f"belongs to another model (hash {found.model}, this one has {model})"
-    if (found.n_layers, found.n_heads) != (n_layers, n_heads):
-        return f"is for {found.n_layers} layers of {found.n_heads} heads, the model has {n_layers} of {n_heads}"
-    if not found.heads:
-        return "has no heads"
-    if len(set(found.pairs)) < len(found.heads):
-        return "has a head twice"
-    unknown = [pair for pair in found.pairs if not (0 <= pair[0] < n_layers and 0 <= pair[1] < n_heads)]
-    return f"has head {unknown[0]}, which the model does not have" if unknown else ""

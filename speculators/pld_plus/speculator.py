@@ -1,15 +1,11 @@
 """PLD+ (arXiv 2412.01447): prompt lookup in which the target's own states choose between earlier occurrences.
 
-Prompt lookup drafts from the occurrence with the longest matching n-gram. PLD+ ranks all earlier occurrences of the
-last token, ``P = {j : x[j] = x[t-1], 1 <= j < t-1}`` (equation 1), and drafts what followed the best of them:
+It ranks the earlier occurrences of the last token, ``P = {j : x[j] = x[t-1], 1 <= j < t-1}`` (equation 1), and drafts
+what followed the best of them:
 
 * ``pld-plus-a`` (equation 2): ``argmax_j max_{(layer, head) in H} A[t-2 -> j]``. ``A`` is the attention of the last
   forwarded position, which predicted ``x[t-1]``; ``H`` are a few induction heads (``induction_heads``).
-* ``pld-plus-h`` (equation 3): ``argmax_j cos(h[j-1], h[t-2])``. ``h`` are hidden states of one layer, one position
-  earlier because the last token has not been forwarded yet.
-
-It helps where the output follows the input: summaries, edits, changes of code. A restarted speculator does not have the
-states of earlier positions and leaves those occurrences out.
+* ``pld-plus-h`` (equation 3): ``argmax_j cos(h[j-1], h[t-2])``. ``h`` are hidden states of one layer.
 """
 
 from __future__ import annotations
@@ -98,9 +94,7 @@ class _PldPlus(PerRequest[StateT]):
         """Return where continuations begin, best first, and the probability of each one's first token."""
         # Nothing follows the last position, and position 0 has no state before it.
         found = np.flatnonzero(context[1:-1] == context[-1])[-self._config.max_candidates :] + 1
-        if len(found) == 0:
-            return [], []
-        known, similarities = self._rank(request_id, found, len(context))
+        known, similarities = self._rank(request_id, found, len(context)) if len(found) else (found, found)
         if len(known) == 0:
             return [], []
         if self._config.max_branches == 1:
@@ -111,7 +105,7 @@ class _PldPlus(PerRequest[StateT]):
 
     @abstractmethod
     def _rank(self, request_id: int, found: Positions, length: int) -> tuple[Positions, FloatArray]:
-        """Return those of the ascending positions ``found`` ``[n]`` whose states are known, and their similarities.
+        """Return those positions of ``found`` ``[n]``, ascending, with known states, and their similarities.
 
         ``length`` is the number of tokens in the context.
         """
@@ -137,7 +131,7 @@ class PldPlusHidden(_PldPlus[HiddenStates]):
         self.needs = Needs(hidden_layer=config.layer, hidden_dims=config.dims)
 
     def new_state(self, view: RequestView) -> HiddenStates:
-        return HiddenStates.of(view)
+        return HiddenStates(len(view.context) + min(view.request.params.max_tokens, 1024))
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         self.states[view.request_id].observe(view, outcome)
@@ -152,10 +146,7 @@ class PldPlusHidden(_PldPlus[HiddenStates]):
 
 
 class PldPlusAttention(_PldPlus[FloatArray]):
-    """PLD+ (a): drafts from the occurrence that got most of an induction head's attention.
-
-    Its state is the highest attention of any head ``[n_positions]`` in the last forwarded position.
-    """
+    """PLD+ (a): drafts from the occurrence that got most of an induction head's attention in the last position."""
 
     name = "pld-plus-a"
     curve = ((0.0, 0.02, 0.1, 0.3, 0.7, 1.0), (0.07, 0.11, 0.22, 0.50, 0.62, 0.66))
@@ -170,7 +161,7 @@ class PldPlusAttention(_PldPlus[FloatArray]):
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         attention = None if outcome.artefacts is None else outcome.artefacts.attention
         if attention is not None and len(attention):
-            self.states[view.request_id] = attention.max(axis=0)
+            self.states[view.request_id] = attention.max(axis=0)  # [n_positions]
 
     def _rank(self, request_id: int, found: Positions, length: int) -> tuple[Positions, FloatArray]:
         row = self.states[request_id]
@@ -181,8 +172,8 @@ class PldPlusAttention(_PldPlus[FloatArray]):
 
 PLD_PLUS_H = Method(
     name="pld-plus-h",
-    factory=lambda settings, context: PldPlusHidden(
-        replace(settings, layer=context.options.layer if settings.layer is None else settings.layer)
+    factory=lambda config, context: PldPlusHidden(
+        config if config.layer is not None else replace(config, layer=context.options.layer)
     ),
     description="copies what followed the earlier occurrence with the most similar hidden state",
     source="PLD+, arXiv 2412.01447, equation 3",
@@ -192,9 +183,7 @@ PLD_PLUS_H = Method(
 )
 PLD_PLUS_A = Method(
     name="pld-plus-a",
-    factory=lambda settings, context: PldPlusAttention(
-        replace(settings, heads=settings.heads or context.options.heads)
-    ),
+    factory=lambda config, context: PldPlusAttention(replace(config, heads=config.heads or context.options.heads)),
     description="copies what followed the earlier occurrence that induction heads attend to",
     source="PLD+, arXiv 2412.01447, equation 2",
     settings=PldPlusConfig,

@@ -1,14 +1,14 @@
 """Tracks where an answer is in its prediction: a few places, each with its probability.
 
 A written token agrees with the prediction, or it belongs to an edit: it was inserted, it replaces predicted tokens, or
-predicted tokens before it were left out. Each place is followed through all of these by Bayes' rule (the forward
-algorithm of an alignment, limited to the best places). Thus the places after an edit have probabilities at once, and
-wrong ones lose theirs as more is written. If no place explains a token, places anywhere in the prediction join: those
-that follow the longest match with the written text.
+predicted tokens before it were left out. Each place is followed through all of these by Bayes' rule. If no place
+explains a token, places anywhere in the prediction join: those that follow the longest match with the written text.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import cached_property
 from math import exp, log
 from typing import NamedTuple
 
@@ -46,24 +46,18 @@ Found = dict[tuple[int, tuple[int, ...]], PredictedPlace]  # by position and pen
 
 
 class Alignment:
-    """The places of one request.
+    """The places of one request; ``predicted`` ``[n]`` int32 has -1 for tokens that the target cannot write."""
 
-    Args:
-        predicted: token ids, ``[n]`` int32; -1 for a token that the target cannot write.
-        most: places that are followed.
-    """
-
-    def __init__(self, predicted: IntArray, most: int) -> None:
+    def __init__(self, predicted: IntArray, max_places: int) -> None:
         self.predicted = predicted
         self.places = [PredictedPlace(0, 1.0, FIRST_RUN)]
         self.rates = AgreementRates()
         self.replacements = Replacements()
         self.n_read = 0  # written tokens
         self.has_agreed = False  # whether the beginning, or three tokens in a row, agreed
-        self._most = most
+        self._max_places = max_places
         self._occurrences = Occurrences()
         self._logs = [0.0]  # log-probability of the written text after each of its last tokens
-        self._frequencies: dict[int, int] | None = None  # of predicted tokens; counted when first needed
         self._agreed = (0, 0)  # predicted and written position after the last tokens that agreed
         self._n_lost = 0  # written tokens since three in a row agreed
 
@@ -114,7 +108,7 @@ class Alignment:
             self._add_matches(found, written)
         total = sum(place.weight for place in found.values())
         self._logs = [*self._logs[-LONGEST_MATCH:], self._logs[-1] + log(total)]
-        best = sorted(found.values(), key=lambda place: -place.weight)[: self._most]
+        best = sorted(found.values(), key=lambda place: -place.weight)[: self._max_places]
         scale = sum(place.weight for place in best)
         kept = [place for place in best if place.weight >= LEAST_WEIGHT * scale]
         scale = sum(place.weight for place in kept)
@@ -147,7 +141,7 @@ class Alignment:
 
     def _add_edits(self, found: Found, position: int, weight: float, token: int) -> None:
         """Add the places after a token that was not predicted at ``position``."""
-        new = weight * self._frequency(token)
+        new = weight * ((self._frequencies[token] + 0.5) / (len(self.predicted) + 50.0))
         for n_replaced, share in enumerate((INSERTED, *REPLACED)):
             if n_replaced == 0 or position + n_replaced <= len(self.predicted):
                 _add(found, PredictedPlace(position + n_replaced, new * share, 0))
@@ -193,12 +187,9 @@ class Alignment:
         old, new = self.predicted[position : place.position - place.run], written[at : self.n_read - place.run]
         self.replacements.add(old.tolist(), new.tolist())
 
-    def _frequency(self, token: int) -> float:
-        """Return the probability of a token that was not predicted: its share of the prediction."""
-        if self._frequencies is None:
-            ids, counts = np.unique(self.predicted, return_counts=True)
-            self._frequencies = dict(zip(ids.tolist(), counts.tolist(), strict=True))
-        return (self._frequencies.get(token, 0) + 0.5) / (len(self.predicted) + 50.0)
+    @cached_property
+    def _frequencies(self) -> Counter[int]:
+        return Counter(self.predicted.tolist())
 
 
 def _add(found: Found, place: PredictedPlace) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,6 @@ FADE = 0.98  # weight of older observations of a run length, per observation
 PRIORS = ((0.3, 3.0), (0.7, 4.0), (0.85, 6.0), (0.93, 10.0), (0.965, 12.0), (0.98, 16.0))  # rate and weight
 LAST = len(PRIORS) - 1
 LONGEST = 8  # tokens on either side of a replacement
-MOST = 64  # replacements kept
 MOST_PER_TOKEN = 4  # replacements kept with the same first token
 
 
@@ -59,30 +57,24 @@ class Replacement:
 
 
 class Replacements:
-    """The latest replacements of a request: a renamed symbol is renamed everywhere."""
+    """The replacements of a request: a renamed symbol is renamed everywhere."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[tuple[int, ...], tuple[int, ...]], Replacement] = OrderedDict()
-        self.by_first: dict[int, list[Replacement]] = {}  # first token of ``old`` -> replacements
+        self.by_first: dict[int, list[Replacement]] = {}  # first token of ``old`` -> replacements, the latest last
 
     def add(self, old: Sequence[int], new: Sequence[int]) -> None:
         """Keep that ``new`` was written in place of ``old``, unless either is empty or long."""
         if not (1 <= len(old) <= LONGEST and 1 <= len(new) <= LONGEST):
             return
-        key = tuple(old), tuple(new)
-        if key not in self._known:
-            if len(self._known) == MOST:
-                self._drop(next(iter(self._known.values())))
-            if len(self.by_first.get(old[0], ())) == MOST_PER_TOKEN:
-                self._drop(self.by_first[old[0]][0])
-            self._known[key] = Replacement(*key)
-            self.by_first.setdefault(old[0], []).append(self._known[key])
-        self._known.move_to_end(key)
+        same_first = self.by_first.setdefault(old[0], [])
+        if all((one.old, one.new) != (tuple(old), tuple(new)) for one in same_first):
+            same_first.append(Replacement(tuple(old), tuple(new)))
+            del same_first[:-MOST_PER_TOKEN]
 
     def at(self, predicted: IntArray, position: int) -> list[Replacement]:
         """Return those of the tokens predicted from ``position`` on, the most probable first."""
-        same_first = self.by_first.get(int(predicted[position]), ())
-        if not same_first:
+        same_first = self.by_first.get(int(predicted[position]))
+        if same_first is None:
             return []
         ahead = tuple(predicted[position : position + LONGEST].tolist())
         fits = [one for one in same_first if ahead[: len(one.old)] == one.old]
@@ -93,10 +85,3 @@ class Replacements:
         for one in self.at(predicted, position):
             one.tried += 1.0
             one.hits += one.new[0] == token
-
-    def _drop(self, one: Replacement) -> None:
-        del self._known[one.old, one.new]
-        same_first = self.by_first[one.old[0]]
-        same_first.remove(one)
-        if not same_first:
-            del self.by_first[one.old[0]]

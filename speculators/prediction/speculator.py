@@ -1,6 +1,5 @@
 """Drafts from a predicted output: a request gives a text that its answer is expected to resemble.
 
-Examples are an edited file, a JSON document with other values, or code with a renamed symbol.
 ``speculators.prediction.alignment`` tracks the places of the prediction where the answer may be; drafts are what is
 predicted there. If the answer leaves the prediction, each draft only looks for a long match.
 """

@@ -89,14 +89,14 @@ def test_the_heads_with_most_hits_or_else_most_attention_are_kept():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "something"}, "format 'something'"),
-        ({"version": 2}, "version 2"),
+        ({"format": "something"}, r"'something' - at `\$\.format`"),
+        ({"version": 2}, r"2 - at `\$\.version`"),
         ({"model": "other"}, "another model .*other.*abc"),
         ({"n_layers": 4}, "4 layers of 3 heads, the model has 2 of 3"),
-        ({"heads": []}, "no heads"),
+        ({"heads": []}, r"length >= 1 - at `\$\.heads`"),
         ({"heads": [HeadScore(0, 1, 1.0), HeadScore(0, 1, 0.5)]}, "twice"),
-        ({"heads": [HeadScore(2, 0, 1.0)]}, r"\(2, 0\)"),
-        ({"heads": [HeadScore(0, -1, 1.0)]}, r"\(0, -1\)"),
+        ({"heads": [HeadScore(2, 0, 1.0)]}, r"beyond layer 1 or head 2 among \(\(2, 0\),\)"),
+        ({"heads": [HeadScore(0, -1, 1.0)]}, r">= 0 - at `\$\.heads"),
     ],
 )
 def test_a_file_that_does_not_fit_the_model_is_refused(changes, message, tmp_path):
