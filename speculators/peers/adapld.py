@@ -91,7 +91,9 @@ class AdaPld(PerRequest[AdaPldState]):
         longest = int(lengths.max(initial=0))
         if longest >= config.ngram_min:
             return self._most_similar(state, text, starts[lengths == longest])[0]
-        others = np.arange(max(state.hidden.first + 2, len(text) + 1 - config.max_candidates), len(text))
+        others = np.arange(
+            max(state.hidden.first + 2, len(text) + 1 - config.max_candidates), len(text), dtype=np.int32
+        )
         start, cosine = self._most_similar(state, text, others)
         return start if cosine >= config.least else None
 
