@@ -43,7 +43,7 @@ class SuccessorConfig(Settings):
         0.3, "share of the unexplained probability that recent tokens get at temperature 0", at_least=0.0, at_most=1.0
     )
     recent_trust_sampling: float = setting(1.0, "the same share at temperatures above 0", at_least=0.0, at_most=1.0)
-    adapt: float = setting(0.1, "learning rate of the trust in each source; 0: fixed", at_least=0.0, at_most=1.0)
+    adapt: float = setting(0.03, "learning rate of the trust in each source; 0: fixed", at_least=0.0, at_most=1.0)
     least: float = setting(1e-5, "path probability below which no node is drafted", at_least=0.0, at_most=1.0)
     prompt_window: int = setting(8192, "last tokens of a long prompt whose successors are counted", at_least=0)
     shared: bool = setting(False, "whether all requests of a scope share one state")

@@ -13,15 +13,12 @@ from retrieval_store.index.addresses import Addresses, addresses_of, opener
 from speculators.successors.candidates import N_SOURCES, rank_candidates
 from speculators.successors.config import SOURCES
 from speculators.successors.draws import Sampling, weigh_draws
-from speculators.successors.mix import TEXT_SOURCE, SuccessorModel, mix_successors
+from speculators.successors.mix import SuccessorModel, mix_successors
 from speculators.successors.models import model_at
 from speculators.successors.table import NONE, TAIL, extend_tail, fill_tail, learn_text
 
 MAX_CHILDREN = 32
 WORTHLESS = 2e-5  # path probability below which a contribution to a candidate is left out
-COPIED_AFTER = 5  # tokens of a repetition after which the text is expected to go on as before
-COPIED_P = 0.9  # least probability of the token that follows the earlier occurrence
-COPY_WINDOW = 8192  # tokens that are searched for it
 LEAST_SHARE = 1e-6  # of a node's probability that makes a source one of its proposers
 
 
@@ -30,7 +27,6 @@ class SuccessorTree(NamedTuple):
 
     grown: GrowingTree
     tails: IntArray  # [n + 1, TAIL]: last tokens of the path, for rows whose children are known
-    copied: IntArray  # [n + 1]: place of the next token in the context, for rows on the copied path; else NONE
     child_parts: FloatArray  # [n + 1, MAX_CHILDREN, N_SOURCES]: of the probability, by source
     proposers: IntArray  # [n]: see ``PROPOSERS``
 
@@ -40,7 +36,6 @@ def make_successor_tree(n: int) -> SuccessorTree:
     return SuccessorTree(
         make_growing_tree(n, MAX_CHILDREN),
         np.empty((n + 1, TAIL), np.int32),
-        np.empty(n + 1, np.int32),
         np.empty((n + 1, MAX_CHILDREN, N_SOURCES), np.float32),
         np.empty(n, np.int32),
     )
@@ -69,20 +64,13 @@ def draft(
     model, tree, sampling = model_at(model_address), _tree_at(tree_address), Sampling(temperature, noise_key)
     learn_text(model.text, context, n_learnt)
     fill_tail(tree.tails[0], context, len(context))
-    tree.copied[0] = _find_copy(context) if temperature == 0.0 and len(model.text.orders) else NONE
     grown = tree.grown
     begin_tree(grown)
     row = next_row(grown, budget, least)
     while row != NONE:
         if row > 0:
-            above = grown.parents[row - 1] + 1
-            extend_tail(tree.tails[row], tree.tails[above], grown.tokens[row - 1])
-            copied = tree.copied[above]
-            is_copy = copied != NONE and context[copied] == grown.tokens[row - 1] and copied + 1 < len(context)
-            tree.copied[row] = copied + 1 if is_copy else NONE
+            extend_tail(tree.tails[row], tree.tails[grown.parents[row - 1] + 1], grown.tokens[row - 1])
         _find_children(model, tree, row, sampling, len(context) + grown.depths[row])
-        if tree.copied[row] != NONE:
-            _put_first(tree, row, context[tree.copied[row]])
         row = next_row(grown, budget, least)
     n = grown.progress[0]
     for node in range(n):
@@ -104,49 +92,6 @@ def _find_children(model: SuccessorModel, tree: SuccessorTree, row: int, samplin
         for source in range(N_SOURCES):
             tree.child_parts[row, rank, source] = candidates.parts[place, source]
     grown.n_children[row] = n
-
-
-@compiled_in_place
-def _find_copy(context: IntArray) -> int:
-    """Return the place after the latest earlier occurrence of the last COPIED_AFTER tokens; NONE if there is none."""
-    n = len(context)
-    for end in range(n - 1, max(COPIED_AFTER, n - COPY_WINDOW) - 1, -1):
-        same = 0
-        while same < COPIED_AFTER and context[end - 1 - same] == context[n - 1 - same]:
-            same += 1
-        if same == COPIED_AFTER:
-            return end
-    return NONE
-
-
-@compiled_in_place
-def _put_first(tree: SuccessorTree, row: int, token: int) -> None:
-    """Raise a child to COPIED_P, and let the others share the rest (GOOSE: the spine first, arXiv 2604.02047, 4.1)."""
-    ids, p, parts = tree.grown.child_ids[row], tree.grown.child_p[row], tree.child_parts[row]
-    n = tree.grown.n_children[row]
-    rank = 0
-    while rank < n and ids[rank] != token:
-        rank += 1
-    known = p[rank] if rank < n else np.float32(0.0)
-    if known >= COPIED_P:
-        return
-    if rank == n:
-        if n < MAX_CHILDREN:
-            tree.grown.n_children[row] = n + 1
-        else:
-            rank -= 1
-        parts[rank] = 0.0
-        parts[rank, TEXT_SOURCE] = 1.0
-    for other in range(n):
-        p[other] *= (1.0 - COPIED_P) / (1.0 - known)
-    for source in range(N_SOURCES):
-        kept = parts[rank, source]
-        for place in range(rank, 0, -1):
-            parts[place, source] = parts[place - 1, source]
-        parts[0, source] = kept
-    for place in range(rank, 0, -1):
-        ids[place], p[place] = ids[place - 1], p[place - 1]
-    ids[0], p[0] = token, COPIED_P
 
 
 @compiled_in_place

@@ -18,7 +18,6 @@ from engine.tree import FloatArray, IntArray
 TAIL = 8  # tokens of a context that a key can hold; the longest order
 WAYS = 4
 NARROW = 8  # successors that the target's table keeps for contexts longer than one token
-KEPT = 0.5  # share of the earlier row that a new one leaves, for contexts of one token
 NONE = -1  # padding of a tail, and the end of a row
 
 
@@ -164,8 +163,7 @@ def _count_successor(table: Table, row: int, token: int) -> None:
 def put_successors(table: Table, tail: IntArray, ids: IntArray, weights: FloatArray) -> None:
     """Replace the rows of a context in all orders by the target's ``ids`` and ``weights`` ``[k]``, best first.
 
-    The row of order 1 is averaged with the earlier one, as in STAND (arXiv 2506.04708, section 3.1): a single token has
-    many contexts. Orders above 1 keep the best NARROW: successors of a long context are few, and every copy costs time.
+    Orders above 1 keep the best NARROW: successors of a long context are few, and every copy costs time.
     """
     n = min(len(ids), table.ids.shape[1])
     for order in table.orders:
@@ -175,39 +173,8 @@ def put_successors(table: Table, tail: IntArray, ids: IntArray, weights: FloatAr
         row = claim(table, key)
         if order > 1:
             n = min(n, NARROW)
-        elif table.ids[row, 0] != NONE:
-            _average(table.ids[row], table.weights[row], ids, weights, n)
-            continue
         for i in range(n):
             table.ids[row, i] = ids[i]
             table.weights[row, i] = weights[i]
         if n < table.ids.shape[1]:
             table.ids[row, n] = NONE
-
-
-@compiled_in_place
-def _average(ids: IntArray, weights: FloatArray, new_ids: IntArray, new_weights: FloatArray, n: int) -> None:
-    """Average a row with the first ``n`` of a new one; the most probable ids remain, best first."""
-    size = 0
-    while size < len(ids) and ids[size] != NONE:
-        weights[size] *= KEPT
-        size += 1
-    for i in range(n):
-        place = 0
-        while place < size and ids[place] != new_ids[i]:
-            place += 1
-        weight = new_weights[i] * (1.0 - KEPT)
-        if place < size:
-            weight += weights[place]
-        elif size < len(ids):
-            size += 1
-        elif weight <= weights[size - 1]:
-            continue
-        else:
-            place = size - 1
-        while place > 0 and weights[place - 1] < weight:
-            ids[place], weights[place] = ids[place - 1], weights[place - 1]
-            place -= 1
-        ids[place], weights[place] = new_ids[i], weight
-    if size < len(ids):
-        ids[size] = NONE
