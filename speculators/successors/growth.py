@@ -70,7 +70,8 @@ def draft(
     while row != NONE:
         if row > 0:
             extend_tail(tree.tails[row], tree.tails[grown.parents[row - 1] + 1], grown.tokens[row - 1])
-        _find_children(model, tree, row, sampling, len(context) + grown.depths[row])
+        most = min(MAX_CHILDREN, budget - grown.progress[0])  # further children could not become nodes
+        _find_children(model, tree, row, most, sampling, len(context) + grown.depths[row])
         row = next_row(grown, budget, least)
     n = grown.progress[0]
     for node in range(n):
@@ -79,13 +80,15 @@ def draft(
 
 
 @compiled_in_place
-def _find_children(model: SuccessorModel, tree: SuccessorTree, row: int, sampling: Sampling, position: int) -> None:
-    """Set the children of a row to its MAX_CHILDREN most probable successors, best first."""
+def _find_children(
+    model: SuccessorModel, tree: SuccessorTree, row: int, most: int, sampling: Sampling, position: int
+) -> None:
+    """Set the children of a row to its ``most`` most probable successors, best first."""
     grown, candidates = tree.grown, model.candidates
     least = WORTHLESS / grown.reach[row] if sampling.temperature == 0.0 else 0.0  # noise may lift any candidate
     mix_successors(model, tree.tails[row], least)
     weigh_draws(candidates, sampling, position)
-    n = rank_candidates(candidates, MAX_CHILDREN)
+    n = rank_candidates(candidates, most)
     for rank in range(n):
         place = candidates.ranked[rank]
         grown.child_ids[row, rank], grown.child_p[row, rank] = candidates.ids[place], candidates.p[place]

@@ -128,6 +128,9 @@ def _rows_of(
     n = 0
     longest = longest_match(model.lookup, tail)
     for order in range(TAIL, -1, -1):
+        follows = order <= longest and model.lookup.has[order]
+        if order > 0 and not (model.text.has[order] or model.target.has[order] or follows):
+            continue
         key = hash_tail(tail, order)
         if key == 0:
             continue
@@ -138,7 +141,7 @@ def _rows_of(
         ids, weights, total, columns[n] = target_row(model.target, model.vocabulary, tail, order, key)
         p[n] = _weight_of(ids, weights, token) / total
         n += columns[n] != NONE
-        if 0 < order <= longest:
+        if follows:
             ids, weights, total, columns[n] = corpus_row(model.lookup, order)
             p[n] = _weight_of(ids, weights, token) / total
             n += columns[n] != NONE

@@ -105,7 +105,7 @@ def target_row(target: Table, vocabulary: VocabularyRows, tail: IntArray, order:
 
 @compiled_in_place
 def corpus_row(lookup: Lookup, order: int) -> Any:
-    n = count_followers(lookup, order) if lookup.has[order] else 0
+    n = count_followers(lookup, order)
     total = 0.0
     for i in range(n):
         total += lookup.counts[i]
@@ -127,6 +127,9 @@ def mix_successors(model: SuccessorModel, tail: IntArray, least: float = 0.0) ->
     for order in range(TAIL, -1, -1):
         if left < EXPLAINED:
             return
+        follows = order <= longest and lookup.has[order]
+        if order > 0 and not (text.has[order] or model.target.has[order] or follows):
+            continue
         key = hash_tail(tail, order)
         if key == 0:
             continue
@@ -140,7 +143,7 @@ def mix_successors(model: SuccessorModel, tail: IntArray, least: float = 0.0) ->
             share = left * trusts[order, column]
             left -= share
             _add_row(candidates, ids, weights, total, share, least, TARGET_SOURCE)
-        if 0 < order <= longest:
+        if follows:
             ids, weights, total, column = corpus_row(lookup, order)
             if column != NONE:
                 share = left * trusts[order, column]
@@ -164,7 +167,9 @@ def _add_row(
     for i in range(len(ids)):
         if ids[i] == NONE:
             break
-        p = share * weights[i] / total
+        p = share * weights[i]
+        if total != 1.0:  # probabilities need no division, which would take longer than the rest
+            p /= total
         if p >= least:
             add_candidate(candidates, ids[i], p, source)
         elif source == TARGET_SOURCE:  # its rows are best first
