@@ -126,7 +126,7 @@ def run_row(
     """All prompts, each with cold state unless the row is warm."""
     options = row.options or SpeculatorOptions()
     if row.core is not None:
-        options = SpeculatorOptions().having(row.core)
+        options = SpeculatorOptions().with_settings(row.core)
     done: dict[str, list[Completion]] = {}
     kept = SpeculatorPool(options) if row.warm else None
     for kind, ids in prompts.items():

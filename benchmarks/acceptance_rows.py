@@ -84,8 +84,8 @@ def mixed_rows(vocabulary: VocabularyRows | None) -> dict[str, AcceptanceRow]:
     """The mixed model, its halves, what they come from, and what other methods add to it."""
     ours = SpeculatorOptions(vocabulary=vocabulary)
     both = "suffix+token-recycling"
-    prompt = SpeculatorOptions().having(SuffixConfig(mode="paper"), TokenRecyclingConfig(mode="paper"))
-    paper = prompt.having(TokenRecyclingConfig(mode="paper", use_prompt=False))
+    prompt = SpeculatorOptions().with_settings(SuffixConfig(mode="paper"), TokenRecyclingConfig(mode="paper"))
+    paper = prompt.with_settings(TokenRecyclingConfig(mode="paper", use_prompt=False))
     return {
         "autoregressive": AcceptanceRow("autoregressive"),
         "suffix, published": AcceptanceRow("suffix", options=paper),
@@ -116,11 +116,11 @@ def ngram_rows() -> dict[str, AcceptanceRow]:
     """pld, anpd, lookahead and spectra-core, and what the options of the middle two do."""
 
     def anpd(config: AnpdConfig) -> AcceptanceRow:
-        return AcceptanceRow("anpd", options=SpeculatorOptions().having(config))
+        return AcceptanceRow("anpd", options=SpeculatorOptions().with_settings(config))
 
     def lookahead(**changes: Any) -> AcceptanceRow:
         return AcceptanceRow(
-            "lookahead", options=SpeculatorOptions().having(replace(LookaheadConfig.paper(), **changes))
+            "lookahead", options=SpeculatorOptions().with_settings(replace(LookaheadConfig.paper(), **changes))
         )
 
     return {
@@ -145,14 +145,14 @@ def ngram_rows() -> dict[str, AcceptanceRow]:
 def retrieval_rows(library: Library) -> dict[str, AcceptanceRow]:
     """The two parts of SPECTRA, the ways they can share a tree, and rest, with guesses counted by dictionary."""
     labelled = SpectraCoreConfig(label_dictionaries=True)
-    ours = SpeculatorOptions(retrieval=lambda: library).having(labelled)
+    ours = SpeculatorOptions(retrieval=lambda: library).with_settings(labelled)
 
     def spectra(config: SpectraConfig, max_nodes: int = 64) -> AcceptanceRow:
-        return AcceptanceRow("spectra", None, max_nodes, ours.having(config))
+        return AcceptanceRow("spectra", None, max_nodes, ours.with_settings(config))
 
     priority, unreserved, flat = SpectraConfig(), SpectraConfig(reserve=0), SpectraConfig("paper")
     both, three = "suffix+token-recycling", "suffix+token-recycling+spectra-retrieval"
-    apart = ours.having(SpectraRetrievalConfig(mode="apart"))
+    apart = ours.with_settings(SpectraRetrievalConfig(mode="apart"))
     return {
         "autoregressive": AcceptanceRow("autoregressive"),
         "spectra-core": AcceptanceRow("spectra-core", options=ours),
@@ -180,7 +180,7 @@ def pld_plus_rows(n_layers: int, heads: Heads) -> dict[str, AcceptanceRow]:
     paper, ours = PldPlusConfig.paper(layer, heads), PldPlusConfig(layer=layer, heads=heads)
 
     def plus(method: str, config: PldPlusConfig, max_nodes: int = 64) -> AcceptanceRow:
-        return AcceptanceRow(method, None, max_nodes, SpeculatorOptions(layer=layer, heads=heads).having(config))
+        return AcceptanceRow(method, None, max_nodes, SpeculatorOptions(layer=layer, heads=heads).with_settings(config))
 
     return {
         "autoregressive": AcceptanceRow("autoregressive"),
@@ -197,8 +197,8 @@ def pld_plus_rows(n_layers: int, heads: Heads) -> dict[str, AcceptanceRow]:
 def peers_rows(n_layers: int) -> dict[str, AcceptanceRow]:
     """Training-free methods of others beside ours, at equal nodes."""
     ours = SpeculatorOptions(layer=paper_layer(n_layers))
-    known = ours.having(StandConfig(noise="target"))
-    lookup = ours.having(AdaPldConfig(branches=0, ngram_min=2))
+    known = ours.with_settings(StandConfig(noise="target"))
+    lookup = ours.with_settings(AdaPldConfig(branches=0, ngram_min=2))
     both = "suffix+token-recycling"
     methods = {"pld": ours, "suffix": ours, "goose": ours, "adapld": ours, "stand": ours, both: ours}
     table = {"autoregressive": AcceptanceRow("autoregressive")}
@@ -232,7 +232,7 @@ def draft_rows(path: Path) -> dict[str, AcceptanceRow]:
 
     def drafting(n_nodes: int, k: int = 5, method: str = "draft-model", **changes: Any) -> AcceptanceRow:
         config = DraftModelConfig(draft_tokens=k, tree_nodes=n_nodes, **changes)
-        return AcceptanceRow(method, options=SpeculatorOptions(draft_model=str(path)).having(config))
+        return AcceptanceRow(method, options=SpeculatorOptions(draft_model=str(path)).with_settings(config))
 
     return {
         "draft-model, chain of 5": drafting(0),

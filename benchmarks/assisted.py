@@ -92,9 +92,9 @@ def ours(drafter: str, is_sampled: bool) -> dict[str, Ours]:
 
     def drafting(n_nodes: int, verification: str = "coupled") -> Ours:
         config = DraftModelConfig(draft_tokens=K, tree_nodes=n_nodes)
-        return Ours("draft-model", SpeculatorOptions(draft_model=drafter).having(config), verification)
+        return Ours("draft-model", SpeculatorOptions(draft_model=drafter).with_settings(config), verification)
 
-    first = SpeculatorOptions().having(PldConfig(tie_break="first"))
+    first = SpeculatorOptions().with_settings(PldConfig(tie_break="first"))
     rows = {
         "autoregressive": Ours("autoregressive"),
         f"draft-model, chain of {K}": drafting(0),

@@ -54,7 +54,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         library = _library(target, Path(folder) / "snapshot", args.corpus_tokens)
     options = SpeculatorOptions(retrieval=lambda: library, layer=0, heads=HEADS)
-    options = options.having(AutoConfig(retrieval=False))  # as on a server without texts
+    options = options.with_settings(AutoConfig(retrieval=False))  # as on a server without texts
     print(f"{'method':<24}{'context':>8}{'p50 us':>9}{'p99 us':>9}{'begin us':>10}{'nodes':>7}")
     results = []
     for method in args.methods.split(","):

@@ -26,7 +26,7 @@ NODES = 128
 def paper_rows(library: Library) -> dict[str, AcceptanceRow]:
     """Baselines, SPECTRA and its ablations; guesses are counted by dictionary (figure 3)."""
     core_settings = replace(SpectraCoreConfig.paper(), label_dictionaries=True)
-    published = SpeculatorOptions(retrieval=lambda: library).having(
+    published = SpeculatorOptions(retrieval=lambda: library).with_settings(
         AnpdConfig.paper(),
         LookaheadConfig.paper(),
         RestConfig.paper(),
@@ -36,7 +36,7 @@ def paper_rows(library: Library) -> dict[str, AcceptanceRow]:
 
     def row(method: str, max_nodes: int = NODES, **core: float | bool) -> AcceptanceRow:
         settings = replace(core_settings, **core)  # type: ignore[arg-type]  # fields of either type
-        return AcceptanceRow(method, None, max_nodes, published.having(settings))
+        return AcceptanceRow(method, None, max_nodes, published.with_settings(settings))
 
     rows = {
         "autoregressive": row("autoregressive"),

@@ -106,7 +106,7 @@ def main() -> None:
     print(heading(("method, state", *(f"rollout {i + 1}" for i in range(arguments.rollouts)), "identical")))
     for method in arguments.methods:
         for state, config in STATES.items():
-            pool = SpeculatorPool(SpeculatorOptions().having(config))
+            pool = SpeculatorPool(SpeculatorOptions().with_settings(config))
             texts, figures = run(arguments, pool, method, arguments.max_nodes)
             results[f"{method}, {state}"] = figures
             print(row((f"{method}, {state}", *(f"{value:.2f}" for value in figures), texts == reference)), flush=True)

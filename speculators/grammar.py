@@ -56,7 +56,7 @@ class GrammarDrafts(PerRequest[_ParsedText | None]):
     name = "grammar"
     needs = Needs()
     catches_up = True  # a draft parses the part of the context that was not parsed yet
-    drafts_beside = True  # auto asks it together with whichever other sources it asks
+    drafts_in_every_tier = True  # auto asks it together with whichever other sources it asks
 
     def __init__(self, grammars: Grammars) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A drafting method as one object: what it is called, what it needs, and how its speculator is made."""
+"""A drafting method as one object: its name, needs, settings and factory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 NEEDED = {
     "retrieval": "texts to look up: give --retrieval DIR",
-    "layer": "a layer of the model, which is not known here",
+    "layer": "a layer of the model: set layer in its settings",
     "heads": "the model's induction heads: give --heads FILE, as written by 'spectra heads find'",
     "draft_model": "a small model with the target's tokenizer: give --draft-model DIR",
     "grammar": "the target's tokenizer, which is not known here",
@@ -34,7 +34,7 @@ class GrammarSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SpeculatorOptions:
-    """What the speculators of a process are made from."""
+    """Settings and inputs from which a process builds its speculators."""
 
     settings: tuple[Settings, ...] = ()  # at most one of a class; the others are at their defaults
     retrieval: Callable[[], Library] | None = None  # makes or finds the corpus; called once per process or more
@@ -46,19 +46,19 @@ class SpeculatorOptions:
     vocabulary: Any = None  # VocabularyRows of the target (speculators.successors.vocabulary), if they were read
     step_costs: StepCosts | None = None  # of the target
 
-    def of(self, kind: type[SettingsT]) -> SettingsT:
-        """Return the settings of a class."""
+    def settings_of(self, kind: type[SettingsT]) -> SettingsT:
+        """Return the settings of class ``kind``; its defaults if none were given."""
         return next((one for one in self.settings if type(one) is kind), None) or kind()
 
-    def having(self, *settings: Settings) -> SpeculatorOptions:
-        """Return the options with other ``settings`` of their classes."""
+    def with_settings(self, *settings: Settings) -> SpeculatorOptions:
+        """Return a copy in which ``settings`` replace those of the same classes."""
         kinds = [type(one) for one in settings]
         return replace(self, settings=(*(one for one in self.settings if type(one) not in kinds), *settings))
 
 
 @dataclass(frozen=True, slots=True)
 class MethodContext:
-    """What a factory may use besides the method's settings."""
+    """Inputs of a factory, in addition to the method's settings."""
 
     options: SpeculatorOptions
     parts: Callable[[Sequence[str]], list[Speculator]]  # speculators of other methods; each exists once in a pool
@@ -83,9 +83,27 @@ class Method:
     section: str = ""  # field of the configuration for its settings; empty: the name
 
     def missing(self, options: SpeculatorOptions) -> str:
-        """Return which of the needs the options lack; empty if none."""
-        lacking = (need for need in self.needs if getattr(options, need) in (None, ()))
+        """Return which of the needs neither the options nor the settings provide; empty if none."""
+        settings = options.settings_of(self.settings)
+        lacking = (
+            need
+            for need in self.needs
+            if getattr(options, need) in (None, ()) and getattr(settings, need, None) in (None, ())
+        )
         return next(lacking, "" if not self.is_trained or options.trained == self.name else "trained")
+
+    def check(self) -> None:
+        """Raise ValueError or TypeError if the description itself is wrong."""
+        if not isinstance(self.needs, tuple) or not NEEDED.keys() >= set(self.needs):
+            raise ValueError(f"needs is {self.needs!r}; it must be a tuple of {', '.join(NEEDED)}")
+        if not issubclass(self.settings, Settings):
+            raise TypeError(f"settings is {self.settings.__name__}; it must inherit from Settings")
+        self.settings()
+
+    @property
+    def settings_section(self) -> str:
+        """Field of the configuration for the settings; empty if the method has none."""
+        return "" if self.settings is Settings else self.section or self.name.replace("-", "_")
 
     def check_needs(self, options: SpeculatorOptions) -> None:
         """Raise UnknownMethodError, which says what to give, if the options lack something that the method needs."""
@@ -98,4 +116,4 @@ class Method:
     def make(self, context: MethodContext) -> Speculator:
         """Return a speculator; raise UnknownMethodError as ``check_needs``."""
         self.check_needs(context.options)
-        return self.factory(context.options.of(self.settings), context)
+        return self.factory(context.options.settings_of(self.settings), context)

@@ -93,26 +93,34 @@ class Catalogue:
     )
 
     def add(self, point: EntryPoint) -> None:
-        """Add the method of an installed package; one that cannot be loaded is refused by name and harms no other."""
-        try:
-            found = point.load()
-        except Exception as error:
-            self._refuse(point, f"importing {point.value} failed: {error!r}")
+        """Add the method of an installed package, or refuse it by name; a name that is taken keeps its method."""
+        if point.name in self.methods:
+            logger.warning("%s is not used: there is another method %r", point.value, point.name)
             return
-        if not isinstance(found, Method):
-            self._refuse(point, f"{point.value} is {type(found).__name__}, not a Method")
-        elif not _NAME.fullmatch(found.name) or found.name != point.name:
-            self._refuse(
-                point, f"{point.value} has the name {found.name!r}; it must be the entry point's name, {point.name!r}"
-            )
-        elif found.name in self.methods:
-            self._refuse(point, f"{point.value} has the name of another method")
-        else:
-            self.methods[found.name] = found
+        try:
+            self._add(point.name, point.load())
+        except (Exception, SystemExit) as error:
+            self.refuse(point.name, f"{point.value}: {error!r}")
 
-    def _refuse(self, point: EntryPoint, reason: str) -> None:
-        logger.warning("method %r of an installed package is not available: %s", point.name, reason)
-        self.refused.setdefault(point.name, reason)
+    def _add(self, name: str, method: object) -> None:
+        """Add a method; raise TypeError or ValueError if it is none, or not described as it should be."""
+        if not isinstance(method, Method):
+            raise TypeError(f"this is {type(method).__name__}, not a Method")
+        if not _NAME.fullmatch(method.name) or method.name != name:
+            raise ValueError(f"its name is {method.name!r}; it must be the entry point's, {name!r}")
+        method.check()
+        sections = {one.settings_section: one.settings for one in self.methods.values()}
+        sections |= {section: shared.settings for section, shared in SHARED_SECTIONS.items()}
+        known = sections.get(method.settings_section)
+        if known is not method.settings and (known is not None or method.settings in sections.values()):
+            raise ValueError(f"{method.settings.__name__} or its section belongs to another method")
+        self.methods[name] = method
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Make the method of an installed package unavailable, and log the reason."""
+        self.methods.pop(name, None)
+        logger.warning("method %r of an installed package is not available: %s", name, reason)
+        self.refused[name] = reason
 
 
 @cache
@@ -133,8 +141,7 @@ def settings_sections() -> dict[str, Section]:
     names: dict[str, list[str]] = {}
     kinds: dict[str, type[Settings]] = {}
     for method in all_methods().values():
-        if method.settings is not Settings:
-            section = method.section or method.name.replace("-", "_")
+        if section := method.settings_section:
             names.setdefault(section, []).append(method.name)
             kinds[section] = method.settings
     own = {section: Section(kind, f"settings of {' and '.join(names[section])}") for section, kind in kinds.items()}
@@ -199,7 +206,7 @@ def reads_prediction(method: str) -> bool:
 def with_prediction(method: str) -> str:
     """Return the default ``method`` joined with ``prediction``, for requests that have a prediction.
 
-    Plain decoding stays as it is, and so does a method that joins as many names as it may.
+    Plain decoding, and a method that already joins MOST_PARTS names, stay unchanged.
     """
     is_full = method.count("+") + 1 >= MOST_PARTS
     return method if method == "autoregressive" or is_full or reads_prediction(method) else f"prediction+{method}"

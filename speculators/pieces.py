@@ -7,6 +7,6 @@ from engine.protocol import Outcome
 PIECE = 512  # tokens; a call must be short, because the process serves other requests as well
 
 
-def piece_beside(outcome: Outcome) -> int:
+def tokens_to_learn(outcome: Outcome) -> int:
     """Return how many tokens to learn with an outcome: at least as many as its prompt chunk had."""
     return max(PIECE, outcome.n_read)

@@ -39,7 +39,7 @@ def create(
     made = {} if parts is None else parts
     found = _Parts(options or SpeculatorOptions(), extra or {}, made)
     joined = found.of(method_names(method, found.names))
-    return joined[0] if len(joined) == 1 else Combined(joined, found.options.of(CombinationConfig))
+    return joined[0] if len(joined) == 1 else Combined(joined, found.options.settings_of(CombinationConfig))
 
 
 def available(options: SpeculatorOptions) -> tuple[str, ...]:
@@ -50,8 +50,10 @@ def available(options: SpeculatorOptions) -> tuple[str, ...]:
 def warmed(options: SpeculatorOptions) -> SpeculatorOptions:
     """Return the options with all settings named ``shared`` set: requests of a scope then share what they learn."""
     kinds = [section.settings for section in settings_sections().values()]
-    sharing: list[Any] = [options.of(kind) for kind in kinds if any(one.name == "shared" for one in fields(kind))]
-    return options.having(*(replace(settings, shared=True) for settings in sharing))
+    sharing: list[Any] = [
+        options.settings_of(kind) for kind in kinds if any(one.name == "shared" for one in fields(kind))
+    ]
+    return options.with_settings(*(replace(settings, shared=True) for settings in sharing))
 
 
 class _Parts:
@@ -84,10 +86,10 @@ class _Parts:
         return all_methods()[name].make(MethodContext(self.options, self.of))
 
     def _settings_mode(self, name: str) -> str:
-        return str(getattr(self.options.of(all_methods()[name].settings), "mode", ""))
+        return str(getattr(self.options.settings_of(all_methods()[name].settings), "mode", ""))
 
     def _mixture(self, sources: tuple[str, ...]) -> Speculator:
         for name in sources:
             all_methods()[name].check_needs(self.options)
         library = self.options.retrieval() if CORPUS in sources and self.options.retrieval is not None else None
-        return Successors(self.options.of(SuccessorConfig), sources, self.options.vocabulary, library)
+        return Successors(self.options.settings_of(SuccessorConfig), sources, self.options.vocabulary, library)

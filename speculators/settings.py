@@ -33,7 +33,7 @@ def setting(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Base of all settings; a method without settings uses it as it is.
+    """Base of all settings. A method without settings uses this class itself.
 
     Raises:
         ConfigError: a value is out of its bounds; the message names the field, the value and what is allowed.
@@ -49,12 +49,12 @@ class Settings:
         """Raise ConfigError if the values of several fields, or the elements of one, are not allowed."""
 
     def _checks(self) -> Iterator[tuple[str, Any, str, bool]]:
-        """Yield name, value, what is allowed, and whether the value is."""
+        """Yield (name, value, description of the allowed values, is_allowed) per bound."""
         choices = _choices(type(self))
         for one in fields(self):
             value, bounds = getattr(self, one.name), one.metadata
             if one.name in choices:
-                yield one.name, value, f"one of {', '.join(choices[one.name])}", value in choices[one.name]
+                yield one.name, value, f"one of {', '.join(map(str, choices[one.name]))}", value in choices[one.name]
             if value is None:
                 continue
             if "at_least" in bounds:

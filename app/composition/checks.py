@@ -10,7 +10,7 @@ from app.inputs.models import check_model, drafter_path, is_on_hub, texts_path
 from app.inputs.simulation import profile_at
 from engine.model.resolve import pinned as pinned_model
 from engine.model.resolve import revision_of
-from speculators.methods import method_names
+from speculators.methods import check_name, method_names
 
 TEXT_SOURCES = ["suffix"]  # what auto chooses from on a simulated target unless told otherwise
 
@@ -31,6 +31,8 @@ def checked(config: ServeConfig) -> ServeConfig:
             "auto": {"sources": TEXT_SOURCES} | config.section("auto").given,
         }
         config = config_of(follows | config.model_dump(exclude={"auto"}, exclude_unset=True))
+    for source in config.section("auto").given.get("sources", ()):
+        check_name(source)
     access_options(config)
     speculator_options(config)
     trace_options(config)

@@ -41,7 +41,7 @@ def speculator_options(config: ServeConfig) -> SpeculatorOptions:
         settings=tuple(section.settings() for section in given if section.given),
         retrieval=lookup(config),
         draft_model=None if config.draft_model is None else drafter_path(config.draft_model),
-    ).having(DraftModelConfig(**config.draft_model_settings), AutoConfig(**looks_up))
+    ).with_settings(DraftModelConfig(**config.draft_model_settings), AutoConfig(**looks_up))
 
 
 def served_speculators(config: ServeConfig) -> SpeculatorOptions:
@@ -64,7 +64,7 @@ def served_speculators(config: ServeConfig) -> SpeculatorOptions:
     tokens = GrammarConfig(target_name(config.model), config.revision, tuple(spec.eos_ids), spec.vocab_size)
     options = replace(speculator_options(config), vocabulary=known_rows(path, spec), grammar=tokens)
     file = None if config.heads is None else Path(config.heads)
-    if configured := options.of(PldPlusConfig).heads:
+    if configured := options.settings_of(PldPlusConfig).heads:
         return with_model(options, spec, configured)
     if names_method(config.method):
         # One process and no pipeline: before the deployment there is nothing else.

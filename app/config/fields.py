@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,7 +10,7 @@ from app.config.access_fields import AccessFields
 from app.config.answer_fields import AnswerFields
 from app.config.field_group import NAMESPACE_PATTERN, AtLeastOne, FieldGroup
 from app.config.http_fields import HttpFields
-from app.config.method_fields import MethodFields
+from app.config.method_fields import MethodFields, method_fields
 from app.config.operation_fields import FailureFields, LogFields
 from app.config.scaling_fields import ScalingFields
 from app.inputs.default_model import DEFAULT_MODEL
@@ -206,13 +206,29 @@ class RetrievalFields(FieldGroup):
     )
 
 
+BEFORE: tuple[type[FieldGroup], ...] = (ModelFields, PipelineFields, ScalingFields, ScheduleFields, SpeculationFields)
+AFTER: tuple[type[FieldGroup], ...] = (
+    RetrievalFields,
+    FailureFields,
+    HttpFields,
+    AnswerFields,
+    LogFields,
+    AccessFields,
+)
+
+if TYPE_CHECKING:
+    AllMethodFields = MethodFields
+else:
+    AllMethodFields = method_fields({name for group in (*BEFORE, *AFTER) for name in group.model_fields})
+
+
 class AllFields(
     ModelFields,
     PipelineFields,
     ScalingFields,
     ScheduleFields,
     SpeculationFields,
-    MethodFields,
+    AllMethodFields,
     RetrievalFields,
     FailureFields,
     HttpFields,
@@ -223,4 +239,4 @@ class AllFields(
     """The fields of all groups."""
 
 
-GROUPS = [group for group in AllFields.__bases__ if issubclass(group, FieldGroup)]
+GROUPS: list[type[FieldGroup]] = [*BEFORE, AllMethodFields, *AFTER]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from app.config.field_group import FieldGroup
 from engine.errors import ConfigError
-from speculators.methods import settings_sections
+from speculators.methods import BUILT_IN, all_methods, catalogue, settings_sections
 from speculators.settings import Settings
 
+RESERVED = (
+    *("host", "port", "ray_address", "tls_cert", "tls_key", "help"),  # flags of ``spectra serve`` that are no fields
+    *("section", "stage_device", "served_names", "served_name", "least_pipelines", "most_pipelines", "stage_threads"),
+    *("draft_nodes", "draft_model_settings", "live_namespaces", "allowed_methods", "origins"),  # of ``ServeConfig``
+)
 BOUNDS = {"at_least": "ge", "above": "gt", "at_most": "le", "below": "lt"}  # of a setting -> pydantic's name
 
 
@@ -46,7 +52,9 @@ def _section_fields(kind: type[Settings]) -> type[SettingsFields]:
     made: dict[str, Any] = {}
     for one in fields(kind):
         if "description" in one.metadata:
-            default = {"default_factory": dict} if one.default is MISSING else {"default": one.default}
+            default: dict[str, Any] = {"default": one.default}
+            if one.default is MISSING:
+                default = {"default_factory": one.default_factory}
             bounds = {BOUNDS[name]: one.metadata[name] for name in BOUNDS if name in one.metadata}
             made[one.name] = hints[one.name], Field(description=one.metadata["description"], **default, **bounds)
     model: type[SettingsFields] = create_model(f"{kind.__name__}Fields", __base__=SettingsFields, **made)
@@ -54,24 +62,36 @@ def _section_fields(kind: type[Settings]) -> type[SettingsFields]:
     return model
 
 
-SECTIONS = {name: _section_fields(section.settings) for name, section in settings_sections().items()}
+SECTIONS: dict[str, type[SettingsFields]] = {}  # by name; ``method_fields`` fills it
 
 
-class _MethodFields(FieldGroup):
+class MethodFields(FieldGroup):
     """JSON objects; docs/methods lists the keys of every method."""
 
     TITLE: ClassVar[str] = "settings of methods"
 
 
-if TYPE_CHECKING:
-    MethodFields = _MethodFields
-else:
-    MethodFields = create_model(
-        "MethodFields",
-        __base__=_MethodFields,
-        __doc__=_MethodFields.__doc__,
-        **{
-            name: (SECTIONS[name], Field(default_factory=SECTIONS[name], description=section.description))
-            for name, section in settings_sections().items()
-        },
+def method_fields(taken: Collection[str]) -> type[MethodFields]:
+    """Return the group with a field per section. An added method whose section cannot be a field is refused.
+
+    Args:
+        taken: names of the other fields and of everything else that a section must not be called.
+    """
+    given: dict[str, Any] = {}
+    for name, section in settings_sections().items():
+        try:
+            if name in taken or name in RESERVED or hasattr(FieldGroup, name):
+                raise ValueError(f"its section {name!r} is the name of a field or a flag")
+            SECTIONS[name] = _section_fields(section.settings)
+        except Exception as error:
+            added = [one.name for one in all_methods().values() if one.settings_section == name]
+            if any(one in BUILT_IN for one in all_methods().values() if one.name in added):
+                raise
+            for method in added:
+                catalogue().refuse(method, str(error))
+            continue
+        given[name] = SECTIONS[name], Field(default_factory=SECTIONS[name], description=section.description)
+    made: type[MethodFields] = create_model(
+        "AllMethodFields", __base__=MethodFields, __doc__=MethodFields.__doc__, **given
     )
+    return made

@@ -34,7 +34,7 @@ MOST_NAME = 256  # characters: requests may have no longer ones
 
 
 class ServeConfig(AllFields):
-    """Everything one application can be told. Sizes are in tokens unless the field says otherwise."""
+    """The configuration of one application. Sizes are in tokens unless the field says otherwise."""
 
     @field_validator("model")
     @classmethod
@@ -97,7 +97,7 @@ class ServeConfig(AllFields):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """What clients may write as ``model``, but for a hub id, at least one name."""
+        """Names that clients may write as ``model``, in addition to the hub id; at least one."""
         given = [self.name] if isinstance(self.name, str) else self.name or []
         return tuple(dict.fromkeys(filter(None, given))) or (Path(self.model).name.removesuffix(".gguf"),)
 
@@ -140,7 +140,8 @@ class ServeConfig(AllFields):
         given = {"dtype": self.dtype, "device": self.device} | self.section("draft_model_options").given
         if given["device"] == AUTO:
             given["device"] = "cuda" if self.speculator_actors and self.speculator_gpus else "cpu"
-        return {"numerics": AUTO if given["device"] == "cpu" else self.numerics} | given
+        inherits = given["device"] != "cpu" and self.numerics != "layers"  # which a draft model cannot use
+        return {"numerics": self.numerics if inherits else AUTO} | given
 
     @property
     def live_namespaces(self) -> tuple[str, ...]:

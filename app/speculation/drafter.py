@@ -41,10 +41,10 @@ def offline_drafter(arguments: argparse.Namespace, path: Path, spec: ModelSpec) 
         numerics=arguments.numerics,
     )
     if arguments.draft_model is None:
-        return SpeculatorOptions().having(config)
+        return SpeculatorOptions().with_settings(config)
     model = drafter_path(arguments.draft_model)
     check_drafter(model, path, spec)
-    return SpeculatorOptions(draft_model=model).having(config)
+    return SpeculatorOptions(draft_model=model).with_settings(config)
 
 
 def draft_model_bytes(arguments: argparse.Namespace) -> int:

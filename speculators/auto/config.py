@@ -12,7 +12,7 @@ from speculators.settings import Settings, setting
 class AutoConfig(Settings):
     """Settings of ``auto``."""
 
-    sources: tuple[str, ...] = setting((), "methods to choose from; by default those that have what they need")
+    sources: tuple[str, ...] = setting((), "methods to choose from; by default the usual ones that have what they need")
     retrieval: bool = setting(True, "whether spectra-retrieval is a source by default, if there are texts to look up")
     longest_pause: int = setting(64, "most steps without a draft after repeated failures of cheap sources", at_least=1)
     overhead: float = setting(0.01, "share of a request's time that failed drafts may take", above=0, at_most=1)

@@ -25,7 +25,7 @@ class Sources:
 
     The text tier has the sources that need nothing (pld), if there are any, because the others take several times as
     long; otherwise all that draft from text. The tier of all sources leaves out those that need nothing if another
-    source counts the text itself (``from_text``). Sources with ``drafts_beside``, which draft from a request's
+    source counts the text itself (``from_text``). Sources with ``drafts_in_every_tier``, which draft from a request's
     prediction or grammar, are in both tiers and do not influence this choice: most requests have neither.
     """
 
@@ -35,7 +35,7 @@ class Sources:
         self.needs = reduce(Needs.merge, (part.needs for part in parts), Needs())
         pairs = [*zip(self.every, parts, strict=True)]
         from_text = [part for part, inner in pairs if _drafts_from_text(inner)]
-        of_request = [part for part, inner in pairs if getattr(inner, "drafts_beside", False)]
+        of_request = [part for part, inner in pairs if getattr(inner, "drafts_in_every_tier", False)]
         of_text = [part for part in from_text if part not in of_request]
         quick = [part for part in of_text if part.needs == Needs()]
         self.text = [*(quick or of_text), *of_request] if of_text else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import Literal
 
 from engine.target.options import GIB, TargetOptions
@@ -19,7 +18,7 @@ class DraftModelConfig(Settings):
     tree_nodes: int = setting(16, "nodes of the tree; 0 drafts a chain, the published method", at_least=0)
     tree_beam: int = setting(8, "nodes that are expanded per depth, and children of each", at_least=1)
     prefill_chunk: int = setting(512, "tokens of text read per step, over all requests whose cache lags", at_least=1)
-    kv_gib: float = setting(0.25, "size of the draft model's KV cache in GiB", above=0, below=inf)
+    kv_gib: float = setting(0.25, "size of the draft model's KV cache in GiB", above=0, at_most=1024)
     block_size: int = setting(64, "tokens per KV cache block", at_least=1)
     dtype: str | None = setting(None, "dtype of the weights; by default float32 on a CPU, the checkpoint's on a GPU")
     device: str = setting("cpu", "device that runs the draft model")

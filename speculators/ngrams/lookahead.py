@@ -19,7 +19,7 @@ from speculators.ngrams.dictionaries import ForwardDictionary, Tokens
 from speculators.ngrams.lookahead_window import LookaheadWindow
 from speculators.node_counter import NodeCounter
 from speculators.per_request import PerRequest
-from speculators.pieces import PIECE, piece_beside
+from speculators.pieces import PIECE, tokens_to_learn
 from speculators.settings import Settings, setting
 
 # One sequence is right half of the time at its first token, and four times out of five after that.
@@ -103,7 +103,7 @@ class Lookahead(PerRequest[LookaheadState]):
         for ngram in state.window.advance(outcome):
             state.pool.add(ngram[0], ngram[1:])
         if self._config.learn_from_output or state.is_learning_prompt:
-            self._learn_text(state, view, piece_beside(outcome))
+            self._learn_text(state, view, tokens_to_learn(outcome))
 
     def _guesses(self, state: LookaheadState, root: int, counter: NodeCounter, limit: int) -> list[Branch]:
         """Return the sequences of the last token that add a node; the last one is cut to what fits."""

@@ -114,7 +114,7 @@ def _grow(text: IntArray, places: list[int], n_tokens: int, least: float) -> Gro
 def _make(settings: SuffixConfig, context: MethodContext) -> Speculator:
     if settings.mode == "paper":
         return SuffixDecoding(settings)
-    return Successors(context.options.of(SuccessorConfig), (TEXT,))
+    return Successors(context.options.settings_of(SuccessorConfig), (TEXT,))
 
 
 SUFFIX = Method(

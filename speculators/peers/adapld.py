@@ -113,7 +113,7 @@ class AdaPld(PerRequest[AdaPldState]):
 
 def _make(settings: AdaPldConfig, context: MethodContext) -> AdaPld:
     options = context.options
-    layers = (settings.layer, options.of(PldPlusConfig).layer, options.layer)
+    layers = (settings.layer, options.settings_of(PldPlusConfig).layer, options.layer)
     return AdaPld(replace(settings, layer=next(layer for layer in layers if layer is not None)))
 
 

@@ -34,7 +34,7 @@ class Prediction(PerRequest[Alignment]):
     name = "prediction"
     needs = Needs()
     catches_up = True  # a draft reads the output since the last one
-    drafts_beside = True  # knows tokens that sources which count the context do not
+    drafts_in_every_tier = True  # knows tokens that sources which count the context do not
 
     def __init__(self, config: PredictionConfig | None = None) -> None:
         super().__init__()

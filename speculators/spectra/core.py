@@ -20,7 +20,7 @@ from speculators.method import Method
 from speculators.ngrams.dictionaries import BackwardDictionary, ForwardDictionary, Tokens
 from speculators.node_counter import NodeCounter
 from speculators.per_request import PerRequest
-from speculators.pieces import PIECE, piece_beside
+from speculators.pieces import PIECE, tokens_to_learn
 from speculators.settings import Settings, setting
 from speculators.spectra.candidate_pool import CandidatePool
 
@@ -140,7 +140,7 @@ class SpectraCore(PerRequest[SpectraCoreState]):
         for ngram in state.pool.advance(outcome, state.forward):
             self._learn_ngram(state, ngram)
         if self._config.learn_from_output or state.is_learning_prompt:
-            self._learn_text(state, view, piece_beside(outcome))
+            self._learn_text(state, view, tokens_to_learn(outcome))
 
     def _learn_ngram(self, state: SpectraCoreState, ngram: Tokens) -> None:
         """Learn ``ngram`` ``[N]``, and its sub-n-grams if ``use_sub_ngrams``."""

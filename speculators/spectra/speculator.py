@@ -87,7 +87,7 @@ def _make(settings: SpectraConfig, context: MethodContext) -> Spectra:
     """Return both parts, or the core alone without texts to look up."""
     options = context.options
     retrieval = None if options.retrieval is None else SPECTRA_RETRIEVAL.make(context)
-    return Spectra(options.of(SpectraCoreConfig), retrieval, settings)
+    return Spectra(options.settings_of(SpectraCoreConfig), retrieval, settings)
 
 
 SPECTRA = Method(

@@ -20,7 +20,9 @@ class SuccessorConfig(Settings):
     is 4.7 and 1.6 MB; short texts take less.
     """
 
-    top_k: int = setting(16, "most probable ids read back after every node and prompt position", at_least=1)
+    top_k: int = setting(
+        16, "most probable ids read back after every node and prompt position", at_least=1, at_most=MAX_CANDIDATES
+    )
     target_orders: tuple[int, ...] = setting(
         (1, 2, 3, 5), "context lengths, in tokens, for which the target's probabilities are kept"
     )
@@ -31,8 +33,8 @@ class SuccessorConfig(Settings):
         (1, 2, 3, 4, 6, 8), "context lengths, in tokens, that are looked up in the corpus"
     )
     text_width: int = setting(4, "different successors counted per context", at_least=1)
-    target_rows: int = setting(32768, "contexts whose target probabilities are kept", at_least=4)
-    text_rows: int = setting(32768, "contexts whose successors in the text are kept", at_least=4)
+    target_rows: int = setting(32768, "contexts whose target probabilities are kept", at_least=4, at_most=1 << 24)
+    text_rows: int = setting(32768, "contexts whose successors in the text are kept", at_least=4, at_most=1 << 24)
     recent: int = setting(
         32, "recently probable tokens, drafted after unknown contexts", at_least=1, at_most=MAX_CANDIDATES // 2
     )

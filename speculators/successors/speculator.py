@@ -23,7 +23,7 @@ from engine.top_ids import NO_TOP_IDS, TopIds
 from engine.tree import IntArray
 from retrieval_store.index.index import Library
 from speculators.per_request import PerRequest
-from speculators.pieces import PIECE, piece_beside
+from speculators.pieces import PIECE, tokens_to_learn
 from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
 from speculators.successors.corpora import corpora_of
 from speculators.successors.draws import Sampling
@@ -116,7 +116,7 @@ class Successors(PerRequest[SuccessorState]):
         state, config, context = self.states[view.request_id], self._config, view.context.view
         self._look_up(state, view)
         # Trusts learn from committed tokens, so the tables must know the prompt before.
-        end = state.n_begin if outcome.tokens else state.n_learnt + piece_beside(outcome)
+        end = state.n_begin if outcome.tokens else state.n_learnt + tokens_to_learn(outcome)
         _learn_until(state, context, min(end, state.n_begin))
         uses_answers = TARGET in self.sources  # ids may be read back for another part of a combination
         if uses_answers and outcome.prompt_top_ids is not None and outcome.prompt_top_logprobs is not None:

@@ -131,7 +131,7 @@ class TokenRecycling(PerRequest[Matrix]):
 def _token_recycling(settings: TokenRecyclingConfig, context: MethodContext) -> Speculator:
     if settings.mode == "paper":
         return TokenRecycling(settings)
-    return Successors(context.options.of(SuccessorConfig), (TARGET,), context.options.vocabulary)
+    return Successors(context.options.settings_of(SuccessorConfig), (TARGET,), context.options.vocabulary)
 
 
 TOKEN_RECYCLING = Method(

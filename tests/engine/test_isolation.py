@@ -30,7 +30,7 @@ LEARNING = ("auto", "goose", "stand", "suffix", "token-recycling", "rest", "spec
 OTHERS = [pytest.param(method, "mixed", marks=pytest.mark.matrix) for method in STANDALONE if method not in LEARNING]
 OPTIONS = {
     "mixed": warmed(SpeculatorOptions()),
-    "paper": SpeculatorOptions().having(
+    "paper": SpeculatorOptions().with_settings(
         SuffixConfig(mode="paper", shared=True), TokenRecyclingConfig(mode="paper", shared=True)
     ),
 }

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from engine.errors import ConfigError, UnknownMethodError
 from speculators.method import Method
 from speculators.methods import BUILT_IN, ENTRY_POINTS, Catalogue, catalogue, method_names, settings_sections
-from speculators.ngrams.pld import PromptLookup
+from speculators.ngrams.pld import PldConfig, PromptLookup
 from speculators.settings import Settings, setting
 
 
@@ -29,11 +29,16 @@ class ExampleSettings(Settings):
             raise ConfigError(f"count is {self.count}; it must be odd")
 
 
-def example(name: str) -> Method:
-    return Method(name, lambda settings, context: PromptLookup(), "an example", settings=ExampleSettings)
+def example(name: str, settings: type[Settings] = ExampleSettings, **more: Any) -> Method:
+    return Method(name, lambda settings, context: PromptLookup(), "an example", settings=settings, **more)
 
 
 EXAMPLE, PLD_AGAIN, ODD_NAME = example("example"), example("pld"), example("Ex+ample")
+NEEDY, TAKEN, REUSED = (
+    example("needy", needs="retrieval"),
+    example("taken", section="pld"),
+    example("reused", PldConfig),
+)
 
 
 def point(name: str, value: str) -> EntryPoint:
@@ -50,12 +55,14 @@ def test_a_method_of_another_package_is_added_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("gone", "no_such_module:METHOD", "importing .* failed: ModuleNotFoundError"),
-        ("gone", f"{__name__}:NO_SUCH", "importing .* failed: AttributeError"),
-        ("gone", f"{__name__}:example", "is function, not a Method"),
-        ("gone", f"{__name__}:EXAMPLE", "has the name .example.; it must be"),
-        ("Ex+ample", f"{__name__}:ODD_NAME", "has the name"),
-        ("pld", f"{__name__}:PLD_AGAIN", "has the name of another method"),
+        ("gone", "no_such_module:METHOD", "ModuleNotFoundError"),
+        ("gone", f"{__name__}:NO_SUCH", "AttributeError"),
+        ("gone", f"{__name__}:example", "this is function, not a Method"),
+        ("needy", f"{__name__}:NEEDY", "needs is 'retrieval'; it must be a tuple of retrieval, layer, .*"),
+        ("taken", f"{__name__}:TAKEN", "ExampleSettings or its section belongs to another method"),
+        ("reused", f"{__name__}:REUSED", "PldConfig or its section belongs to another method"),
+        ("gone", f"{__name__}:EXAMPLE", "its name is 'example'; it must be"),
+        ("Ex+ample", f"{__name__}:ODD_NAME", "its name is"),
     ],
 )
 def test_a_package_that_cannot_be_used_is_refused_and_harms_no_other_method(name: str, value: str, reason: str) -> None:
@@ -64,6 +71,13 @@ def test_a_package_that_cannot_be_used_is_refused_and_harms_no_other_method(name
     assert list(found.methods.values()) == list(BUILT_IN)
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(found.refused[name])
+
+
+def test_a_method_with_the_name_of_another_is_not_used() -> None:
+    found = Catalogue()
+    found.add(point("pld", f"{__name__}:PLD_AGAIN"))
+    assert list(found.methods.values()) == list(BUILT_IN)
+    assert "pld" not in found.refused
 
 
 def test_a_request_for_a_refused_method_gets_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def test_methods_that_do_not_fit_their_options_are_refused() -> None:
     with pytest.raises(UnknownMethodError, match="the drafter given is of method 'eagle'"):
         create("medusa", SpeculatorOptions(trained="eagle"))
     with pytest.raises(UnknownMethodError, match="magic"):
-        create("auto", SpeculatorOptions().having(AutoConfig(sources=("magic",))))
+        create("auto", SpeculatorOptions().with_settings(AutoConfig(sources=("magic",))))
 
 
 def is_made(name: str, options: SpeculatorOptions) -> bool:
@@ -117,7 +117,7 @@ def test_options_reach_their_method() -> None:
         retrieval=lambda: library,
         layer=3,
         heads=((0, 1),),
-    ).having(PldPlusConfig(dims=16))
+    ).with_settings(PldPlusConfig(dims=16))
     assert create("spectra-core", options).needs.probe_top_k == create("spectra", options).needs.probe_top_k == 5
     joined = create("pld + spectra-core", options)
     assert isinstance(joined, BatchSpeculator)

@@ -61,8 +61,8 @@ def test_settings_reach_their_method_and_unknown_ones_are_refused(section: str) 
     plain = ServeConfig(retrieval="none")  # the built-in texts are then no source of auto
     by_key = config_of({section: given, "retrieval": "none"})
     for config in (by_key, served(section, given, "--retrieval", "none")):
-        assert speculator_options(config).of(type(expected)) == expected
-    assert speculator_options(plain).of(type(expected)) == type(expected)()
+        assert speculator_options(config).settings_of(type(expected)) == expected
+    assert speculator_options(plain).settings_of(type(expected)) == type(expected)()
     says = f"{section}: frobnicate is unknown; it has "
     with pytest.raises(ConfigError, match=says):
         config_of({section: {"frobnicate": 1}})

@@ -39,9 +39,9 @@ def test_stages_and_sources_of_auto_follow_from_the_profile_unless_they_are_give
     served = [configured(model=model, simulate=profile) for profile in ("flat10", None, "70b-h100x2")]
     files = {router_options(config).cost_file for config in served}
     assert len(files - {""}) == 3  # times of simulated steps are not kept for a real target
-    assert speculator_options(plain).of(AutoConfig).sources == ("suffix",)  # only methods that read text alone
+    assert speculator_options(plain).settings_of(AutoConfig).sources == ("suffix",)  # only methods that read text alone
     given = configured(simulate="flat10", auto='{"sources": ["pld"], "longest_pause": 2}')
-    chosen = speculator_options(given).of(AutoConfig)
+    chosen = speculator_options(given).settings_of(AutoConfig)
     assert (chosen.sources, chosen.longest_pause) == (("pld",), 2)
     (tmp_path / "own.json").write_text('{"base_s": 0.02, "stages": 3, "link_bytes_per_s": 1.25e9}')
     own = configured(simulate=str(tmp_path / "own.json"))

@@ -67,7 +67,7 @@ def test_a_server_takes_the_same_settings_and_makes_the_same_checks(
     options = '{"draft_tokens": 3, "tree_nodes": 9}'
     config = config_from(Namespace(model=model, draft_model=model, draft_model_options=options, dtype="bfloat16"))
     served = speculator_options(config)
-    settings = served.of(DraftModelConfig)
+    settings = served.settings_of(DraftModelConfig)
     assert (settings.draft_tokens, settings.tree_nodes, settings.dtype) == (3, 9, "bfloat16")
     assert served.draft_model == str(tiny_checkpoint.resolve())
     check_served_drafter(config)
@@ -79,9 +79,9 @@ def test_a_server_takes_the_same_settings_and_makes_the_same_checks(
     given = {"model": model, "draft_model": model, "device": "cuda", "stage_gpus": 0.5}
     in_actors = ServeConfig.model_validate(given | {"speculator_actors": 1, "speculator_gpus": 0.2})
     assert placement(in_actors) == SpeculatorPlacement(1, 2.0, 0.2)
-    assert speculator_options(in_actors).of(DraftModelConfig).device == "cuda"
+    assert speculator_options(in_actors).settings_of(DraftModelConfig).device == "cuda"
     on_cpu = ServeConfig.model_validate(given | {"draft_model_options": {"device": "cpu"}})
-    assert speculator_options(on_cpu).of(DraftModelConfig).device == "cpu"
+    assert speculator_options(on_cpu).settings_of(DraftModelConfig).device == "cpu"
 
 
 def test_a_request_for_a_draft_model_that_a_server_lacks_is_an_error_of_the_client(tiny_checkpoint: Path) -> None:

@@ -26,7 +26,7 @@ from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.pool import SpeculatorPool
 from tests.support.waiting import wait_until_async
 
-OPTIONS = SpeculatorOptions(layer=1, heads=((0, 1), (3, 2), (1, 3), (2, 0))).having(PldPlusConfig(dims=16))
+OPTIONS = SpeculatorOptions(layer=1, heads=((0, 1), (3, 2), (1, 3), (2, 0))).with_settings(PldPlusConfig(dims=16))
 Alone = Callable[[Request], Completion]
 
 

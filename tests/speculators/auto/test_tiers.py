@@ -39,7 +39,7 @@ from tests.speculators.auto.auto_sources import (
     ],
 )
 def test_the_text_tier_asks_sources_without_needs_and_the_mixed_model_replaces_them(sources, text, every):
-    found = create("auto", SpeculatorOptions().having(AutoConfig(sources=sources)))._sources
+    found = create("auto", SpeculatorOptions().with_settings(AutoConfig(sources=sources)))._sources
     assert [part.name for part in found.asked(False)] == text
     assert [part.name for part in found.asked(True)] == every
 

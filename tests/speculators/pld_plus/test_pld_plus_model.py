@@ -56,7 +56,9 @@ def prompts() -> list[list[int]]:
 def run(checkpoint: Path, method: str, stages: int) -> list[Drafted]:
     """Return the drafts of all prompts."""
     options = TargetOptions(str(checkpoint), stages=stages, kv_bytes=8 << 20, block_size=16)
-    speculator = create(method, SpeculatorOptions(layer=LAYER, heads=HEADS).having(PldPlusConfig.paper(LAYER, HEADS)))
+    speculator = create(
+        method, SpeculatorOptions(layer=LAYER, heads=HEADS).with_settings(PldPlusConfig.paper(LAYER, HEADS))
+    )
     drafted = record_drafts(speculator)
     pool = SpeculatorPool(extra={"recorded": lambda _: speculator})
     engine = Engine(LocalTarget.load(options, checkpoint), pool, SchedulerOptions(prefill_chunk=20))

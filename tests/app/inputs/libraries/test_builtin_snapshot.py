@@ -87,7 +87,7 @@ def test_only_the_default_model_has_it_unasked_and_auto_only_where_it_is_request
     found = library(config)
     assert (found and found.where) == where
     if drafts is not None:
-        assert speculator_options(config).of(AutoConfig).retrieval is drafts
+        assert speculator_options(config).settings_of(AutoConfig).retrieval is drafts
 
 
 def test_a_server_that_cannot_keep_it_starts_without_it(

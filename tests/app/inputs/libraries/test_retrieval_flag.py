@@ -81,7 +81,7 @@ def test_a_server_builds_the_library_with_its_speculators_before_any_request(
 ) -> None:
     config = ServeConfig(model=str(tiny_checkpoint), method="rest", retrieval=str(corpus), rest={"fill": False})
     options = pickle.loads(pickle.dumps(speculator_options(config)))
-    assert options.of(RestConfig) == RestConfig(fill=False)
+    assert options.settings_of(RestConfig) == RestConfig(fill=False)
     assert SpeculatorPool(options).needs("pld+rest").probe_top_k == 0
     built: list[Library] = [FixedLibrary(MemoryIndex([[1, 2, 3]]))]
     SpeculatorPool(SpeculatorOptions(retrieval=built.pop))
