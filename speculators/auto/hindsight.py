@@ -22,8 +22,8 @@ from speculators.auto.sources import Clock, Sources
 
 FARTHEST = 8  # tokens to look back
 REPEATED = 3  # tokens at the end of the text that must occur earlier, for sources that only repeat
-FIRST_LOOK = 1.5e-5  # seconds of a look with the text tier, before one was measured
-LEAST_PAUSE = 4  # steps between two looks; doubles with every look that changes nothing ...
+FIRST_LOOK = 1.5e-5  # assumed seconds of a look back with the text tier, until one was measured
+LEAST_PAUSE = 4  # steps between two looks back; doubles with each one that changes nothing ...
 FARTHEST_LOOK = 16.0  # ... up to this, or more where looking is expensive
 
 

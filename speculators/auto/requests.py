@@ -80,7 +80,7 @@ class RequestState:
     pause: int = 0  # steps until the sources are asked again
     next_pause: float = 0.0  # after the next failure; 0: none yet
     until_look: int = 0  # steps of a pause until the next look back
-    next_look: float = 0.0  # steps between two looks
+    next_look: float = 0.0  # steps between two looks back
     observes_next: bool = True  # whether sources that could catch up observe the next outcome
     n_observed: int = 0  # tokens of the text that all sources have observed
     n_steps: int = 0

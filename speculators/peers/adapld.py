@@ -40,7 +40,7 @@ class AdaPldConfig(NgramConfig):
 
 @dataclass(slots=True)
 class AdaPldState:
-    """What is known for one request."""
+    """State of one request."""
 
     hidden: HiddenStates
     successors: RecentRows[list[int]]

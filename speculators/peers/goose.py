@@ -61,7 +61,7 @@ class GooseConfig(Settings):
 
 @dataclass(slots=True)
 class GooseState:
-    """What is known for one request."""
+    """State of one request."""
 
     rows: RecentRows[SuccessorRow]
     occurrences: Occurrences = field(default_factory=Occurrences)

@@ -84,12 +84,9 @@ def text_row(text: Table, order: int, key: Any) -> Any:
     return row, total, 2 * min(int(total) - 1, 2) + (1 if n == 1 else 0)
 
 
-# Both of the following return (ids, weights, their sum, column of the trust) of what a source knows; the ids end at the
-# first NONE or with the array, and the column is NONE if it knows nothing.
-
-
 @compiled_in_place
 def target_row(target: Table, vocabulary: VocabularyRows, tail: IntArray, order: int, key: Any) -> Any:
+    """Return (ids, weights, sum of the weights, column of the trust); the column is NONE if there is no row."""
     row = find(target, key) if target.has[order] else NONE
     if row != NONE:
         return target.ids[row], target.weights[row], 1.0, TARGET_COLUMN
@@ -105,6 +102,7 @@ def target_row(target: Table, vocabulary: VocabularyRows, tail: IntArray, order:
 
 @compiled_in_place
 def corpus_row(lookup: Lookup, order: int) -> Any:
+    """Return (ids, counts, sum of the counts, column of the trust); the column is NONE if there are no followers."""
     n = count_followers(lookup, order)
     total = 0.0
     for i in range(n):
