@@ -23,12 +23,10 @@ def setting(
     at_most: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """Return a dataclass field; ``dict`` as the default stands for a new, empty one, ``description`` is its help."""
+    """Return a dataclass field with its bounds; ``description`` is its help."""
     values = zip(_BOUNDS, (at_least, above, at_most, below), strict=True)
-    metadata = {"description": description} | {name: bound for name, bound in values if bound is not None}
-    if default is dict:
-        return field(default_factory=dict, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    bounds = {name: bound for name, bound in values if bound is not None}
+    return field(default=default, metadata={"description": description} | bounds)
 
 
 @dataclass(frozen=True, slots=True)

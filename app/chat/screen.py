@@ -39,7 +39,7 @@ class Screen:
         drafted = {printable(name): n for name, n in answer.drafted.items() if name is not None}
         if drafted:
             self._write(f"{self._legend(drafted, answer.drafted[None])}\n")
-        self.line(f"[{'stopped, ' if stopped else ''}{', '.join(told(answer))}, seed {seed}]")
+        self.line(f"[{'stopped, ' if stopped else ''}{', '.join(summary(answer))}, seed {seed}]")
 
     def _write(self, text: str) -> None:
         self._out.write(text)
@@ -56,7 +56,7 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}", text)
 
 
-def told(answer: ChatAnswer) -> list[str]:
+def summary(answer: ChatAnswer) -> list[str]:
     """Figures of an answer, those that are known."""
     said = [] if answer.tokens is None else [f"{answer.tokens} tokens"]
     if answer.forwards is not None:

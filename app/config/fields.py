@@ -10,7 +10,7 @@ from app.config.access_fields import AccessFields
 from app.config.answer_fields import AnswerFields
 from app.config.field_group import NAMESPACE_PATTERN, AtLeastOne, FieldGroup
 from app.config.http_fields import HttpFields
-from app.config.method_fields import MethodFields, method_fields
+from app.config.method_fields import MethodFields, build_method_fields
 from app.config.operation_fields import FailureFields, LogFields
 from app.config.scaling_fields import ScalingFields
 from app.inputs.default_model import DEFAULT_MODEL
@@ -206,8 +206,14 @@ class RetrievalFields(FieldGroup):
     )
 
 
-BEFORE: tuple[type[FieldGroup], ...] = (ModelFields, PipelineFields, ScalingFields, ScheduleFields, SpeculationFields)
-AFTER: tuple[type[FieldGroup], ...] = (
+FIRST_GROUPS: tuple[type[FieldGroup], ...] = (
+    ModelFields,
+    PipelineFields,
+    ScalingFields,
+    ScheduleFields,
+    SpeculationFields,
+)
+LAST_GROUPS: tuple[type[FieldGroup], ...] = (
     RetrievalFields,
     FailureFields,
     HttpFields,
@@ -219,7 +225,9 @@ AFTER: tuple[type[FieldGroup], ...] = (
 if TYPE_CHECKING:
     AllMethodFields = MethodFields
 else:
-    AllMethodFields = method_fields({name for group in (*BEFORE, *AFTER) for name in group.model_fields})
+    AllMethodFields = build_method_fields(
+        {name for group in (*FIRST_GROUPS, *LAST_GROUPS) for name in group.model_fields}
+    )
 
 
 class AllFields(
@@ -239,4 +247,4 @@ class AllFields(
     """The fields of all groups."""
 
 
-GROUPS: list[type[FieldGroup]] = [*BEFORE, AllMethodFields, *AFTER]
+GROUPS: list[type[FieldGroup]] = [*FIRST_GROUPS, AllMethodFields, *LAST_GROUPS]

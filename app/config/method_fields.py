@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any, ClassVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
@@ -41,28 +41,28 @@ class SettingsFields(BaseModel):
         """Return the settings that are not left at their defaults."""
         return {name: getattr(self, name) for name in self.model_fields_set}
 
-    def settings(self, **more: Any) -> Settings:
-        """Return the settings that a speculator takes; ``more`` are values that the configuration does not hold."""
-        return self.KIND(**self.given | more)
+    def settings(self) -> Settings:
+        """Return the settings that a speculator takes."""
+        return self.KIND(**self.given)
 
 
-def _section_fields(kind: type[Settings]) -> type[SettingsFields]:
+def _build_section(kind: type[Settings]) -> type[SettingsFields]:
     """Return a model with the fields of a settings class, with their bounds and descriptions."""
     hints = get_type_hints(kind)
     made: dict[str, Any] = {}
     for one in fields(kind):
         if "description" in one.metadata:
-            default: dict[str, Any] = {"default": one.default}
-            if one.default is MISSING:
-                default = {"default_factory": one.default_factory}
             bounds = {BOUNDS[name]: one.metadata[name] for name in BOUNDS if name in one.metadata}
-            made[one.name] = hints[one.name], Field(description=one.metadata["description"], **default, **bounds)
+            made[one.name] = (
+                hints[one.name],
+                Field(description=one.metadata["description"], default=one.default, **bounds),
+            )
     model: type[SettingsFields] = create_model(f"{kind.__name__}Fields", __base__=SettingsFields, **made)
     model.KIND = kind
     return model
 
 
-SECTIONS: dict[str, type[SettingsFields]] = {}  # by name; ``method_fields`` fills it
+SECTIONS: dict[str, type[SettingsFields]] = {}  # by name; ``build_method_fields`` fills it
 
 
 class MethodFields(FieldGroup):
@@ -71,7 +71,7 @@ class MethodFields(FieldGroup):
     TITLE: ClassVar[str] = "settings of methods"
 
 
-def method_fields(taken: Collection[str]) -> type[MethodFields]:
+def build_method_fields(taken: Collection[str]) -> type[MethodFields]:
     """Return the group with a field per section. An added method whose section cannot be a field is refused.
 
     Args:
@@ -82,13 +82,13 @@ def method_fields(taken: Collection[str]) -> type[MethodFields]:
         try:
             if name in taken or name in RESERVED or hasattr(FieldGroup, name):
                 raise ValueError(f"its section {name!r} is the name of a field or a flag")
-            SECTIONS[name] = _section_fields(section.settings)
+            SECTIONS[name] = _build_section(section.settings)
         except Exception as error:
-            added = [one.name for one in all_methods().values() if one.settings_section == name]
-            if any(one in BUILT_IN for one in all_methods().values() if one.name in added):
+            methods = [one for one in all_methods().values() if one.settings_section == name]
+            if not methods or methods[0] in BUILT_IN:
                 raise
-            for method in added:
-                catalogue().refuse(method, str(error))
+            for method in methods:
+                catalogue().refuse(method.name, str(error))
             continue
         given[name] = SECTIONS[name], Field(default_factory=SECTIONS[name], description=section.description)
     made: type[MethodFields] = create_model(

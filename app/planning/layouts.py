@@ -90,7 +90,7 @@ class LayoutConstraints:
 
 
 def layouts(
-    sizes: ModelSizes, wanted: LayoutConstraints, profiles: Profiles, software: tuple[float, float], drafts: Drafts
+    sizes: ModelSizes, constraints: LayoutConstraints, profiles: Profiles, software: tuple[float, float], drafts: Drafts
 ) -> list[GpuLayout]:
     """Every layout, fewest stages first.
 
@@ -102,9 +102,11 @@ def layouts(
     Raises:
         ConfigError: the context is longer than the model's.
     """
-    if wanted.context > sizes.spec.max_positions:
-        raise ConfigError(f"--context is {wanted.context}; the model allows {sizes.spec.max_positions} tokens")
-    return [_layout(sizes, wanted, n, profiles, software, drafts) for n in wanted.cuts if n <= sizes.spec.n_layers]
+    if constraints.context > sizes.spec.max_positions:
+        raise ConfigError(f"--context is {constraints.context}; the model allows {sizes.spec.max_positions} tokens")
+    return [
+        _layout(sizes, constraints, n, profiles, software, drafts) for n in constraints.cuts if n <= sizes.spec.n_layers
+    ]
 
 
 def chosen(found: Sequence[GpuLayout]) -> GpuLayout | None:
@@ -114,24 +116,26 @@ def chosen(found: Sequence[GpuLayout]) -> GpuLayout | None:
 
 def _layout(
     sizes: ModelSizes,
-    wanted: LayoutConstraints,
+    constraints: LayoutConstraints,
     stages: int,
     profiles: Profiles,
     software: tuple[float, float],
     drafts: Drafts,
 ) -> GpuLayout:
-    replicas = wanted.gpus // stages
-    blocks = -(-wanted.context // BLOCK) + 1  # one for the tree behind the text
+    replicas = constraints.gpus // stages
+    blocks = -(-constraints.context // BLOCK) + 1  # one for the tree behind the text
     sequence = blocks * BLOCK * sizes.kv_token_bytes
     try:
-        ranges = sizes.split(stages, sequence, wanted.usable)
+        ranges = sizes.split(stages, sequence, constraints.usable)
     except ConfigError:
         largest = max(one.weights + one.kv for one in sizes.stages(sizes.split(stages, sequence), sequence)) / GIB
-        lacks = f"a stage would hold {largest:.1f} GiB, one sequence's cache included, of {wanted.usable / GIB:.1f}"
+        lacks = (
+            f"a stage would hold {largest:.1f} GiB, one sequence's cache included, of {constraints.usable / GIB:.1f}"
+        )
         return GpuLayout(replicas, stages, why_not=lacks)
-    kv_bytes = sizes.kv_room(ranges, wanted.usable)
+    kv_bytes = sizes.kv_room(ranges, constraints.usable)
     fits = kv_bytes // sequence
-    cluster = Cluster(profiles(ranges), stages, *software, wanted.context)
+    cluster = Cluster(profiles(ranges), stages, *software, constraints.context)
     rates = [_rate(cluster, n, replicas, drafts) for n in STREAMS if n <= fits * replicas]
     return GpuLayout(replicas, stages, sizes.stages(ranges, kv_bytes), kv_bytes, fits * replicas, rates)
 

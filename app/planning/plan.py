@@ -35,22 +35,22 @@ def make_plan(given: argparse.Namespace, disks: Sequence[float]) -> DeploymentPl
     )
     drafts = Drafts(given.tokens_per_forward, given.nodes)
     usable = usable_bytes(given.gpu_memory_gib, given.usable)
-    wanted = LayoutConstraints(
+    constraints = LayoutConstraints(
         given.gpus, usable, DEFAULT_CONTEXT if given.context is None else given.context, given.stages
     )
     profile = None if given.profile is None else (given.profile, profile_at(given.profile, "--profile"))
     sizes = sizes_of(given.model, given.revision, given.dtype, given.quantization)
     if given.context is None:
-        wanted = replace(wanted, context=min(DEFAULT_CONTEXT, sizes.spec.max_positions))
+        constraints = replace(constraints, context=min(DEFAULT_CONTEXT, sizes.spec.max_positions))
 
     def profiles(ranges: Sequence[LayerRange]) -> PipelineProfile:
         if profile is None:
             return derived_profile(sizes, list(ranges), hardware)
         return spread(profile[1], len(ranges))
 
-    found = layouts(sizes, wanted, profiles, (hardware.hop_s, hardware.turn_s), drafts)
+    found = layouts(sizes, constraints, profiles, (hardware.hop_s, hardware.turn_s), drafts)
     inputs = inputs_of(hardware, profile, given.tokens_per_forward)
-    return DeploymentPlan(given.model, _model_flags(given), sizes, wanted, disks, found, chosen(found), inputs)
+    return DeploymentPlan(given.model, _model_flags(given), sizes, constraints, disks, found, chosen(found), inputs)
 
 
 def _model_flags(given: argparse.Namespace) -> str:

@@ -24,7 +24,7 @@ class DeploymentPlan:
     model: str  # as it was named
     model_flags: str  # of ``spectra serve``, for that model in its dtype and quantization
     sizes: ModelSizes
-    wanted: LayoutConstraints
+    constraints: LayoutConstraints
     disks: Sequence[float]  # bytes a second at which one stage reads its weights, each a case
     found: Sequence[GpuLayout]
     best: GpuLayout | None  # the layout to take; None: the model does not fit
@@ -55,9 +55,9 @@ def document(plan: DeploymentPlan) -> dict[str, Any]:
         "dtype": str(sizes.dtype).removeprefix("torch."),
         "weight_bytes": sizes.bytes,
         "kv_bytes_per_token": sizes.kv_token_bytes,
-        "gpus": plan.wanted.gpus,
-        "usable_bytes_per_gpu": plan.wanted.usable,
-        "context": plan.wanted.context,
+        "gpus": plan.constraints.gpus,
+        "usable_bytes_per_gpu": plan.constraints.usable,
+        "context": plan.constraints.context,
         "fits": plan.best is not None,
         "command": plan.command,
         "layouts": [_layout(one, plan) for one in plan.found],
@@ -67,13 +67,13 @@ def document(plan: DeploymentPlan) -> dict[str, Any]:
 
 def text(plan: DeploymentPlan) -> str:
     """For a terminal."""
-    sizes, wanted = plan.sizes, plan.wanted
+    sizes, constraints = plan.sizes, plan.constraints
     dtype = str(sizes.dtype).removeprefix("torch.")
     lines = [
         f"{plan.model}: {sizes.n_parameters / 1e9:.2f}B parameters in {sizes.spec.n_layers} layers, {dtype}; "
         f"{sizes.bytes / GIB:.1f} GiB of weights, {sizes.kv_token_bytes / 1024:.0f} KiB of KV cache a token",
-        f"{wanted.gpus} GPUs, of each {wanted.usable / GIB:.1f} GiB for weights, KV cache and a step; sequences of "
-        f"{wanted.context} tokens, prompt and output",
+        f"{constraints.gpus} GPUs, of each {constraints.usable / GIB:.1f} GiB for weights, KV cache and a step; "
+        f"sequences of {constraints.context} tokens, prompt and output",
         "",
         _layouts(plan),
         "",

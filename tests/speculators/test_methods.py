@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint
 from typing import Any, Literal
@@ -21,7 +21,6 @@ class ExampleSettings(Settings):
     count: int = setting(3, "an integer", at_least=1, below=9)
     share: float = setting(0.5, "a number", above=0.0, at_most=1.0)
     kind: Literal["plain", "odd"] = setting("plain", "a choice")
-    weights: Mapping[str, float] = setting(dict, "a mapping")
     limit: int | None = setting(None, "may be absent", at_least=0)
 
     def check(self) -> None:
@@ -69,8 +68,7 @@ def test_a_package_that_cannot_be_used_is_refused_and_harms_no_other_method(name
     found = Catalogue()
     found.add(point(name, value))
     assert list(found.methods.values()) == list(BUILT_IN)
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(found.refused[name])
+    assert re.search(reason, found.refused[name])
 
 
 def test_a_method_with_the_name_of_another_is_not_used() -> None:
@@ -104,7 +102,6 @@ def test_a_setting_out_of_bounds_is_refused_with_what_is_allowed(given: dict[str
     with pytest.raises(ConfigError) as refused:
         ExampleSettings(**given)
     assert str(refused.value) == says
-    assert ExampleSettings() == ExampleSettings(weights={})
 
 
 def test_every_setting_of_the_built_in_methods_is_described() -> None:

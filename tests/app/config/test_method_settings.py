@@ -12,7 +12,7 @@ from app.commands.serve import config_from, flag
 from app.composition.speculation import speculator_options
 from app.config.errors import config_of
 from app.config.serve import ServeConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, UnknownMethodError
 from speculators.auto.config import AutoConfig
 from speculators.mixing.combined import CombinationConfig
 from speculators.ngrams.suffix import SuffixConfig
@@ -77,3 +77,13 @@ def test_a_setting_out_of_range_is_refused_by_name(section: str, field: str, val
         config_of({section: {field: value}})
     with pytest.raises(ConfigError, match=says):
         served(section, {field: value})
+
+
+def test_sources_of_auto_are_names_of_methods() -> None:
+    with pytest.raises(UnknownMethodError, match="unknown method 'nonsense'"):
+        served("auto", {"sources": ["pld", "nonsense"]})
+
+
+def test_a_draft_model_inherits_no_numerics_that_it_cannot_use() -> None:
+    config = config_of({"device": "cuda", "stage_gpus": 1, "numerics": "layers", "retrieval": "none"})
+    assert config.draft_model_settings["numerics"] == "auto"

@@ -26,8 +26,8 @@ def of_paper(ranges: object) -> object:
 
 @cache
 def planned(gpus: int, stages: int | None = None, context: int = 1500) -> list[GpuLayout]:
-    wanted = LayoutConstraints(gpus, USABLE, context, stages)
-    return layouts(SEVENTY, wanted, of_paper, (3e-4, 5e-4), Drafts())  # type: ignore[arg-type]
+    constraints = LayoutConstraints(gpus, USABLE, context, stages)
+    return layouts(SEVENTY, constraints, of_paper, (3e-4, 5e-4), Drafts())  # type: ignore[arg-type]
 
 
 def test_every_stage_fits_its_gpu_and_one_more_token_would_not() -> None:
