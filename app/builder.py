@@ -25,8 +25,8 @@ from app.version import VERSION
 from deployments.ingress.deployment import Ingress
 from deployments.retrieval.deployment import RetrievalDeployment
 from deployments.router.deployment import RouterDeployment
-from deployments.target.deployment import TargetDeployment, replica_placement
-from deployments.target.elastic import elastic
+from deployments.target_model.deployment import TargetDeployment, replica_placement
+from deployments.target_model.elastic import elastic
 
 
 def target_names(n: int) -> list[str]:

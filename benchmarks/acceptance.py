@@ -57,8 +57,8 @@ from engine.loop import Completion, Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from retrieval_store.index.index import FixedLibrary, Library
 from retrieval_store.snapshots.corpus import read_documents
 from speculators.method import SpeculatorOptions

@@ -31,7 +31,7 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.options import SchedulerOptions
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 from engine.top_ids import NO_TOP_IDS, TopIds
 from speculators.autoregressive import Autoregressive
 from speculators.method import SpeculatorOptions
@@ -47,7 +47,7 @@ WARM_UP = 40  # steps: compiled, and what auto starts with is forgotten
 
 
 class InstantTarget:
-    """Implements ``engine.target.info.Target``: a hash decides, ids are read back; ``seconds`` is its own time."""
+    """Implements ``engine.target_model.info.Target``: a hash decides, ids are read back; ``seconds`` is its time."""
 
     def __init__(self, n_blocks: int, n_successors: int) -> None:
         spec = ModelSpec("llama", 1, 1, 1, 8, 8, VOCABULARY, 1 << 20, ("full_attention",), (), "float32", None)

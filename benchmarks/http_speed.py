@@ -39,8 +39,8 @@ from engine.loop import Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from speculators.pool import SpeculatorPool
 
 PARTS = {"ingress": "ingress", "router": "router", "stages": "stage", "HAProxy": "proxy"}

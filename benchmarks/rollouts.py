@@ -26,9 +26,9 @@ from engine.model.shard import ModelShard
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target.loading import describe_target, load_layers, stage_ranges
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.loading import describe_target, load_layers, stage_ranges
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
 from speculators.successors.config import SuccessorConfig

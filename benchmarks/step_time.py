@@ -31,8 +31,8 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, SequenceState
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from engine.tree import EMPTY_TREE, TokenTree
 from speculators.pld_plus.speculator import PldPlusConfig, paper_layer
 

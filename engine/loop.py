@@ -14,7 +14,7 @@ from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence
 from engine.step import Step, StepResult
 from engine.step_cost import StepCosts
-from engine.target.info import Target
+from engine.target_model.info import Target
 
 MAX_NODES = 64  # nodes of a step's tree, for requests that name no number
 

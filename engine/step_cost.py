@@ -1,4 +1,4 @@
-"""How long a step takes, by sequences and rows: looked up by ``auto``, measured by ``engine.target.step_timing``."""
+"""Step times by sequences and rows: looked up by ``auto``, measured by ``engine.target_model.step_timing``."""
 
 from __future__ import annotations
 

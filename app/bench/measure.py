@@ -25,8 +25,8 @@ from app.offline.setup import load_target, sampling, speculator_options
 from app.reporting.progress import bar
 from app.version import VERSION
 from engine.model.identity import model_hash
-from engine.target.local import LocalTarget
-from engine.target.numerics import resolve_dtype
+from engine.target_model.local import LocalTarget
+from engine.target_model.numerics import resolve_dtype
 from speculators.pool import SpeculatorPool
 from speculators.registry import warmed
 

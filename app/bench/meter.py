@@ -16,7 +16,7 @@ from engine.protocol import DraftPool
 from engine.request import Request
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step, StepResult
-from engine.target.info import Target
+from engine.target_model.info import Target
 from speculators.mixing import fault_isolation
 
 

@@ -21,7 +21,7 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step, StepResult, Work, WorkResult
-from engine.target.info import MAX_TREE, TargetInfo
+from engine.target_model.info import MAX_TREE, TargetInfo
 from engine.verify.rules import walk_text
 from speculators.pool import SpeculatorPool
 
@@ -56,7 +56,7 @@ class _ReplayedSequence:
 class ReplayTarget:
     """A target without a model: it commits the recorded answer, whatever is drafted.
 
-    Implements ``engine.target.info.Target``; ``engine.verify.rules.walk_text`` verifies.
+    Implements ``engine.target_model.info.Target``; ``engine.verify.rules.walk_text`` verifies.
 
     Args:
         longest: most tokens of a prompt and its answer together.

@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 from engine.sampling.params import SamplingParams
 from engine.scheduling.request_validation import check_needs
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target.info import Target
+from engine.target_model.info import Target
 from speculators.pool import SpeculatorPool
 
 WARM_UP_TOKENS = 16

@@ -15,7 +15,7 @@ from app.version import SOFTWARE
 from deployments.options import PipelineOptions, RouterOptions, ScalingOptions
 from engine.drafter.settings import DrafterSettings
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target.options import GIB, TargetOptions
+from engine.target_model.options import GIB, TargetOptions
 from speculators.methods import normalised
 
 

@@ -57,7 +57,7 @@ def served_speculators(config: ServeConfig) -> SpeculatorOptions:
     from app.speculation.heads import ensure_heads, known_heads, names_method, with_model
     from app.speculation.vocabulary import known_rows
     from engine.model.loader import load_spec
-    from engine.target.local import LocalTarget
+    from engine.target_model.local import LocalTarget
 
     path = texts_path(config.model, config.revision)
     spec = load_spec(path)
@@ -78,7 +78,7 @@ def served_speculators(config: ServeConfig) -> SpeculatorOptions:
 
 def trained_method(config: ServeConfig, spec: ModelSpec) -> str | None:
     """The method of the target's trained drafter, whose weights are read; None: it has none."""
-    from engine.target.drafter import read_checkpoint
+    from engine.target_model.drafter import read_checkpoint
 
     settings = trained_drafter(config)
     return None if settings is None else read_checkpoint(settings, spec).spec.method

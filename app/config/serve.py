@@ -26,7 +26,7 @@ from app.inputs.cores import default_threads
 from app.inputs.default_model import DEFAULT_MODEL, is_default
 from app.inputs.devices import AUTO
 from engine.errors import ConfigError, UnknownMethodError
-from engine.target.options import default_nodes
+from engine.target_model.options import default_nodes
 from retrieval_store.service.manifest_feed import is_namespace
 from speculators.methods import method_names, normalised
 

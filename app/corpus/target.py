@@ -14,8 +14,8 @@ from engine.errors import ConfigError, SpectraError
 from engine.model.identity import model_hash, tokenizer_hash
 from engine.model.resolve import is_local
 from engine.model.spec import ModelSpec
-from engine.target.numerics import resolve_dtype
-from engine.target.perplexity import Perplexity
+from engine.target_model.numerics import resolve_dtype
+from engine.target_model.perplexity import Perplexity
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from engine.errors import ConfigError, SpectraError
 from engine.model.checkpoint_files import has_weight_files
 from engine.model.partition import GIB
 from engine.model.ranges import LayerRange
-from engine.target.options import CPU_CACHE
+from engine.target_model.options import CPU_CACHE
 
 SPREAD = "more stages, a smaller --kv-gib or --quantization int8 or fp8 take less"
 SMALLER = "a smaller --kv-gib or --quantization int8 takes less"  # stages of one machine share its memory

@@ -6,8 +6,8 @@ from app.doctor.findings import OK, WARNING, Finding
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import texts_path
 from engine.errors import SpectraError
-from engine.target.numerics import find_numerics, missing_tools
-from engine.target.options import LAYERS, TargetOptions
+from engine.target_model.numerics import find_numerics, missing_tools
+from engine.target_model.options import LAYERS, TargetOptions
 
 
 def numerics(model: str | None, dtype: str | None, quantization: str | None) -> Finding:

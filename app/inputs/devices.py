@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from engine.errors import ConfigError
-from engine.target.options import GIB
+from engine.target_model.options import GIB
 
 DEVICES = Path("/dev")
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))  # of a container

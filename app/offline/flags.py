@@ -13,7 +13,7 @@ from app.inputs.devices import AUTO, device_named, has_cuda_device
 from app.inputs.models import check_model
 from app.inputs.stores import DEFAULT_NAMESPACE
 from engine.errors import ConfigError
-from engine.target.options import NUMERICS, default_nodes
+from engine.target_model.options import NUMERICS, default_nodes
 from speculators.draft_model.config import DraftModelConfig
 from speculators.methods import method_names
 

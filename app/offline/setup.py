@@ -26,8 +26,8 @@ from engine.loop import Engine
 from engine.model.spec import ModelSpec
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target.local import LocalTarget
-from engine.target.options import GIB, TargetOptions
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import GIB, TargetOptions
 from speculators.grammar import GrammarConfig
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool

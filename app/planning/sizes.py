@@ -16,9 +16,9 @@ from engine.model.partition import GIB, ModelParts, partition
 from engine.model.ranges import LayerRange
 from engine.model.sizes import StageMemory, parameters, stage_memory, weight_bytes, with_kv
 from engine.model.spec import ModelSpec, read_spec
-from engine.target.memory import step_bytes
-from engine.target.numerics import resolve_dtype
-from engine.target.options import STEP_ROWS
+from engine.target_model.memory import step_bytes
+from engine.target_model.numerics import resolve_dtype
+from engine.target_model.options import STEP_ROWS
 
 DEVICE = "cuda"  # what plans are made for: its default dtype is the checkpoint's
 

@@ -35,10 +35,10 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
     from app.offline.setup import check_stages
     from engine.model.resolve import resolve
     from engine.scheduling.request_validation import check_needs
-    from engine.target.fetching import texts_of
-    from engine.target.loading import describe_target, target_spec
-    from engine.target.memory import ANY
-    from engine.target.options import CPU_CACHE
+    from engine.target_model.fetching import texts_of
+    from engine.target_model.loading import describe_target, target_spec
+    from engine.target_model.memory import ANY
+    from engine.target_model.options import CPU_CACHE
     from speculators.registry import create
 
     target = target_options(config)

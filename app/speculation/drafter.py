@@ -13,7 +13,7 @@ from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.resolve import resolve, revision_of
 from engine.model.spec import ModelSpec
 from engine.model.weights.tensors import loaded_bytes
-from engine.target.options import GIB
+from engine.target_model.options import GIB
 from speculators.draft_model.config import DraftModelConfig
 from speculators.method import SpeculatorOptions
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from app.version import VERSION
 from engine.model.identity import model_hash
 from engine.step_cost import StepCosts, costs_file, read_costs, write_costs
-from engine.target.options import CPU_CACHE, GIB
-from engine.target.step_timing import measure
+from engine.target_model.options import CPU_CACHE, GIB
+from engine.target_model.step_timing import measure
 
 if TYPE_CHECKING:  # loads torch
-    from engine.target.local import LocalTarget
+    from engine.target_model.local import LocalTarget
 
 AUTO = "auto"
 

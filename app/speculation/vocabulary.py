@@ -17,7 +17,7 @@ from engine.model.identity import model_hash
 from engine.model.spec import ModelSpec
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target.info import MAX_TREE, Target
+from engine.target_model.info import MAX_TREE, Target
 from speculators.pool import SpeculatorPool
 from speculators.successors.vocabulary import (
     BELOW,

@@ -20,9 +20,9 @@ from app.reporting.documents import as_line
 from benchmarks.contiguity.load import Figures, SimulatedLoad
 from benchmarks.contiguity.replay import measure
 from benchmarks.support.reporting import heading, row
-from engine.target.info import TargetInfo
-from engine.target.loading import describe_target, load_layers, whole_range
-from engine.target.options import TargetOptions
+from engine.target_model.info import TargetInfo
+from engine.target_model.loading import describe_target, load_layers, whole_range
+from engine.target_model.options import TargetOptions
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from engine.scheduling.options import SchedulerOptions
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult, WorkResult
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 from engine.tree import EMPTY_TREE
 
 FIRST, STOP = 5, 1  # the first id of a text; what ends one

@@ -16,7 +16,7 @@ from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 
 
 @dataclass(slots=True)

@@ -29,8 +29,8 @@ from engine.model.spec import read_spec
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.options import SchedulerOptions
-from engine.target.info import TargetInfo, positions
-from engine.target.local import LocalTarget
+from engine.target_model.info import TargetInfo, positions
+from engine.target_model.local import LocalTarget
 from speculators.pool import SpeculatorPool
 from speculators.testing import AlwaysRight, RightAmongWrong
 

@@ -18,7 +18,7 @@ from engine.request import Request
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step, StepResult, decode_result, decode_step, encode
 from engine.step_cost import StepCosts
-from engine.target.info import Target
+from engine.target_model.info import Target
 
 Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"processor": time.process_time, "wall": time.perf_counter}

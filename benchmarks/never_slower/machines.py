@@ -11,8 +11,8 @@ from engine.simulated.profile import PROFILES, PipelineProfile
 from engine.stage.packing import row_tokens
 from engine.step import Step, Work
 from engine.step_cost import StepCosts
-from engine.target.info import TargetInfo
-from engine.target.step_timing import measurement
+from engine.target_model.info import TargetInfo
+from engine.target_model.step_timing import measurement
 
 TRIP_S = 1e-4  # seconds from the router to the first stage and from the last one back, through sockets
 

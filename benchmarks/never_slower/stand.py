@@ -18,9 +18,9 @@ from benchmarks.never_slower.streams import GO_ON, MethodRun, StreamWorkload
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step
 from engine.step_cost import StepCosts
-from engine.target.loading import describe_target, load_layers, whole_range
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.loading import describe_target, load_layers, whole_range
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
 

@@ -17,8 +17,8 @@ from app.speculation.calibration_prompts import PROMPTS
 from engine.loop import Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from speculators.pool import SpeculatorPool
 
 LEAST_ANSWER = 300  # tokens; shorter ones would measure prefills

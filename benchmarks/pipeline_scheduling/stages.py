@@ -20,8 +20,8 @@ from engine.model.ranges import split_layers
 from engine.simulated.deadline import Lateness
 from engine.simulated.profile import PipelineProfile, Simulation
 from engine.simulated.stage import SimulatedStage
-from engine.target.loading import describe_target, load_stage
-from engine.target.options import GIB, TargetOptions
+from engine.target_model.loading import describe_target, load_stage
+from engine.target_model.options import GIB, TargetOptions
 
 SECRET = b"s" * 32
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -40,9 +40,9 @@ from benchmarks.predictions.runs import (
 from benchmarks.support.prompt_sets import questions
 from benchmarks.support.reporting import heading, row
 from engine.sampling.params import SamplingParams
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
-from engine.target.step_timing import measure
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
+from engine.target_model.step_timing import measure
 from speculators.method import SpeculatorOptions
 
 REPLAYED = ("prediction", "suffix", "prediction+suffix", f"pld{PASTED}", f"suffix{PASTED}")

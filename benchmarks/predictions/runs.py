@@ -15,7 +15,7 @@ from engine.loop import Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target.local import LocalTarget
+from engine.target_model.local import LocalTarget
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
 

@@ -43,10 +43,10 @@ from engine.model.ranges import LayerRange, split_layers
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.step import SequenceStart, Step, Work
-from engine.target.info import TargetInfo
-from engine.target.loading import load_stage, plan_cache
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.info import TargetInfo
+from engine.target_model.loading import load_stage, plan_cache
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 
 TRANSPORT = {"socket": "auto", "gloo": "gloo"}
 WARM_UP = 20  # steps of each kind

@@ -32,9 +32,9 @@ from engine.grammar.grammar import Grammar
 from engine.loop import Completion, Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target.loading import grammars_of
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.loading import grammars_of
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from speculators.grammar import GrammarConfig
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool

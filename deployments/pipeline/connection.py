@@ -10,18 +10,18 @@ from pathlib import Path
 
 import msgspec
 
+from deployments.channels.async_channel import AsyncChannel
+from deployments.channels.roles import RESULTS, STEPS
 from deployments.options import RouterOptions
 from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.frames import encode_step_frame
 from deployments.pipeline.leadership import PipelineInUseError
 from deployments.pipeline.step_deadline import TIMES_COLD, ReportHang, send_hang_report
-from deployments.transport.async_channel import AsyncChannel
-from deployments.transport.roles import RESULTS, STEPS
 from engine.errors import TargetLostError
 from engine.step import Step, StepResult, decode_result
 from engine.step_cost import StepCosts, read_costs, write_costs
-from engine.target.info import TargetInfo
-from engine.target.step_timing import measurement
+from engine.target_model.info import TargetInfo
+from engine.target_model.step_timing import measurement
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from deployments.pipeline.leadership import NO_ROUTER, RouterStatus
 from deployments.pipeline.load_report import LoadReport
 from deployments.pipeline.replacement import StageReplacement
 from engine.errors import ConfigError
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 
 
 @dataclass(frozen=True, slots=True)

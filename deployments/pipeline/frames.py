@@ -1,7 +1,7 @@
 """The two frames that every step is to a stage: the step itself, sent on at once, and later the outcome so far.
 
 So all stages plan a step while the first one computes it. The tensors between two stages are part of neither frame: a
-link (``deployments.stage.links``) carries them.
+link (``deployments.stage.transports``) carries them.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.model.ranges import LayerRange
-from engine.target.info import TargetInfo
-from engine.target.options import LAYERS, Resolution
+from engine.target_model.info import TargetInfo
+from engine.target_model.options import LAYERS, Resolution
 
 
 @dataclass(frozen=True, slots=True)

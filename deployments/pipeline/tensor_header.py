@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from deployments.transport.channel import MAX_FRAME
+from deployments.channels.channel import MAX_FRAME
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -42,7 +42,7 @@ from engine.protocol import Needs
 from engine.scheduling.request_validation import check_needs
 from engine.simulated.profile import SIMULATED
 from engine.step_cost import costs_file
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 from speculators.kernels import compile_kernels
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool

@@ -23,7 +23,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult
 from engine.step_cost import StepCosts
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 
 logger = logging.getLogger(__name__)
 

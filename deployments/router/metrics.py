@@ -17,7 +17,7 @@ from deployments.router.lane import Lane
 from engine.kv.blocks import BlockAllocator
 from engine.protocol import Decision
 from engine.step import Step, StepResult
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 
 ALL = "all"  # in place of a stage's number: phases that all stages wait for
 

@@ -34,7 +34,7 @@ from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.scheduling.sequence import Sequence
 from engine.step import Step, StepResult
 from engine.step_cost import StepCosts
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from deployments.router.lane_connection import RECONNECT_S, TargetClient
 from deployments.serve_calls import GONE, answer_of
 from engine.errors import ConfigError, TargetLostError
 from engine.step_cost import StepCosts
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 
 ANSWER_S = 10.0  # seconds to wait for a target's endpoints before asking again
 MISCONFIGURED_S = (

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from deployments.channels.addresses import tcp
+from deployments.channels.socket_folder import SocketFolder
 from deployments.observability.logs import LogOptions, configure
 from deployments.pipeline.endpoints import ProcessIdentity, StageEndpoint
 from deployments.pipeline.load_report import StageLoad
 from deployments.pipeline.plan import StagePlan, StageRoom
-from deployments.transport.addresses import tcp
-from deployments.transport.socket_folder import SocketFolder
 from engine.errors import ConfigError, SpectraError, TargetLostError, UnsupportedModelError
-from engine.target.options import TargetOptions
+from engine.target_model.options import TargetOptions
 
 if TYPE_CHECKING:
     import torch
@@ -102,9 +102,9 @@ class StageActor:
         Raises:
             SpectraError: the checkpoint's config cannot be read here, or as ``with_numerics``.
         """
-        from engine.target.fetching import texts_of
-        from engine.target.memory import room_of
-        from engine.target.numerics import with_numerics
+        from engine.target_model.fetching import texts_of
+        from engine.target_model.memory import room_of
+        from engine.target_model.numerics import with_numerics
 
         self._options = with_numerics(self._options, texts_of(self._options))
         assert self._options.resolution is not None, "they are resolved now"
@@ -117,7 +117,7 @@ class StageActor:
             SpectraError: as ``plan_stages``.
         """
         from deployments.stage.planning import plan_stages
-        from engine.target.fetching import texts_of
+        from engine.target_model.fetching import texts_of
 
         return plan_stages(self._options, texts_of(self._options), rooms)
 
@@ -128,7 +128,7 @@ class StageActor:
             SpectraError: the checkpoint cannot be read here.
         """
         from deployments.stage.planning import prepare
-        from engine.target.fetching import texts_of
+        from engine.target_model.fetching import texts_of
 
         prepare(self._options, texts_of(self._options))
 
@@ -141,9 +141,9 @@ class StageActor:
         """
         from deployments.stage.planning import check_checkpoint
         from engine.model.weights.meter import Meter
-        from engine.target.fetching import layers_of
-        from engine.target.loading import load_stage
-        from engine.target.numerics import adopt, with_numerics
+        from engine.target_model.fetching import layers_of
+        from engine.target_model.loading import load_stage
+        from engine.target_model.numerics import adopt, with_numerics
 
         began = time.monotonic()
         if self._logs is not None:

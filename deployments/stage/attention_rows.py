@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from deployments.transport.channel import Channel
-from deployments.transport.handshake import UnauthenticatedError
-from deployments.transport.roles import ROWS
+from deployments.channels.channel import Channel
+from deployments.channels.handshake import UnauthenticatedError
+from deployments.channels.roles import ROWS
 from engine.stage.artefacts import AttentionRows, CapturedStep, attach_attention
 from engine.step import StepResult, WorkResult, decode_result, encode
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from deployments.channels.channel import Channel
 from deployments.pipeline.frames import OutcomeFrame, StepFrame, activations_of, decode_outcome, decode_step_frame
-from deployments.stage.links.base import Link
-from deployments.stage.links.sockets import AT_ONCE, SocketLink
-from deployments.transport.channel import Channel
+from deployments.stage.transports.base import Link
+from deployments.stage.transports.sockets import AT_ONCE, SocketLink
 from engine.stage.base import Activations
 
 READ_AHEAD = 2  # steps

@@ -13,10 +13,10 @@ from engine.errors import ConfigError
 from engine.model.identity import file_hashes
 from engine.model.loader import load_config
 from engine.model.meta_model import empty_model
-from engine.target.loading import describe_target, memory_of_stages, stage_ranges
-from engine.target.memory import with_cache
-from engine.target.numerics import adopt, weakest, with_numerics
-from engine.target.options import LAYERS, Resolution, TargetOptions, is_cuda
+from engine.target_model.loading import describe_target, memory_of_stages, stage_ranges
+from engine.target_model.memory import with_cache
+from engine.target_model.numerics import adopt, weakest, with_numerics
+from engine.target_model.options import LAYERS, Resolution, TargetOptions, is_cuda
 
 logger = logging.getLogger(__name__)
 

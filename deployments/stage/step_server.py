@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from deployments.channels.channel import Channel
 from deployments.pipeline.frames import (
     OutcomeFrame,
     StepFrame,
@@ -26,9 +27,8 @@ from deployments.pipeline.frames import (
 from deployments.pipeline.tensor_header import TensorHeader
 from deployments.stage.attention_rows import PeerLostError, RowAsker, RowKeeper
 from deployments.stage.inbox import Arrived
-from deployments.stage.links.base import Link, allocate
 from deployments.stage.progress import StepProgress
-from deployments.transport.channel import Channel
+from deployments.stage.transports.base import Link, allocate
 from engine.stage.base import Computing, StageLike
 from engine.step import SequenceStart, Step, StepResult, WorkResult, decode_step, encode
 

@@ -12,16 +12,16 @@ import threading
 import msgspec
 import torch
 
+from deployments.channels.acceptor import Acceptor
+from deployments.channels.channel import Channel
+from deployments.channels.handshake import UnauthenticatedError
+from deployments.channels.roles import RESULTS, ROWS, STAGE, STAGE_ROLES
 from deployments.stage.attention_rows import RowAsker, RowKeeper
 from deployments.stage.inbox import RouterInbox, StageInbox
-from deployments.stage.links.base import Link
-from deployments.stage.links.negotiation import NoCommonLinkError, accept_link, offer_link
 from deployments.stage.progress import StepProgress
 from deployments.stage.step_server import StepServer
-from deployments.transport.acceptor import Acceptor
-from deployments.transport.channel import Channel
-from deployments.transport.handshake import UnauthenticatedError
-from deployments.transport.roles import RESULTS, ROWS, STAGE, STAGE_ROLES
+from deployments.stage.transports.base import Link
+from deployments.stage.transports.negotiation import NoCommonLinkError, accept_link, offer_link
 from engine.stage.base import StageLike
 
 logger = logging.getLogger(__name__)

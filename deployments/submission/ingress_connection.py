@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from deployments.channels.async_channel import AsyncChannel
 from deployments.metrics.reports import Reports
 from deployments.observability import request_id
 from deployments.submission.messages import RequestFailure
@@ -26,7 +27,6 @@ from deployments.submission.protocol import (
     encode,
     encode_message,
 )
-from deployments.transport.async_channel import AsyncChannel
 from engine.errors import SpectraError, StepFailedError, TargetLostError
 from engine.events import StepEvent
 from engine.request import Request

@@ -1,6 +1,6 @@
 """What an ingress and a router send each other on their channel: commands one way, events the other, many in a frame.
 
-msgpack in the frames of ``deployments.transport.channel``; an empty list is a heartbeat, and is answered with one.
+msgpack in the frames of ``deployments.channels.channel``; an empty list is a heartbeat, and is answered with one.
 Knows no sockets.
 """
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
+from deployments.channels.async_channel import AsyncChannel
 from deployments.metrics.reports import MetricFamily
 from deployments.submission.messages import RequestFailure
 from deployments.submission.protocol import (
@@ -27,7 +28,6 @@ from deployments.submission.protocol import (
     encode,
     encode_message,
 )
-from deployments.transport.async_channel import AsyncChannel
 from engine.errors import RequestError, TargetLostError
 from engine.events import StepEvent
 from engine.request import Request

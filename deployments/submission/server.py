@@ -11,6 +11,11 @@ import secrets
 import time
 from collections.abc import Callable
 
+from deployments.channels.addresses import listen, serve_streams, tcp
+from deployments.channels.async_channel import AsyncChannel
+from deployments.channels.encryption import tls_context
+from deployments.channels.handshake import UnauthenticatedError
+from deployments.channels.socket_folder import SocketFolder
 from deployments.metrics.reports import Reports
 from deployments.submission.ingress_connection import IngressConnection, Problem, RunRequest
 from deployments.submission.messages import ModelCard
@@ -19,11 +24,6 @@ from deployments.submission.protocol import (
     SUBMIT,
     Attachment,
 )
-from deployments.transport.addresses import listen, serve_streams, tcp
-from deployments.transport.async_channel import AsyncChannel
-from deployments.transport.encryption import tls_context
-from deployments.transport.handshake import UnauthenticatedError
-from deployments.transport.socket_folder import SocketFolder
 from engine.errors import TargetLostError
 
 LOOK_S = 0.05  # between two looks at what still runs on a server that leaves

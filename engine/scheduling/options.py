@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.target.info import MAX_TREE
-from engine.target.options import STEP_ROWS
+from engine.target_model.info import MAX_TREE
+from engine.target_model.options import STEP_ROWS
 
 
 @dataclass(frozen=True, slots=True)

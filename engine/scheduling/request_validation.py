@@ -8,7 +8,7 @@ from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.simulated.profile import SIMULATED
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 
 ONLY_TEXT = (
     "a simulated target has no states to read; methods of text alone work: autoregressive, pld, anpd, suffix, rest, "

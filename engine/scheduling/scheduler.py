@@ -14,7 +14,7 @@ from engine.errors import OverloadedError
 from engine.kv.blocks import BlockAllocator
 from engine.kv.cached_prefixes import CachedPrefixes
 from engine.protocol import Decision, StepTime
-from engine.scheduling.batch_builder import BatchBuilder
+from engine.scheduling.batching_policy import BatchingPolicy
 from engine.scheduling.commit import Commit, apply_answer, step_time
 from engine.scheduling.fair_queue import FairQueue, QueueSnapshot
 from engine.scheduling.options import SchedulerOptions
@@ -24,7 +24,7 @@ from engine.scheduling.running_set import RunningSet
 from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 from engine.tree import EMPTY_TREE, TokenTree
 
 __all__ = ["Scheduler", "SchedulerOptions"]
@@ -50,7 +50,7 @@ class Scheduler:
         prefixes = PrefixMatcher(self.blocks, cached)
         n_scratch = 0 if info.drafter is None else info.drafter.n_scratch
         self._running = RunningSet(self.blocks, prefixes, self._waiting.push_front, n_scratch)
-        self._builder = BatchBuilder(info, self.options, costs, self._waiting, self._running)
+        self._builder = BatchingPolicy(info, self.options, costs, self._waiting, self._running)
         self._live: dict[int, Sequence] = {}
         self.decisions: Counter[Decision] = Counter()  # of methods that decide about every step, since the start
 

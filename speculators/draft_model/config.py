@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.target.options import GIB, TargetOptions
+from engine.target_model.options import GIB, TargetOptions
 from speculators.settings import Settings, setting
 
 

@@ -24,10 +24,10 @@ from engine.protocol import Needs, RequestView
 from engine.sampling.params import SamplingParams
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
-from engine.target.info import TargetInfo, positions
-from engine.target.loading import plan_cache, whole_range
-from engine.target.numerics import executors_of, resolve_dtype, with_numerics
-from engine.target.options import TargetOptions
+from engine.target_model.info import TargetInfo, positions
+from engine.target_model.loading import plan_cache, whole_range
+from engine.target_model.numerics import executors_of, resolve_dtype, with_numerics
+from engine.target_model.options import TargetOptions
 from engine.tree import IntArray, TokenTree
 
 if TYPE_CHECKING:  # its kernels need Triton

@@ -21,8 +21,8 @@ from benchmarks.never_slower import speedup
 from benchmarks.never_slower.cells import CPU, NONE
 from benchmarks.plan_time import __main__ as plan_time
 from engine.model.loader import load_spec
-from engine.target.loading import describe_target
-from engine.target.options import TargetOptions
+from engine.target_model.loading import describe_target
+from engine.target_model.options import TargetOptions
 
 ROOT = Path(__file__).parents[2]
 MODULES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "benchmarks").rglob("*.py")]

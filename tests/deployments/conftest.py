@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import torch
 
+from deployments.channels import async_channel, channel
 from deployments.observability.request_spans import RequestSpans
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline
@@ -23,9 +24,8 @@ from deployments.pipeline.endpoints import Endpoints
 from deployments.router.draft_client import DraftClient, InlineDraftClient
 from deployments.router.lane_connection import TargetClient
 from deployments.router.router import Router
-from deployments.stage.links import negotiation, process_group
+from deployments.stage.transports import negotiation, process_group
 from deployments.stage.worker import StageWorker
-from deployments.transport import async_channel, channel
 from engine.errors import TargetLostError
 from engine.events import RequestStats, StepEvent
 from engine.loop import Completion, Engine
@@ -35,10 +35,10 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.stage.stage import Stage
-from engine.target.info import TargetInfo, positions
-from engine.target.loading import grammars_of, plan_cache
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.info import TargetInfo, positions
+from engine.target_model.loading import grammars_of, plan_cache
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from speculators.pool import SpeculatorPool
 from tests.deployments.slow_stage import GATE
 from tests.support.waiting import LIMIT_S, wait_until_async

@@ -17,7 +17,7 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step_cost import StepCosts
-from engine.target.step_timing import measure
+from engine.target_model.step_timing import measure
 from speculators.auto.prices import Prices
 from speculators.auto.speculator import Auto
 from speculators.pld_plus.speculator import PldPlusConfig, PldPlusHidden

@@ -15,8 +15,8 @@ from engine.model.spec import read_spec
 from engine.request import Request
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step_cost import StepCosts
-from engine.target.info import TargetInfo
-from engine.target.local import LocalTarget
+from engine.target_model.info import TargetInfo
+from engine.target_model.local import LocalTarget
 from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.auto.speculator import Auto

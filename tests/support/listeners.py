@@ -9,11 +9,11 @@ import tempfile
 import threading
 from typing import Any
 
-from deployments.transport.addresses import listen, parse, tcp
-from deployments.transport.channel import Channel
-from deployments.transport.encryption import tls_context
-from deployments.transport.handshake import NONCE, ROLE, UnauthenticatedError, proof
-from deployments.transport.roles import STAGE_ROLES
+from deployments.channels.addresses import listen, parse, tcp
+from deployments.channels.channel import Channel
+from deployments.channels.encryption import tls_context
+from deployments.channels.handshake import NONCE, ROLE, UnauthenticatedError, proof
+from deployments.channels.roles import STAGE_ROLES
 from tests.support.waiting import LIMIT_S
 
 SECRET = b"s" * 32

@@ -21,9 +21,9 @@ from engine.kv.arena import BlockTable
 from engine.model.shard import ModelShard
 from engine.model.spec import ModelSpec
 from engine.protocol import Branch, Draft, RequestView
-from engine.target.drafter import describe_drafter, drafter_part, embeds_with_target
-from engine.target.info import TargetInfo
-from engine.target.local import LocalTarget
+from engine.target_model.drafter import describe_drafter, drafter_part, embeds_with_target
+from engine.target_model.info import TargetInfo
+from engine.target_model.local import LocalTarget
 from speculators.trained import TrainedDrafts
 from tests.support.tiny_models import tiny_model, tiny_shards
 

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from deployments.channels.async_channel import AsyncChannel
 from deployments.submission.client import SubmissionChannel
 from deployments.submission.protocol import SUBMIT, Attachment
 from deployments.submission.served_model import ServedModel
 from deployments.submission.server import Problem, RunRequest, SubmissionServer
-from deployments.transport.async_channel import AsyncChannel
 from engine.events import RequestStats, SourceCounts, StepEvent
 from engine.request import Request
 from engine.sampling.params import SamplingParams

@@ -18,7 +18,7 @@ from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 from engine.tree import EMPTY_TREE
 
 SPEC = ModelSpec("llama", 4, 4, 2, 8, 32, 320, 1 << 20, ("full_attention",) * 4, (2,), "float32", None)

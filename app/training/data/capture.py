@@ -10,7 +10,7 @@ from torch import Tensor
 from app.training.data.examples import Example
 from app.training.texts import PaddedTexts
 from engine.drafter.networks.base import TargetParts
-from engine.target.whole_texts import WholeTexts
+from engine.target_model.whole_texts import WholeTexts
 
 
 class Capture:

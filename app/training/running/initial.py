@@ -10,7 +10,7 @@ from engine.drafter.networks.build import AnyNetwork, new_network
 from engine.drafter.networks.medusa import Medusa
 from engine.drafter.networks.pairs import PairNetwork
 from engine.drafter.spec import DrafterSpec
-from engine.target.whole_texts import WholeTexts
+from engine.target_model.whole_texts import WholeTexts
 
 
 def new_drafter(spec: DrafterSpec, model: WholeTexts, draft_ids: Tensor | None, seed: int) -> AnyNetwork:

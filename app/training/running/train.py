@@ -39,8 +39,8 @@ from engine.drafter.networks.build import AnyNetwork
 from engine.drafter.spec import DrafterSpec
 from engine.errors import ConfigError
 from engine.model.identity import model_hash
-from engine.target.numerics import resolve_dtype
-from engine.target.whole_texts import WholeTexts
+from engine.target_model.numerics import resolve_dtype
+from engine.target_model.whole_texts import WholeTexts
 
 CHECKPOINT, SETTINGS = "checkpoint.pt", "settings.json"
 

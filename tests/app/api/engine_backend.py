@@ -19,8 +19,8 @@ from deployments.submission.messages import Health, ModelCard
 from engine.events import StepEvent
 from engine.loop import Engine
 from engine.request import Request
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from tests.support.engines import make_engine
 
 

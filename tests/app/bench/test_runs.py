@@ -16,8 +16,8 @@ from app.inputs.tokenizers import load_tokenizer
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.sampling.params import SamplingParams
-from engine.target.local import LocalTarget
-from engine.target.options import GIB, TargetOptions
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import GIB, TargetOptions
 from speculators.pool import SpeculatorPool
 
 QUESTIONS = [

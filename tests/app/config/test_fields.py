@@ -20,7 +20,7 @@ from app.inputs import devices
 from app.inputs.devices import device_named
 from app.offline.flags import add_model, add_speculation, draft_nodes
 from engine.drafter.settings import DrafterSettings
-from engine.target.options import GIB
+from engine.target_model.options import GIB
 
 
 def served(*flags: str) -> ServeConfig:

@@ -17,8 +17,8 @@ from app.inputs.prompts import encode_chat, encode_raw
 from engine.errors import ConfigError, RequestError, UnsupportedModelError
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from tests.support.broken_checkpoints import BrokenFolder, broken_folders
 from tests.support.engines import complete_all, make_engine
 from tests.support.tiny_models import saved_family

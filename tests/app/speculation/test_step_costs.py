@@ -16,9 +16,9 @@ from app.speculation import step_costs
 from app.speculation.step_costs import costs_name
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step_cost import StepCosts, costs_file, read_costs
-from engine.target import step_timing
-from engine.target.local import LocalTarget
-from engine.target.step_timing import GRID
+from engine.target_model import step_timing
+from engine.target_model.local import LocalTarget
+from engine.target_model.step_timing import GRID
 from tests.support.spectra_command import generated
 from tests.support.tiny_models import saved_checkpoint
 

@@ -13,17 +13,17 @@ import psutil
 import pytest
 import torch
 
+from deployments.channels.channel import Channel
+from deployments.channels.handshake import UnauthenticatedError
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import Endpoints, ProcessIdentity, StageEndpoint, kill_here, started_at
 from deployments.pipeline.plan import StagePlan
 from deployments.stage.actor import StageActor
-from deployments.transport.channel import Channel
-from deployments.transport.handshake import UnauthenticatedError
 from engine.errors import ConfigError
 from engine.model.ranges import LayerRange
 from engine.step import Step
-from engine.target.info import TargetInfo
-from engine.target.options import TargetOptions
+from engine.target_model.info import TargetInfo
+from engine.target_model.options import TargetOptions
 
 
 @pytest.mark.cluster

@@ -17,7 +17,7 @@ from deployments.router.draft_client import InlineDraftClient
 from engine.grammar.grammar import Grammar, Thought
 from engine.request import Request
 from engine.step_cost import StepCosts
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.draft_model.config import DraftModelConfig

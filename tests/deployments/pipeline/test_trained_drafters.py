@@ -13,8 +13,8 @@ from deployments.router.draft_client import InlineDraftClient
 from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.model.shard import ModelShard
 from engine.stage.stage import Stage
-from engine.target.drafter import describe_drafter, drafter_part
-from engine.target.info import TargetInfo
+from engine.target_model.drafter import describe_drafter, drafter_part
+from engine.target_model.info import TargetInfo
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
 from tests.deployments.conftest import Serving, job_of

@@ -17,7 +17,7 @@ from deployments.router.draft_client import InlineDraftClient
 from engine.errors import ConfigError
 from engine.request import Request
 from engine.scheduling.sequence import Sequence
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 from retrieval_store.service.learner import LiveOptions
 from retrieval_store.service.sender import OutputSender
 from speculators.pool import SpeculatorPool

@@ -8,7 +8,7 @@ from engine.errors import PromptTooLongError, RequestError, UnknownMethodError
 from engine.events import LENGTH, STOP
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 from tests.deployments.conftest import METHODS, Serving, job_of
 from tests.deployments.slow_stage import GATE, Gated
 from tests.support.metrics import values

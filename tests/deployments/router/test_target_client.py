@@ -21,7 +21,7 @@ from deployments.pipeline.replacement_seconds import ReplacementSeconds
 from engine.errors import ConfigError, TargetLostError
 from engine.model.identity import ModelIdentity
 from engine.step_cost import StepCosts
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 from tests.support.virtual_pipeline import INFO
 from tests.support.waiting import wait_until_async
 

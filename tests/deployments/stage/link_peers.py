@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from deployments.pipeline.tensor_header import TensorHeader
-from deployments.stage.links.base import Link
-from deployments.stage.links.negotiation import accept_link, offer_link
+from deployments.stage.transports.base import Link
+from deployments.stage.transports.negotiation import accept_link, offer_link
 from tests.support.listeners import Listener
 
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from deployments.stage.links import process_group
-from deployments.stage.links.base import RECEIVER
-from deployments.stage.links.process_group import NcclLink
+from deployments.stage.transports import process_group
+from deployments.stage.transports.base import RECEIVER
+from deployments.stage.transports.process_group import NcclLink
 from tests.deployments.stage.link_peers import CPU, Peers
 from tests.support.waiting import LIMIT_S, wait_until
 

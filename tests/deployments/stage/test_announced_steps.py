@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from deployments.channels.channel import Channel
 from deployments.pipeline.frames import OutcomeFrame, encode_outcome, encode_step_frame
 from deployments.pipeline.tensor_header import TensorHeader
 from deployments.stage import step_server
 from deployments.stage.inbox import StageInbox
-from deployments.stage.links.negotiation import accept_link, offer_link
-from deployments.transport.channel import Channel
+from deployments.stage.transports.negotiation import accept_link, offer_link
 from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step

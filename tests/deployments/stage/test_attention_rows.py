@@ -18,9 +18,9 @@ from engine.sampling.params import SamplingParams
 from engine.stage.artefacts import AttentionRows, CapturedStep
 from engine.stage.stage import Stage
 from engine.step import StepResult, WorkResult, encode
-from engine.target.info import TargetInfo
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.info import TargetInfo
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from speculators.method import SpeculatorOptions
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.pool import SpeculatorPool

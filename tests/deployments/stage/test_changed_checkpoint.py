@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from deployments.stage.actor import StageActor
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.target.options import TargetOptions
+from engine.target_model.options import TargetOptions
 
 SINGLE = "model.safetensors"
 

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 import torch
 
+from deployments.channels.async_channel import AsyncChannel
+from deployments.channels.channel import Channel
 from deployments.pipeline.frames import OutcomeFrame, encode_outcome, encode_step_frame
 from deployments.pipeline.tensor_header import TensorHeader
-from deployments.stage.links.negotiation import LinkOffer
-from deployments.transport.async_channel import AsyncChannel
-from deployments.transport.channel import Channel
+from deployments.stage.transports.negotiation import LinkOffer
 from engine.errors import TargetLostError
 from engine.step import Step
 from tests.deployments.stage.stage_steps import connected, first_step

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from deployments.pipeline.tensor_header import TensorHeader
-from deployments.stage.links import negotiation, process_group
-from deployments.stage.links.channel_store import ChannelStore
-from deployments.stage.links.negotiation import LinkChoice, LinkOffer, NoCommonLinkError, accept_link, offer_link
-from deployments.stage.links.process_group import build_within
-from deployments.stage.links.watchdog import Watchdog
+from deployments.stage.transports import negotiation, process_group
+from deployments.stage.transports.channel_store import ChannelStore
+from deployments.stage.transports.negotiation import LinkChoice, LinkOffer, NoCommonLinkError, accept_link, offer_link
+from deployments.stage.transports.process_group import build_within
+from deployments.stage.transports.watchdog import Watchdog
 from tests.deployments.stage.link_peers import CPU, KINDS, LARGE, Peers, deliver, received, same
 from tests.support.waiting import LIMIT_S
 

@@ -11,7 +11,7 @@ from deployments.pipeline.plan import StageRoom
 from deployments.stage.actor import StageActor
 from deployments.stage.planning import plan_stages
 from engine.errors import ConfigError
-from engine.target.options import EXACT, FAST, LAYERS, Resolution, TargetOptions
+from engine.target_model.options import EXACT, FAST, LAYERS, Resolution, TargetOptions
 from tests.support.tiny_models import saved_model
 
 

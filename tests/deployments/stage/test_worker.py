@@ -16,10 +16,10 @@ import msgspec
 import pytest
 import torch
 
+from deployments.channels.async_channel import AsyncChannel
 from deployments.pipeline.endpoints import Endpoints
 from deployments.stage import step_server
 from deployments.stage.worker import StageWorker
-from deployments.transport.async_channel import AsyncChannel
 from engine.loop import Completion
 from engine.model.loader import load_shard
 from engine.model.ranges import split_layers
@@ -27,7 +27,7 @@ from engine.request import Request
 from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step
-from engine.target.info import TargetInfo, positions
+from engine.target_model.info import TargetInfo, positions
 from tests.deployments.slow_stage import ForwardGate, Gated
 from tests.deployments.stage.link_peers import Peers
 from tests.deployments.stage.stage_steps import connected, first_step

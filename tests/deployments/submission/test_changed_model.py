@@ -16,7 +16,7 @@ from engine.errors import ModelChangedError
 from engine.events import StepEvent
 from engine.model.identity import ModelIdentity
 from engine.request import Request
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 from tests.deployments.conftest import ServedPipelines, Serving, job_of
 from tests.deployments.slow_stage import GATE, Gated
 from tests.support.submission import Submitting, submitting, tokens

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from deployments.channels.async_channel import AsyncChannel
+from deployments.channels.handshake import ClientHandshake
 from deployments.submission import ingress_connection
 from deployments.submission.protocol import (
     SILENT_BEATS,
@@ -23,8 +25,6 @@ from deployments.submission.protocol import (
     encode,
 )
 from deployments.submission.router_connection import RouterConnection
-from deployments.transport.async_channel import AsyncChannel
-from deployments.transport.handshake import ClientHandshake
 from engine.errors import OverloadedError, PromptTooLongError, RequestError, StepFailedError, TargetLostError
 from engine.events import StepEvent
 from engine.request import Request

@@ -23,8 +23,8 @@ from engine.sampling.params import SamplingParams
 from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
-from engine.target.info import TargetInfo
-from engine.target.local import LocalTarget
+from engine.target_model.info import TargetInfo
+from engine.target_model.local import LocalTarget
 from engine.tree import TokenTree
 
 SPLIT, BUCKETS = 16, (1, 8, 24, 48, 96)

@@ -17,7 +17,7 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import SequenceStart, Step, Work, WorkResult
-from engine.target.local import LocalTarget
+from engine.target_model.local import LocalTarget
 from engine.tree import TokenTree
 from speculators.registry import Factory
 from speculators.testing import RightAmongWrong

@@ -22,9 +22,9 @@ from engine.protocol import Branch
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target.drafter import describe_drafter, drafter_part
-from engine.target.info import TargetInfo
-from engine.target.local import LocalTarget
+from engine.target_model.drafter import describe_drafter, drafter_part
+from engine.target_model.info import TargetInfo
+from engine.target_model.local import LocalTarget
 from speculators.draft_model.config import DraftModelConfig
 from speculators.draft_model.runner import DraftModelRunner
 from speculators.draft_model.speculator import DraftModel

@@ -13,8 +13,8 @@ from engine.model.loader import load_shard, load_spec
 from engine.model.ranges import LayerRange
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target.info import TargetInfo
-from engine.target.local import LocalTarget
+from engine.target_model.info import TargetInfo
+from engine.target_model.local import LocalTarget
 from tests.support.engines import complete_all, make_engine
 from tests.support.fp8_checkpoints import fp8_checkpoint
 from tests.support.tiny_models import saved_model

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.model.identity import SAMPLE, ModelIdentity, file_hashes, model_hash, tokenizer_hash_if_any
-from engine.target.loading import describe_target
-from engine.target.options import TargetOptions
+from engine.target_model.loading import describe_target
+from engine.target_model.options import TargetOptions
 
 SINGLE = "model.safetensors"
 

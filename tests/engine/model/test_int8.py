@@ -14,8 +14,8 @@ from engine.model.quantization import bitsandbytes
 from engine.model.quantized import Int8Linear, quantize
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from tests.support.engines import complete_all, make_engine
 from tests.support.tiny_models import random_prompts, reference_tokens, saved_model
 

@@ -22,10 +22,10 @@ from engine.model.ranges import LayerRange
 from engine.model.spec import read_spec
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target.loading import plan_cache
-from engine.target.local import LocalTarget
-from engine.target.numerics import resolve_dtype
-from engine.target.options import TargetOptions
+from engine.target_model.loading import plan_cache
+from engine.target_model.local import LocalTarget
+from engine.target_model.numerics import resolve_dtype
+from engine.target_model.options import TargetOptions
 from tests.support.engines import complete_all, make_engine
 from tests.support.fp8_checkpoints import quantization_config
 from tests.support.tiny_models import random_prompts, reference_tokens, saved_model, tiny_model

@@ -12,8 +12,8 @@ from torch import nn
 from engine.model.packed import PackedLinear, pack_linears
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from tests.support.engines import complete_all, make_engine
 from tests.support.tiny_models import FAMILIES, random_prompts, reference_tokens, saved_model, tiny_model
 

@@ -23,8 +23,8 @@ from engine.model.scaled import ScaledLinear, quantize_rows, scale_of
 from engine.model.shard import ModelShard
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from tests.support.engines import complete_all, make_engine
 from tests.support.fp8_checkpoints import (
     dequantized_model,

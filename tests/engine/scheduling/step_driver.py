@@ -17,7 +17,7 @@ from engine.scheduling.commit import Commit
 from engine.scheduling.drafting import DraftRound, apply_drafts, start_round
 from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult
-from engine.target.local import LocalTarget
+from engine.target_model.local import LocalTarget
 from engine.tree import IntArray
 
 

@@ -15,9 +15,9 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step
-from engine.target.info import MAX_TREE
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.info import MAX_TREE
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from engine.tree import EMPTY_TREE
 from speculators.testing import AlwaysRight, AlwaysWrong
 from tests.engine.scheduling.step_driver import watched

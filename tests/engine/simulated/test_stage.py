@@ -23,9 +23,9 @@ from engine.simulated.profile import PROFILES, SIMULATED, PipelineProfile, Simul
 from engine.simulated.stage import SimulatedStage
 from engine.stage.base import Activations, StageLike
 from engine.step import SequenceStart, Step, StepResult, Work
-from engine.target.info import TargetInfo
-from engine.target.loading import describe_target, load_stage
-from engine.target.options import TargetOptions
+from engine.target_model.info import TargetInfo
+from engine.target_model.loading import describe_target, load_stage
+from engine.target_model.options import TargetOptions
 from engine.tree import TokenTree
 from speculators.pool import SpeculatorPool
 
@@ -36,7 +36,7 @@ RECORDINGS = pack_recordings(zip(PROMPTS, ANSWERS, strict=False))
 
 
 class SimulatedPipeline:
-    """Runs simulated stages one after the other, as ``engine.target.local.LocalTarget`` runs real ones."""
+    """Runs simulated stages one after the other, as ``engine.target_model.local.LocalTarget`` runs real ones."""
 
     def __init__(self, info: TargetInfo, stages: Sequence[StageLike]) -> None:
         self.info = info

@@ -26,7 +26,7 @@ from engine.protocol import Branch, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.sampling.randomness import Randomness
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 from engine.tree import ROOT, TokenTree
 from engine.verify.rules import Decision, Row, decide_rejection, match
 from speculators.draft_model.config import DraftModelConfig

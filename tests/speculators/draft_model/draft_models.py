@@ -20,7 +20,7 @@ from engine.sampling.history import History
 from engine.sampling.noise import gumbel_row
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 from speculators.draft_model.config import DraftModelConfig
 from speculators.draft_model.runner import DraftModelRunner
 from speculators.draft_model.speculator import DraftModel

@@ -19,8 +19,8 @@ from engine.protocol import Branch, Outcome, RequestView
 from engine.request import Request
 from engine.sampling.noise import gumbel_row
 from engine.sampling.params import SamplingParams
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from engine.tree import EMPTY_TREE
 from speculators.draft_model.config import DraftModelConfig
 from speculators.draft_model.runner import DraftModelRunner, SequenceRows

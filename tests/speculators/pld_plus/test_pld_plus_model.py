@@ -16,8 +16,8 @@ from engine.protocol import Branch, RequestView, Speculator
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from speculators.method import SpeculatorOptions
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.pool import SpeculatorPool

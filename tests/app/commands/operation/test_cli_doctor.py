@@ -19,7 +19,7 @@ from app.inputs.devices import check_cache
 from app.version import VERSION
 from engine.errors import ConfigError
 from engine.model.resolve import resolve
-from engine.target.options import Resolution, TargetOptions
+from engine.target_model.options import Resolution, TargetOptions
 from tests.support.model_hub import fetch_from, model_hub
 from tests.support.spectra_command import run_cli
 from tools.shapes import llama_70b

@@ -19,8 +19,8 @@ from engine.errors import ConfigError
 from engine.loop import Engine
 from engine.sampling.params import SamplingParams
 from engine.scheduling.drafting import AUTOREGRESSIVE
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
 from tests.support.tiny_models import saved_checkpoint, tiny_tokenizer

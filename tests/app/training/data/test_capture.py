@@ -12,7 +12,7 @@ from app.training.data.batches import TextStream, in_batches
 from app.training.data.capture import Capture, target_parts
 from app.training.data.examples import Example
 from engine.errors import ConfigError
-from engine.target.whole_texts import WholeTexts
+from engine.target_model.whole_texts import WholeTexts
 from tests.support.tiny_models import FAMILIES, random_prompt, saved_model, tiny_model
 
 TAPS = (2, -1, 0)

@@ -18,7 +18,7 @@ from engine.drafter.networks.medusa import Medusa
 from engine.drafter.spec import DrafterSpec, Method
 from engine.errors import ConfigError
 from engine.model.loader import load_spec
-from engine.target.whole_texts import WholeTexts
+from engine.target_model.whole_texts import WholeTexts
 from tests.support.tiny_models import FAMILIES, VOCAB, saved_model, tiny_model
 
 

@@ -20,7 +20,7 @@ from deployments.router.router import Router
 from deployments.router.scaling import scaler
 from engine.errors import TargetLostError
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target.info import TargetInfo
+from engine.target_model.info import TargetInfo
 from speculators.pool import SpeculatorPool
 from tests.deployments.conftest import METHODS, Offline, ServedPipelines, ThreadedStages, job_of, patient
 from tests.deployments.slow_stage import GATE, Gated

@@ -1,0 +1,79 @@
+"""Tensors through the authenticated channel itself, right after their header: the default link without GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from deployments.channels.channel import Channel
+from deployments.pipeline.tensor_header import TensorHeader
+from deployments.stage.transports.base import allocate
+from deployments.stage.transports.host_copies import HostCopies
+from deployments.stage.transports.sender import LinkSender
+
+CPU = torch.device("cpu")
+AT_ONCE = 1 << 18  # bytes: to send up to so many directly takes less time than to wake a thread for it
+
+
+class SocketLink:
+    """Headers and tensors share one connection; this process makes no copy of either.
+
+    Args:
+        channel: to the neighbour.
+        device: where tensors go.
+    """
+
+    kind = "socket"
+
+    def __init__(self, channel: Channel, device: torch.device) -> None:
+        self._channel = channel
+        self._copies = HostCopies(device)
+        self._sender = LinkSender(channel.close)
+
+    def send(
+        self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None] | None = None
+    ) -> None:
+        """As ``Link.send``; tensors of a GPU are copied to the host first."""
+        if ready is not None:
+            self._sender.run(partial(self._deliver, header, tensors, ready))
+            return
+        parts = self._parts(header, tensors)
+        rest: Callable[[], None] | None = partial(self._channel.send_all, parts)
+        if self._sender.is_idle and sum(part.nbytes for part in parts) <= AT_ONCE:
+            rest = self._channel.send_now(parts)
+        if rest is not None:
+            self._sender.run(rest)
+
+    def _deliver(self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None]) -> None:
+        ready()
+        self._channel.send_all(self._parts(header, tensors))
+
+    def _parts(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> list[memoryview]:
+        return self._channel.frame(header) + [_bytes_of(tensor) for tensor in self._copies.to_host(tensors)]
+
+    def header(self) -> bytes:
+        """As ``Link.header``."""
+        return self._channel.receive()
+
+    def receive(self, headers: Sequence[TensorHeader]) -> Callable[[], list[Tensor]]:
+        """As ``Link.receive``; until the returned function is called, tensors wait in the sockets' buffers."""
+        return partial(self._read, allocate(headers, CPU))
+
+    def _read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        for tensor in tensors:
+            if tensor.numel():
+                self._channel.receive_into(_bytes_of(tensor))
+        return self._copies.to_device(tensors)
+
+    def close(self) -> None:
+        """As ``Link.close``."""
+        self._channel.close()
+        self._sender.close()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The elements as bytes (numpy has no bfloat16), without a copy; the view keeps the tensor alive."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

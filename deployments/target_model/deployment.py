@@ -1,0 +1,134 @@
+"""The target as a Serve deployment: one replica with the stage actors of one pipeline in its own placement group.
+
+The replica never touches the step path. It starts the stages, tells routers where they listen, and has a stage that
+dies or hangs replaced (``supervisor``). When that fails, so does its health check, and Serve replaces the replica with
+the whole pipeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup, get_current_placement_group
+
+from deployments.observability.logs import configure
+from deployments.options import PipelineOptions
+from deployments.pipeline.endpoints import Endpoints
+from deployments.pipeline.leadership import NO_ROUTER, LeaderEpochs, RouterStatus
+from deployments.single_replica import check_single_replica
+from deployments.target_model.bundles import Bundle, Bundles
+from deployments.target_model.stage_handle import StageHandle
+from deployments.target_model.supervisor import supervised
+from engine.errors import ConfigError
+from engine.target_model.options import TargetOptions
+
+LEAST_CPU = 0.001  # Ray refuses empty bundles
+HOLD_S = 2.0  # a call that holds the pipeline
+
+
+def stage_environment(options: PipelineOptions) -> dict[str, str]:
+    """Environment of a stage process; idle threads must not spin, because another stage needs the core."""
+    return {
+        "OMP_NUM_THREADS": str(options.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "0",
+        **dict(options.environment),
+    }
+
+
+def stage_resources(pipeline: PipelineOptions) -> dict[str, float]:
+    """What a bundle needs for one stage."""
+    return {"CPU": max(pipeline.cpus, LEAST_CPU)} | ({"GPU": pipeline.gpus} if pipeline.gpus else {})
+
+
+def replica_placement(pipeline: PipelineOptions, n_stages: int, replica_cpus: float) -> dict[str, Any]:
+    """Serve's options of a placement group with one bundle per stage; the replica shares the first one's."""
+    stage = stage_resources(pipeline)
+    first = stage | {"CPU": stage["CPU"] + replica_cpus}
+    bundles = [first, *(dict(stage) for _ in range(n_stages - 1))]
+    return {"placement_group_bundles": bundles, "placement_group_strategy": pipeline.placement.upper()}
+
+
+class TargetDeployment:
+    """Owns one pipeline.
+
+    Args:
+        target: what to load.
+        pipeline: resources and supervision of the stages.
+    """
+
+    async def __init__(self, target: TargetOptions, pipeline: PipelineOptions) -> None:  # type: ignore[misc]
+        configure(pipeline.logs, "Target")
+        check_single_replica("'replicas' in args adds pipelines, a deployment each")
+        launch = partial(_launch, target, pipeline)
+        self._epochs = LeaderEpochs()
+        self._grace = pipeline.grace
+        bundles = Bundles(
+            _own_placement(target.stages), stage_resources(pipeline), pipeline.placement, pipeline.transport == "unix"
+        )
+        self._supervisor = supervised(launch, bundles, pipeline.standby_stages, pipeline.replace_timeout)
+        await self._supervisor.start()
+
+    async def __del__(self) -> None:
+        """Serve awaits this when it stops the replica in an orderly way: what runs on the stages may end, or move to
+        the pipeline that takes the place of this one, until the grace is over."""
+        supervisor = getattr(self, "_supervisor", None)  # missing when the constructor failed
+        if supervisor is not None:
+            await supervisor.until_unused(self._grace)
+            supervisor.close()
+
+    async def endpoints(self, node: str = "", asking: RouterStatus = NO_ROUTER) -> Endpoints:
+        """Where the pipeline listens, for a router on the Ray node ``node`` (its id); waits while a stage is replaced.
+
+        Raises:
+            SupersededError: a later router has taken this pipeline over.
+            TargetLostError: the replacement takes longer than a call can wait; ask again.
+            ConfigError: the option ``transport`` does not reach that node.
+        """
+        self._epochs.admit(asking)
+        return replace(await self._supervisor.endpoints(node), leader=self._epochs.leader)
+
+    async def hold(self) -> None:
+        """Last a while. Where Serve scales this deployment between no replica and one, routers that want the pipeline
+        call this again and again: a call that runs or waits for a replica is what Serve scales by. None lasts long,
+        because Serve waits for it when it replaces the replica."""
+        await asyncio.sleep(HOLD_S)
+
+    async def report_hang(self, reason: str) -> None:
+        """Look for a stage that hangs now, and not at the next ping, and have it replaced."""
+        await self._supervisor.report_hang(reason)
+
+    async def stage_pids(self) -> list[int]:
+        """Process ids of the stages, first to last: for operators and for tests that kill them."""
+        return self._supervisor.pids
+
+    async def state(self) -> dict[str, Any]:
+        """Processes and nodes of the stages, what their start took, and the newest replacement; for operators."""
+        return self._supervisor.state()
+
+    async def check_health(self) -> None:
+        """Serve calls this periodically.
+
+        Raises:
+            TargetLostError: a stage was lost, and could not be replaced alone.
+        """
+        self._supervisor.check()
+
+
+def _own_placement(n_stages: int) -> PlacementGroup:
+    placed = get_current_placement_group()
+    if placed is None or placed.bundle_count != n_stages:
+        raise ConfigError(f"placement_group_bundles: the target needs one bundle for each of its {n_stages} stages")
+    return placed
+
+
+def _launch(target: TargetOptions, pipeline: PipelineOptions, bundle: Bundle) -> StageHandle:
+    options = {
+        "num_cpus": pipeline.cpus,
+        "num_gpus": pipeline.gpus,
+        "runtime_env": {"env_vars": stage_environment(pipeline)},
+    }
+    return StageHandle.start(options, target, pipeline, bundle)

@@ -1,0 +1,180 @@
+"""The stages of one pipeline: started, planned, loaded, connected to their neighbours, replaced one by one, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import ray
+from ray.exceptions import RayError
+
+from deployments.pipeline.endpoints import Endpoints, StageEndpoint, neighbours
+from deployments.pipeline.load_report import LoadReport, StageLoad
+from deployments.pipeline.plan import StagePlan
+from deployments.pipeline.replacement import StageReplacement
+from deployments.target_model.bundles import Bundle
+from deployments.target_model.diagnosis import warm_up
+from deployments.target_model.stage_handle import StageHandle, reason_of
+from deployments.target_model.standbys import Standbys
+from engine.errors import ConfigError, TargetLostError
+
+CLEAN_UP_S = 2.0  # for stages to clean up before they are killed
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Substitute:
+    """A stage that has loaded and listens, to be put in the place of another."""
+
+    stage: StageHandle
+    loaded: StageLoad
+    was_waiting: bool  # as a standby
+    process: float  # seconds until its process was there
+    load: float  # seconds from then on
+
+
+class StageGroup:
+    """All stages of one pipeline.
+
+    Args:
+        launch: starts a stage's process in a bundle.
+        bundles: of the stages, first to last.
+        standbys: where the processes of substitutes come from.
+    """
+
+    def __init__(self, launch: Callable[[Bundle], StageHandle], bundles: Sequence[Bundle], standbys: Standbys) -> None:
+        self._standbys = standbys
+        self._seconds: dict[str, float] = {}  # of the phases that all stages wait for
+        self._loads: dict[int, StageLoad] = {}
+        self._plan: StagePlan | None = None  # known once a stage has made it
+        self._secret = secrets.token_bytes(32)
+        self.stages = [launch(bundle) for bundle in bundles]
+        self.generation = 0  # how often the stages were connected
+
+    async def start(self) -> None:
+        """Let the first stage plan, let all load at the same time, connect them, and send a first step through.
+
+        Raises:
+            TargetLostError: a stage did not come up, or passes no step on; all stages are killed.
+            ConfigError: an option of the target is wrong, or the transport that was asked for does not connect two
+                stages.
+            UnsupportedModelError: the checkpoint cannot be run.
+        """
+        try:
+            began = time.monotonic()
+            await asyncio.gather(*(stage.arrive() for stage in self.stages))  # imports would disturb a measurement
+            arrived = time.monotonic()
+            rooms = await asyncio.gather(*(stage.room() for stage in self.stages))
+            self._plan = await self.stages[0].plan(rooms)
+            for i, memory in enumerate(self._plan.memory):
+                logger.info("stage %d: %s", i, memory)
+            self._seconds["plan"] = time.monotonic() - arrived
+            for i, load in enumerate(await asyncio.gather(*(self._come_up(*one) for one in enumerate(self.stages)))):
+                self._loads[i] = load
+            loaded = time.monotonic()
+            if lost := await self.connect():
+                raise TargetLostError(self.told(lost))
+            await warm_up(self.endpoints(self._endpoint(0).node), self.stages)
+            ended = time.monotonic()
+            self._seconds |= {"connect": ended - loaded, "ready": ended - began}
+        except BaseException:
+            for stage in self.stages:
+                stage.kill()
+            raise
+
+    async def substitute(self, i: int) -> Substitute:
+        """Have another process load what stage ``i`` has, which may go on meanwhile.
+
+        Raises:
+            TargetLostError: it did not come up.
+        """
+        began = time.monotonic()
+        stage, was_waiting = await self._standbys.take()
+        taken = time.monotonic()
+        try:
+            loaded = await self._come_up(i, stage)
+        except BaseException:  # cancellation too
+            self._standbys.give_back(stage)
+            raise
+        return Substitute(stage, loaded, was_waiting, taken - began, time.monotonic() - taken)
+
+    def put(self, i: int, substitute: Substitute) -> None:
+        """Make it stage ``i``; ``connect`` tells the others."""
+        self.stages[i] = substitute.stage
+        self._loads[i] = substitute.loaded
+
+    async def _come_up(self, i: int, stage: StageHandle) -> StageLoad:
+        loaded = await stage.come_up(i, self._secret, self._planned)
+        logger.info(
+            "%s loaded in %.1f s, %s, %.2f GiB, %s",
+            stage.name,
+            loaded.seconds,
+            loaded.load,
+            loaded.n_bytes / (1 << 30),
+            stage.identity,
+        )
+        return loaded.load
+
+    async def connect(self) -> dict[int, str]:
+        """Tell every stage its neighbours; steps in flight are dropped.
+
+        Returns:
+            The stages that were lost meanwhile, and why.
+        """
+        self.generation += 1
+        known = zip(self.stages, neighbours([self._endpoint(i) for i in range(len(self.stages))]), strict=True)
+        calls = [stage.serve(following, rows) for stage, (following, rows) in known]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        return {i: reason_of(answer) for i, answer in enumerate(answers) if isinstance(answer, BaseException)}
+
+    def endpoints(self, node: str, replacements: Sequence[StageReplacement] = ()) -> Endpoints:
+        """Where the pipeline listens, for a router on ``node``, and the newest replacements of its stages.
+
+        Raises:
+            ConfigError: the option ``transport`` does not reach that node.
+        """
+        first, last = self._endpoint(0).seen_from(node), self._endpoint(-1).seen_from(node)
+        if not (first and last):
+            raise ConfigError(
+                "transport (--transport) is unix, but the router is on another node than the first or last stage; "
+                "auto and tcp work there"
+            )
+        return Endpoints(first, last, self._secret, self._planned.info, self.load, tuple(replacements))
+
+    @property
+    def load(self) -> LoadReport:
+        """What the start took so far; that of a stage which has been replaced is its newest process's."""
+        stages = tuple(self._loads.get(i, StageLoad()) for i in range(len(self.stages)))
+        return LoadReport(dict(self._seconds), stages)
+
+    @property
+    def _planned(self) -> StagePlan:
+        assert self._plan is not None, "a stage plans before any loads"
+        return self._plan
+
+    def _endpoint(self, i: int) -> StageEndpoint:
+        endpoint = self.stages[i].endpoint
+        assert endpoint is not None, "a stage listens before it is connected"
+        return endpoint
+
+    def told(self, reasons: dict[int, str]) -> str:
+        """Reasons by stage, as one line."""
+        return "; ".join(f"{self.stages[i].name}: {why}" for i, why in reasons.items())
+
+    async def end(self) -> None:
+        """Kill all stages."""
+        await asyncio.gather(*(stage.end() for stage in self.stages), return_exceptions=True)
+
+    def close(self) -> None:
+        """Let all stages clean up, then end them; blocks for ``CLEAN_UP_S`` at most."""
+        with contextlib.suppress(RayError):
+            ray.wait([stage.leave() for stage in self.stages], num_returns=len(self.stages), timeout=CLEAN_UP_S)
+        for stage in self.stages:
+            with contextlib.suppress(RayError, ValueError):
+                stage.kill()

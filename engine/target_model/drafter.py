@@ -1,0 +1,104 @@
+"""From a drafter's settings to what a target's stages do for it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint.read import read_drafter
+from engine.drafter.networks.base import TargetParts
+from engine.drafter.part import NO_DRAFTER, DrafterPart
+from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
+from engine.drafter.serving.relay import relay_of
+from engine.drafter.serving.runtime import DrafterPlacement, DraftRuntime
+from engine.drafter.settings import DrafterInfo, DrafterSettings, scratch_slots
+from engine.drafter.spec import DrafterSpec
+from engine.errors import ConfigError
+from engine.kv.arena import KVArena
+from engine.model.resolve import resolve
+from engine.model.shard import ModelShard
+from engine.model.spec import ModelSpec
+from engine.target_model.info import TargetInfo
+
+SAMPLE = 4096  # bytes hashed of every tensor
+
+
+def read_checkpoint(settings: DrafterSettings, target: ModelSpec) -> DrafterCheckpoint:
+    """The drafter, on the CPU.
+
+    Raises:
+        ConfigError, UnsupportedModelError: as ``read_drafter``.
+    """
+    return read_drafter(Path(resolve(settings.path)), target, settings.taps)
+
+
+def describe_drafter(checkpoint: DrafterCheckpoint, settings: DrafterSettings, dtype: torch.dtype) -> DrafterInfo:
+    """What schedulers and speculators have to know."""
+    spec, layers = checkpoint.spec, checkpoint.spec.layers
+    per_token = 0
+    if layers is not None:
+        per_token = KVArena.bytes_per_block(layers.n_layers, 1, layers.n_kv_heads, layers.head_dim, dtype)
+    n_weights = sum(tensor.numel() for tensor in checkpoint.tensors.values())
+    matrix = spec.vocab_size * spec.target_hidden_size
+    n_kept = n_weights + (matrix if embeds_with_target(spec) else 0)
+    once = n_weights if spec.own_head or spec.method == "medusa" else n_weights + matrix
+    return DrafterInfo(
+        method=spec.method,
+        layout=checkpoint.layout,
+        taps=spec.taps,
+        n_scratch=scratch_slots(spec, settings),
+        cache_bytes=per_token,
+        weight_bytes=n_kept * dtype.itemsize,
+        work=once * (settings.depth if spec.method == "eagle" else 1),
+        identity=_hash(checkpoint),
+    )
+
+
+def embeds_with_target(spec: DrafterSpec) -> bool:
+    """Whether the drafter embeds tokens with the target's embedding."""
+    return spec.method != "medusa" and not spec.own_embedding
+
+
+def drafter_part(
+    checkpoint: DrafterCheckpoint | None,
+    settings: DrafterSettings | None,
+    shard: ModelShard,
+    info: TargetInfo,
+    reference: bool = False,
+    forwards: MakeForwards = ModuleForwards,
+) -> DrafterPart:
+    """What the stage of ``shard`` does; ``forwards`` runs the drafter's layers.
+
+    Raises:
+        ConfigError: the checkpoint lacks something, contradicts itself, or is not that of ``info``.
+    """
+    if checkpoint is None or settings is None:
+        return NO_DRAFTER
+    if info.drafter is not None and _hash(checkpoint) != info.drafter.identity:
+        raise ConfigError(
+            f"the drafter {settings.path} is not the one with which the pipeline began: it has changed, or differs "
+            "between nodes; start the pipeline anew"
+        )
+    relay = relay_of(checkpoint, shard.range, shard.dtype, shard.device)
+    if not shard.range.is_last:
+        return DrafterPart(relay)
+
+    def embed(tokens: Tensor) -> Tensor:
+        return shard.embed(tokens.flatten())[0].view(*tokens.shape, -1)
+
+    place = DrafterPlacement(info.n_blocks, info.block_size, shard.dtype, shard.device, reference, forwards)
+    return DrafterPart(relay, DraftRuntime(checkpoint, TargetParts(embed, shard.head), place, settings))
+
+
+def _hash(checkpoint: DrafterCheckpoint) -> str:
+    """Of its spec, and of a sample of every tensor."""
+    digest = hashlib.sha256(repr(checkpoint.spec).encode())
+    for name, tensor in sorted(checkpoint.tensors.items()):
+        flat = tensor.reshape(-1).view(torch.uint8)
+        first = max(0, len(flat) - SAMPLE) // 2
+        digest.update(name.encode() + flat[first : first + SAMPLE].numpy().tobytes())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,240 @@
+"""From options to a target's description, its KV cache and its stages.
+
+Only this module distinguishes real stages from simulated ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engine.drafter.part import DrafterPart
+from engine.drafter.settings import DrafterInfo
+from engine.errors import ConfigError
+from engine.grammar.compiler import Grammars
+from engine.kv.arena import KVArena
+from engine.model.identity import ModelIdentity, model_hash, tokenizer_hash_if_any
+from engine.model.loader import load_config, load_shard, load_spec
+from engine.model.ranges import LayerRange, split_layers
+from engine.model.resolve import revision_of
+from engine.model.shard import ModelShard
+from engine.model.sizes import StageMemory, stage_memory, weight_bytes
+from engine.model.spec import ModelSpec
+from engine.model.weights.meter import Meter
+from engine.simulated.answers import RecordedAnswers
+from engine.simulated.profile import SIMULATED
+from engine.simulated.stage import SimulatedStage
+from engine.stage.base import StageLike
+from engine.stage.stage import Stage
+from engine.target_model.drafter import describe_drafter, drafter_part, embeds_with_target, read_checkpoint
+from engine.target_model.info import TargetInfo, positions
+from engine.target_model.numerics import drafter_forwards, executors_of, resolve_dtype, with_numerics
+from engine.target_model.options import LAYERS, TargetOptions
+from engine.target_model.split import NO_LOAD, DrafterLoad, choose_ranges
+from engine.target_model.split_options import MEASURED, SplitOptions
+
+
+def plan_cache(
+    spec: ModelSpec, options: TargetOptions, dtype: torch.dtype, drafter: DrafterInfo | None = None
+) -> TargetInfo:
+    """How many blocks the memory budget buys, the drafter's cache included, and the longest text that fits.
+
+    Raises:
+        ConfigError: the budget does not hold a single useful sequence, or ``max_model_len`` exceeds the model's.
+    """
+    assert options.kv_bytes is not None, "with_cache comes before"
+    size = options.block_size
+    per_block = KVArena.bytes_per_block(spec.n_layers, size, spec.n_kv_heads, spec.head_dim, dtype)
+    per_block += 0 if drafter is None else size * drafter.cache_bytes
+    n_blocks = options.kv_bytes // per_block
+    if n_blocks < 4:
+        raise ConfigError(f"kv_bytes is {options.kv_bytes}: a block takes {per_block} bytes, at least 4 are needed")
+    if options.max_model_len is not None and not 1 <= options.max_model_len <= spec.max_positions:
+        raise ConfigError(
+            f"max_model_len is {options.max_model_len}; this model allows 1 to {spec.max_positions} tokens"
+        )
+    # One block is left for the tree after the text.
+    fits = (n_blocks - 1) * size
+    longest = min(options.max_model_len or spec.max_positions, fits)
+    return TargetInfo(spec, n_blocks, size, longest, drafter=drafter)
+
+
+def target_spec(options: TargetOptions, path: Path) -> ModelSpec:
+    """The spec of a checkpoint directory; a simulated target has its vocabulary, and a layer for every stage.
+
+    Raises:
+        UnsupportedModelError: the checkpoint cannot be run.
+    """
+    spec = load_spec(path)
+    if options.simulation is None:
+        return spec
+    n_layers = max(spec.n_layers, options.stages)
+    return replace(spec, family=SIMULATED, n_layers=n_layers, layer_types=("full_attention",) * n_layers)
+
+
+def describe_target(options: TargetOptions, path: Path) -> TargetInfo:
+    """What a scheduler needs to know of the target.
+
+    Raises:
+        UnsupportedModelError: the checkpoint cannot be run.
+        ConfigError: an option is wrong.
+    """
+    spec = target_spec(options, path)
+    dtype = resolve_dtype(options.dtype, spec, options.device)
+    drafter = None
+    if options.drafter is not None:
+        if options.simulation is not None:
+            raise ConfigError("drafter is set, but a simulated target has no states that a trained drafter could read")
+        drafter = describe_drafter(read_checkpoint(options.drafter, spec), options.drafter, dtype)
+    return replace(plan_cache(spec, options, dtype, drafter), identity=_identity(options, path, dtype))
+
+
+def _identity(options: TargetOptions, path: Path, dtype: torch.dtype) -> ModelIdentity:
+    tokenizer, revision = tokenizer_hash_if_any(path), revision_of(path)
+    simulation = options.simulation
+    if simulation is not None:
+        weights = hashlib.sha256(repr(simulation.profile).encode() + simulation.recordings).hexdigest()[:32]
+        return ModelIdentity(weights, tokenizer, revision, SIMULATED)
+    numbers = [str(dtype).removeprefix("torch."), *filter(None, [options.quantization])]
+    if options.resolution is not None and options.resolution.numerics != LAYERS:
+        numbers.append(options.resolution.numerics)
+    return ModelIdentity(model_hash(path), tokenizer, revision, "+".join(numbers))
+
+
+def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[LayerRange]:
+    """The layers of every stage. With split ``measured``, call it where the stages' device is.
+
+    Raises:
+        ConfigError: an option is wrong, or the stages' memory does not hold weights and KV cache.
+        UnsupportedModelError: the checkpoint cannot be run.
+    """
+    if options.simulation is not None:
+        return split_layers(info.spec.n_layers, options.stages)
+    dtype = resolve_dtype(options.dtype, info.spec, options.device)
+    if options.split == MEASURED:
+        options = with_numerics(options, path)
+    split = SplitOptions(
+        options.stages,
+        options.split,
+        options.stage_memory,
+        options.quantization,
+        options.cost_folder,
+        options.resolution,
+    )
+    device, kv = torch.device(options.device), kv_per_layer(info, dtype)
+    load = drafter_load(info)
+    return choose_ranges(path, info.spec, split, dtype=dtype, device=device, kv_per_layer=kv, drafter=load)
+
+
+def memory_of_stages(
+    options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence[LayerRange]
+) -> list[StageMemory]:
+    """Weights and KV cache of every stage, for a log; empty for a simulated target."""
+    if options.simulation is not None:
+        return []
+    dtype = resolve_dtype(options.dtype, info.spec, options.device)
+    weights = weight_bytes(load_config(path), info.spec, dtype, options.quantization)
+    stages = stage_memory(weights, kv_per_layer(info, dtype), ranges)
+    if info.drafter is not None:
+        last, cache = stages[-1], drafter_load(info).n_bytes - info.drafter.weight_bytes
+        stages[-1] = replace(last, weights=last.weights + info.drafter.weight_bytes, kv=last.kv + cache)
+    return stages
+
+
+def drafter_load(info: TargetInfo) -> DrafterLoad:
+    """What the target's drafter adds to the last stage."""
+    if info.drafter is None:
+        return NO_LOAD
+    cache = info.n_blocks * info.block_size * info.drafter.cache_bytes
+    return DrafterLoad(info.drafter.weight_bytes + cache, info.drafter.work)
+
+
+def kv_per_layer(info: TargetInfo, dtype: torch.dtype) -> int:
+    """Bytes of KV cache that each layer takes."""
+    spec = info.spec
+    return info.n_blocks * KVArena.bytes_per_block(1, info.block_size, spec.n_kv_heads, spec.head_dim, dtype)
+
+
+def load_layers(
+    options: TargetOptions,
+    path: Path,
+    layers: LayerRange,
+    info: TargetInfo,
+    embeds: bool = False,
+    meter: Meter | None = None,
+) -> ModelShard:
+    """A stage's layers of a checkpoint, in the dtype, on the device and with the quantization of the options.
+
+    ``embeds`` says whether the stage embeds tokens though it is not the first; ``meter`` counts what is read.
+
+    Raises:
+        UnsupportedModelError: the checkpoint cannot be run.
+        ConfigError: an option is wrong.
+    """
+    shard = load_shard(
+        path,
+        layers,
+        dtype=resolve_dtype(options.dtype, info.spec, options.device),
+        device=torch.device(options.device),
+        n_positions=positions(info),
+        quantization=options.quantization,
+        embeds=embeds,
+        meter=meter,
+    )
+    shard.pack_linears()
+    return shard
+
+
+def load_parts(
+    options: TargetOptions, path: Path, ranges: Sequence[LayerRange], info: TargetInfo, meter: Meter | None = None
+) -> list[tuple[ModelShard, DrafterPart]]:
+    """Layers of some stages, which ``meter`` counts, and their parts of the drafter.
+
+    Raises:
+        UnsupportedModelError: a checkpoint cannot be run.
+        ConfigError: an option is wrong, or the drafter is none for this target.
+    """
+    forwards = drafter_forwards(options)
+    drafter = None if options.drafter is None else read_checkpoint(options.drafter, info.spec)
+    embeds = drafter is not None and embeds_with_target(drafter.spec)
+    parts = []
+    for layers in ranges:
+        shard = load_layers(options, path, layers, info, embeds and layers.is_last, meter)
+        parts.append((shard, drafter_part(drafter, options.drafter, shard, info, options.reference, forwards)))
+    return parts
+
+
+def load_stage(
+    options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo, meter: Meter | None = None
+) -> StageLike:
+    """One stage of a pipeline, real or simulated, ready for its first step; ``meter`` counts the weights it reads.
+
+    Raises:
+        UnsupportedModelError: the checkpoint cannot be run.
+        ConfigError: an option is wrong, or a recorded answer does not fit the vocabulary.
+    """
+    options = with_numerics(options, path)
+    if options.simulation is not None:
+        recordings = options.simulation.recordings
+        answers = RecordedAnswers(info.spec.vocab_size, info.spec.eos_ids, recordings) if layers.is_last else None
+        return SimulatedStage(options.simulation.profile, answers, info.n_blocks, info.block_size)
+    [(shard, drafter)] = load_parts(options, path, [layers], info, meter)
+    [executor], grammars = executors_of(options, [shard], [drafter]), grammars_of(path, info.spec)
+    stage = Stage(shard, info.n_blocks, info.block_size, options.reference, drafter, grammars, executor)
+    stage.warm_up()
+    return stage
+
+
+def grammars_of(path: Path, spec: ModelSpec) -> Grammars:
+    """Compiles grammars for the tokenizer in a checkpoint directory, which is read with the first of them."""
+    file = path / "tokenizer.json"
+    return Grammars(lambda: file.read_text(encoding="utf-8"), spec.eos_ids, spec.vocab_size)
+
+
+def whole_range(spec: ModelSpec) -> LayerRange:
+    """All layers in one stage."""
+    return LayerRange(0, spec.n_layers, spec.n_layers)

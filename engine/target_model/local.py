@@ -1,0 +1,91 @@
+"""A target in this process: all its stages run one after the other.
+
+A pipeline over channels has the same ``step`` (see ``deployments``); a scheduler runs either.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.drafter.part import NO_DRAFTER, DrafterPart
+from engine.grammar.compiler import Grammars
+from engine.model.shard import ModelShard
+from engine.stage.artefacts import AttentionRows, attach_attention
+from engine.stage.base import Activations
+from engine.stage.stage import Stage
+from engine.step import Step, StepResult
+from engine.target_model.info import TargetInfo
+from engine.target_model.loading import describe_target, grammars_of, load_parts, stage_ranges
+from engine.target_model.memory import room_of, with_cache
+from engine.target_model.numerics import executors_of, with_numerics
+from engine.target_model.options import TargetOptions
+
+if TYPE_CHECKING:  # its kernels need Triton
+    from engine.cuda.executor import Executor
+
+
+class LocalTarget:
+    """A target whose stages live in this process."""
+
+    def __init__(
+        self,
+        info: TargetInfo,
+        shards: Sequence[ModelShard],
+        reference: bool = False,
+        drafter: Sequence[DrafterPart] = (),
+        grammars: Grammars | None = None,
+        executors: Sequence[Executor | None] = (),
+    ) -> None:
+        self.info = info
+        parts = drafter or [NO_DRAFTER] * len(shards)
+        run = executors or [None] * len(shards)
+        self._stages = [
+            Stage(shard, info.n_blocks, info.block_size, reference, part, grammars, executor)
+            for shard, part, executor in zip(shards, parts, run, strict=True)
+        ]
+
+    @classmethod
+    def load(cls, options: TargetOptions, path: Path) -> LocalTarget:
+        """Load a checkpoint directory.
+
+        Raises:
+            UnsupportedModelError: the checkpoint cannot be run.
+            ConfigError: an option is wrong.
+        """
+        options = with_numerics(options, path)
+        rooms = [] if options.kv_bytes is not None else [room_of(options.device) - options.beside]
+        options = with_cache(options, path, rooms)
+        info = describe_target(options, path)
+        shards, drafter = zip(*load_parts(options, path, stage_ranges(options, path, info), info), strict=True)
+        executors = executors_of(options, shards, drafter)
+        target = cls(info, shards, options.reference, drafter, grammars_of(path, info.spec), executors)
+        for stage in target._stages:
+            stage.warm_up()
+        return target
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences any stage still holds state of."""
+        return max(stage.n_sequences for stage in self._stages)
+
+    def step(self, step: Step) -> StepResult:
+        """Run one micro-batch through all stages."""
+        began = time.perf_counter()
+        if not step.work:
+            for stage in self._stages:
+                stage.admit(step)
+            return StepResult(step.step_id, [], time.perf_counter() - began)
+        activations: Activations | None = None
+        for stage in self._stages:
+            activations = stage.forward(step, activations)
+        assert activations is not None
+        results = self._stages[-1].verify(activations)
+        rows: AttentionRows = {}
+        for stage in self._stages:
+            rows |= stage.attention(results)
+        if rows:
+            results = [attach_attention(result, rows) for result in results]
+        return StepResult(step.step_id, results, time.perf_counter() - began)
