@@ -32,11 +32,12 @@ test-cluster: setup  ## ten minutes: clusters, faults, Redis, a browser, GPU ker
 test-all: setup  ## hours: every topology, kernel and store, machines as namespaces (root), new random examples
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile thorough
 
-check: setup  ## format, lint, types, import contracts
+check: setup  ## format, lint, types, import contracts, names
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/test_house.py
 
 docs: setup  ## the documentation as a site, in site/html
 	$(BIN)/python -m tools.site
