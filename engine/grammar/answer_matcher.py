@@ -1,4 +1,4 @@
-"""Follows one text through its thought, then through every grammar that it may still satisfy."""
+"""Follows one text through its thought, then through every grammar that the text may still satisfy."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class AnswerMatcher:
-    """Matches an answer that satisfies at least one grammar, after a thought if it has one.
+    """Matches an answer that satisfies at least one grammar, after an optional thought.
 
-    Grammars that allow the text so far are followed side by side: one lexer for all of them would choose too early.
+    Grammars that allow the text so far are followed in parallel: one lexer for all of them would choose too early.
 
     Args:
-        grammars: matchers at their beginning; only copies of them move.
-        n_words: length of the masks.
-        thought: of the text; None: the answer begins at once.
+        grammars: matchers at the beginning of a text; only copies of them move.
+        n_words: words of 32 bits in a mask.
+        thought: how tokens move through the thought; None: the answer begins at once.
     """
 
     def __init__(self, grammars: Sequence[LLMatcher], n_words: int, thought: ThoughtTokens | None = None) -> None:
@@ -32,13 +32,13 @@ class AnswerMatcher:
         self._live = [*grammars] if self._place is None or self._place.phase == OPENING else []
 
     def copy(self) -> AnswerMatcher:
-        """The same place in the same text; the copy moves alone."""
+        """Return an independent matcher at the same place of the same text."""
         made = copy(self)
         made._live = [matcher.deep_copy() for matcher in self._live]
         return made
 
     def words(self) -> tuple[Words, str]:
-        """The tokens that may follow, and why there are none: an empty mask goes with a reason."""
+        """Return the mask of tokens that may follow, and the reason if the mask is empty."""
         words, error = np.zeros(self._n_words, np.uint32), ""
         for matcher in self._live:
             raw = np.frombuffer(matcher.compute_bitmask(), np.uint32)
@@ -47,13 +47,13 @@ class AnswerMatcher:
             else:
                 words[: len(raw)] |= raw[: len(words)]
         if self._thought is not None and self._place is not None:
-            if self._place.phase == AFTER:  # a line break there is never the answer's
+            if self._place.phase == AFTER:  # a line break there never belongs to the answer
                 words &= ~self._thought.newlines
             words |= self._thought.words(self._place)
         return words, "" if words.any() else error or "no token of the vocabulary can follow"
 
     def advance(self, token: int) -> str:
-        """Move past a token; returns why it cannot follow, "" if it can."""
+        """Move past a token; returns the reason if the token cannot follow, else ""."""
         before, self._place = self._place, None
         if self._thought is not None and before is not None:
             self._place = self._thought.move(before, token)
@@ -68,14 +68,14 @@ class AnswerMatcher:
         return (_first_line(failed[0]) if failed else "") or "the grammar does not allow it"
 
     def forced(self) -> list[int]:
-        """Tokens that the only grammar left allows no other for, as the tokenizer would cut their text; often none."""
+        """Return the tokens of the text that the one remaining grammar forces, as the tokenizer cuts it; often none."""
         if self._place is not None or len(self._live) != 1:
             return []
         tokens: list[int] = self._live[0].compute_ff_tokens()
         return tokens
 
     def _think(self, before: int) -> str:
-        """The token belonged to the thought: grammars begin where it ends."""
+        """Restart the grammars: the token belonged to the thought, and the answer begins after it."""
         assert self._place is not None
         if self._place.phase == INSIDE:
             self._live = []

@@ -1,6 +1,6 @@
-"""Compiled grammars of one tokenizer: made in a thread, kept up to a limit, handed out as states of single texts.
+"""Compiles grammars for one tokenizer in a thread, caches them, and returns the state of a single text.
 
-llguidance loads with the first grammar, so that a process which never sees one does without it.
+llguidance is imported with the first grammar: a process that never sees a grammar does not load it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.grammar.answer_matcher import AnswerMatcher
-from engine.grammar.forcing import with_bounded_forcing
 from engine.grammar.grammar import MOST_CHARS, Grammar, GrammarError, Thought
-from engine.grammar.multiples import check_multiples
 from engine.grammar.schemas import DECIMAL_STEP, rewrite_schemas, schema_of
 from engine.grammar.shortest import ShortestTexts
 from engine.grammar.state import GrammarState
 from engine.grammar.thoughts import ThoughtTokens
+from engine.grammar.work_limits import check_multiples, with_bounded_forcing
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -34,16 +33,16 @@ MASK_FUEL = 50_000  # regex work of a mask, of which a millisecond does 14,000
 MASK_ITEMS = 5_000  # Earley items of a mask, of which a millisecond does 20,000
 ROW_ITEMS = 500  # Earley items of a byte
 LEXER_STATES = 25_000  # of up to 2 kB
-LONGEST = 512  # characters of a vocabulary's token; with some thousand llguidance panics or never returns
+LONGEST = 512  # characters of a token; at several thousand llguidance panics or never returns
 STEP_REASON = "a number of at most 10 decimal places, the limit for a number with both bounds"  # for DECIMAL_STEP
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary. May be asked from any thread.
+    """Compiles grammars for one vocabulary; thread-safe.
 
     Args:
-        tokenizer: reads the JSON of a ``tokenizer.json``; called once, with the first grammar.
-        eos_ids: tokens that end a text; a grammar whose text is complete allows them.
+        tokenizer: returns the JSON of ``tokenizer.json``; called once, for the first grammar.
+        eos_ids: tokens that end a text; they are allowed once the text satisfies the grammar.
         vocab_size: width of the masks.
     """
 
@@ -62,11 +61,11 @@ class Grammars:
         self._thread: ThreadPoolExecutor | None = None
 
     def prepare(self, grammar: Grammar) -> Future[AnswerMatcher]:
-        """Begin to compile, unless it is compiled or under way; the future raises GrammarError."""
+        """Start to compile unless that has been done; the future raises GrammarError."""
         return self._run_once(self._compile, grammar, self._kept)
 
     def count_shortest(self, grammar: Grammar) -> Future[int | None]:
-        """Begin to count the tokens of the shortest answer; None: unknown, as that of all but a JSON schema alone."""
+        """Start to count the tokens of the shortest answer; None: unknown. Only plain JSON schemas are counted."""
         return self._run_once(self._count_shortest, grammar, self._counts)
 
     def _run_once(self, run: Callable[[Grammar], T], grammar: Grammar, kept: OrderedDict[str, Future[T]]) -> Future[T]:
@@ -83,9 +82,9 @@ class Grammars:
             return future
 
     def state(self, grammar: Grammar, tokens: Sequence[int] = ()) -> GrammarState:
-        """The state after ``tokens`` of a text; waits until the grammar is compiled.
+        """Return the state after ``tokens`` of a text; waits until the grammar is compiled.
 
-        A grammar that cannot be compiled, or whose text ``tokens`` do not begin, gives a state with ``error``.
+        The state has an ``error`` if the grammar cannot be compiled or does not allow ``tokens``.
         """
         try:
             matcher = self.prepare(grammar).result().copy()
@@ -97,7 +96,7 @@ class Grammars:
         return state
 
     def _compile(self, grammar: Grammar) -> AnswerMatcher:
-        """A matcher at the beginning, with its first masks made: copies of it are warm."""
+        """Return a matcher at the beginning of a text whose first masks are cached for its copies."""
         matchers = [self._compile_source(grammar.source)]
         if grammar.other_source:
             try:
@@ -108,10 +107,10 @@ class Grammars:
         return AnswerMatcher(matchers, -(-self._vocab_size // 32), thought)
 
     def _compile_source(self, source: str) -> LLMatcher:
-        """The matcher of one source, at the beginning.
+        """Return the matcher of one source, at the beginning of a text.
 
         Raises:
-            GrammarError: it cannot be compiled, or no text satisfies it.
+            GrammarError: the source cannot be compiled, or no text satisfies it.
         """
         from llguidance import LLMatcher
 
@@ -126,7 +125,7 @@ class Grammars:
         matcher = LLMatcher(tokenizer, written, log_level=0, limits=_limits())
         if matcher.is_error():
             raise GrammarError(_reason(matcher.get_error()))
-        # A text that is forced for too long ends the fuel in silence; what follows its last token says so.
+        # A forced text that is too long uses up the fuel without an error; the mask after its last token reports it.
         ahead = matcher.deep_copy()
         ahead.consume_tokens(ahead.compute_ff_tokens())
         for each in (matcher, ahead):
@@ -145,7 +144,7 @@ class Grammars:
         return self._shortest.count(grammar.source)
 
     def _prepare_thought(self, thought: Thought) -> ThoughtTokens:
-        """How this vocabulary's tokens move through a thought."""
+        """Return how the tokens of this vocabulary move through a thought."""
         tokenizer = self._tokenizer
         if not self._texts and tokenizer is not None:
             self._texts = [self._marks.get(i) or tokenizer.decode_bytes([i]) for i in range(tokenizer.vocab_size)]
@@ -167,10 +166,10 @@ class Grammars:
 
 
 def _without_marks(document: dict[str, Any]) -> str:
-    """A ``tokenizer.json``, changed in place, whose added tokens such as ``<tool_call>`` have the text of none.
+    """Return ``tokenizer.json`` with unmatchable texts for added tokens such as ``<tool_call>``; changes ``document``.
 
-    llguidance takes them for special tokens, which grammars name by id and no text stands for. The tokenizer however
-    cuts a text that a grammar forces into them, and no token could follow. So it must not know them by their text.
+    llguidance treats them as special tokens, which a grammar names by id and never by text. The tokenizer, however,
+    would cut a forced text into them, and then no token could follow. So the tokenizer must not know their text.
     """
     model = document.get("model", {})
     vocabulary = model.get("vocab")
@@ -209,9 +208,9 @@ def _limits() -> LLParserLimits:
 
 
 def _reason(message: str) -> str:
-    """The first line of a compiler's message, the pattern that it fails at, and why."""
+    """Return the first line of a compiler message, the pattern that fails, and the cause."""
     lines = [line.strip()[:200] for line in message.split("\n")]
     pattern = lines[1:2] if lines[0].endswith("regex parse error:") else []
     lines[0] = lines[0].replace(f"a multiple of {DECIMAL_STEP:.10f}", STEP_REASON)
-    said = [lines[0], *pattern, *(line for line in lines[1:] if line.startswith("error: "))]
-    return " ".join(filter(None, said)) or "it cannot be compiled"
+    causes = [line for line in lines[1:] if line.startswith("error: ")]
+    return " ".join(filter(None, [lines[0], *pattern, *causes])) or "it cannot be compiled"

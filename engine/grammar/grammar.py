@@ -1,4 +1,4 @@
-"""A grammar as a request carries it, in the compiler's own form."""
+"""A grammar as a request carries it, in the form that the compiler reads."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import hashlib
 
 import msgspec
 
-MOST_CHARS = 65_536  # of a grammar's source; compiling takes time and memory in proportion
+MOST_CHARS = 65_536  # of a grammar's source; the time and memory of compiling grow with it
 
 
 class Thought(msgspec.Struct, frozen=True):
     """Free text before the answer: it ends with ``closing``, after which the answer begins."""
 
     closing: str
-    opening: str = ""  # the model may write it first, and then thinks; "": the text begins inside the thought
+    opening: str = ""  # the model may write it to start a thought; "": the text begins inside the thought
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """The form of an answer. The sources are llguidance's: JSON that holds grammars, or Lark. The edge checks them."""
+    """The form of an answer: sources for llguidance, either JSON with grammars or Lark. The edge checks them."""
 
     source: str
-    other_source: str = ""  # an answer may satisfy this one instead; "": it may not
+    other_source: str = ""  # an alternative that an answer may satisfy; "": none
     thought: Thought | None = None  # None: the answer begins with the text
 
     @property
@@ -30,11 +30,11 @@ class Grammar(msgspec.Struct, frozen=True):
 
 
 class GrammarError(Exception):
-    """A grammar cannot be compiled, cannot be satisfied, or needs more work than one request may take.
+    """A grammar cannot be compiled, cannot be satisfied, or needs more work than a request is allowed.
 
     Args:
         reason: why.
-        is_other: it is ``other_source`` that fails.
+        is_other: ``other_source`` is at fault.
     """
 
     def __init__(self, reason: str, *, is_other: bool = False) -> None:

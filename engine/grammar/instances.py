@@ -1,7 +1,7 @@
-"""The texts that a JSON schema admits, as alternatives of literal bytes and holes, to find the shortest among them.
+"""Builds the texts that a JSON schema admits, as alternatives of literal bytes and holes.
 
-They are at least those that the compiled grammar admits: lengths have no upper bound, patterns and formats admit any
-text, and of several conditions on one value only one is kept.
+The texts include all that the compiled grammar admits, and more: lengths have no upper bound, patterns and formats
+admit any text, and only one of several conditions on a value is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from engine.grammar.whitespace import WITHIN, as_list, count_levels, resolve_reference
 
-MOST_REPEATED = 256  # items or members that are required; more are left out
+MOST_REPEATED = 256  # required items or members; more are left out
 TEXT, DIGITS, NUMBER = "text", "digits", "number"
 
 
@@ -37,7 +37,7 @@ QUOTED = (b'"', Hole(TEXT, 0), b'"')
 
 
 class Instances:
-    """Builds the texts of one document's schemas."""
+    """Builds the texts of the schemas in one document."""
 
     def __init__(self, root: Any, *, is_compact: bool) -> None:
         self._root = root
@@ -45,7 +45,9 @@ class Instances:
         spaces = [] if is_compact else [b" ", *(b"\n" + n * b" " for n in range(2 * levels + 1))]
         tabs = [b"\n" + n * b"\t" for n in range(1, levels + 1)]
         self._space = Alternatives([(), *((space,) for space in [*spaces, *tabs])])
-        self._known: dict[int, tuple[Any, Alternatives]] = {}  # with the schema, so that its id stays taken
+        self._known: dict[
+            int, tuple[Any, Alternatives]
+        ] = {}  # by id; the schema is kept so that no other object gets its id
 
     def of(self, schema: Any) -> Alternatives:
         """Return the texts that a schema admits."""
@@ -122,7 +124,7 @@ class Instances:
         return (*key, self._space, b":", self._space, self.of(value), self._space)
 
     def _members(self, members: Sequence[tuple[tuple[Part, ...], bool]], more: tuple[Part, ...] = ()) -> Alternatives:
-        """Members in their order, each with whether it is required, between commas; then any number of ``more``."""
+        """Return members in order, separated by commas, then any number of ``more``; a flag marks required members."""
         first, others = Alternatives([()]), Alternatives([()])
         if more:
             first.options.append((*more, others))
@@ -145,7 +147,7 @@ def _integers(schema: dict[str, Any]) -> list[tuple[Part, ...]]:
 
 
 def _digits(least: float) -> int:
-    """Digits of the smallest integer from ``least`` that is not negative."""
+    """Return the digits of the smallest nonnegative integer that is at least ``least``."""
     return len(str(math.ceil(least))) if 0 < least < math.inf else 1
 
 

@@ -16,30 +16,33 @@ from engine.grammar.grammar import GrammarError
 from engine.grammar.whitespace import as_list, bounded_whitespace
 
 EXACT = 2**53  # llguidance reads numbers as doubles, which hold every integer up to here
-LOWEST, HIGHEST = -(2**63) + 1024, 2**63 - 1  # as a double, and saturated to 64 bits; -2**63 overflows when negated
+LOWEST, HIGHEST = (
+    -(2**63) + 1024,
+    2**63 - 1,
+)  # LOWEST fits a double, HIGHEST saturates 64 bits; -2**63 overflows when negated
 DECIMAL_STEP = 1e-10  # bounds the decimal places of a number; with more, llguidance's 32 bits overflow
 FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"}
 )
-INSTANCES = frozenset({"const", "enum", "default", "example", "examples"})  # hold values, not schemas
+INSTANCES = frozenset({"const", "enum", "default", "example", "examples"})  # keywords with values, not schemas
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # name to schema
 WHITESPACE_OPTIONS = frozenset({"whitespace_flexible", "whitespace_pattern"})
 
-# Strings, patterns, special tokens and comments of a Lark grammar, as llguidance reads them. One that has no end
-# reaches to the grammar's: llguidance refuses it, and another search from each of its characters would take seconds.
+# Strings, patterns, special tokens and comments of a Lark grammar, as llguidance reads them. An unterminated one
+# extends to the end of the grammar: llguidance refuses it, and searching from each character would take seconds.
 LITERAL = re.compile(r'"(?:\\.|[^"\\])*+"?|/(?:\\.|[^/\\])++/?|<[^<>\s]+>|(?:#|//)[^\n]*')
 EMBEDDED = re.compile(rf"{LITERAL.pattern}|(?P<schema>%json\s*)")
-# Pydantic's patterns of a Decimal: a digit is required, and possibly at most so many characters before the last zeros.
+# Pydantic's patterns for a Decimal: at least one digit, and optionally a limit of characters before trailing zeros.
 NEEDS_DIGIT = "^(?!^[-+.]*$)"
 LIMITS_DIGITS = re.compile(r"\(\?=(\[\\d\.\]\{1,\d+\}0\*)\$\)")
 
 
 def rewrite_schemas(source: str) -> str:
-    """Return a grammar's source with its schemas rewritten, and with bounded white space unless it is a Lark grammar.
+    """Return a grammar's source with rewritten schemas and, unless it is a Lark grammar, bounded white space.
 
     Raises:
-        GrammarError: a number in a schema is one that llguidance would change, or that would end the process.
+        GrammarError: llguidance would change a number in a schema, or crash on it.
     """
     has_multiples = "multipleOf" in source
     if (schema := schema_of(source)) is not None:
@@ -59,7 +62,7 @@ def rewrite_schemas(source: str) -> str:
 
 
 def schema_of(source: str) -> Any:
-    """Return the schema of a grammar that is JSON; None: it has none, which the compiler reports."""
+    """Return the schema of a JSON grammar, or None if there is none (the compiler reports that)."""
     if not source.lstrip().startswith("{"):
         return None
     try:
@@ -96,7 +99,7 @@ def _rewritten(schema: Any, has_multiples: bool) -> Any:
                 (below, not is_map and name in MAPS) for name, below in value.items() if is_map or name not in INSTANCES
             ]
     if any(number < LOWEST for number in _numbers(schema)):
-        # llguidance ends the process at some of them, and $ref may point into any value.
+        # Some of them crash llguidance, and $ref may point into any value.
         raise GrammarError(f"a schema holds a number below {LOWEST}")
     return schema
 
@@ -128,7 +131,7 @@ def _is_any_name(names: Any) -> bool:
 
 
 def _patterns_of_decimal(pattern: str) -> list[str]:
-    """Patterns without look-ahead that admit together what a Decimal's pattern admits."""
+    """Return patterns without look-ahead whose conjunction equals the pattern of a Decimal."""
     body = pattern.removeprefix(NEEDS_DIGIT)
     widths = [f"^[+-]?0*{width}$" for width in LIMITS_DIGITS.findall(body)]
     return [f"^{LIMITS_DIGITS.sub('', body).replace('$', '')}$", "[0-9]", *widths]
@@ -145,7 +148,7 @@ def _check_integers(name: str, value: Any) -> None:
 
 
 def _numbers(value: Any) -> Iterator[int | float]:
-    """All numbers in a JSON value."""
+    """Yield all numbers in a JSON value."""
     todo = [value]
     while todo:
         one = todo.pop()
@@ -155,7 +158,7 @@ def _numbers(value: Any) -> Iterator[int | float]:
 
 
 def _rewrite_bounds(schema: dict[str, Any], has_multiples: bool) -> None:
-    """Round bounds inwards to what llguidance holds exactly; bound integers to 64 bits, and a number's places."""
+    """Round bounds inwards to values that llguidance holds exactly; limit integers to 64 bits, and decimal places."""
     types = as_list(schema.get("type")) or [schema.get("type")]
     is_integer = "integer" in types and "number" not in types
     if is_integer:
@@ -177,10 +180,10 @@ def _rewrite_bounds(schema: dict[str, Any], has_multiples: bool) -> None:
 
 
 def _rounded_down(bound: float, is_exclusive: bool) -> float:
-    """The largest double that is at most ``bound``, or less than it; 64 bits' highest integer is kept as it is."""
+    """Return the largest double at most ``bound`` (below it if exclusive); keep the highest 64-bit integer."""
     if not isinstance(bound, int) or not EXACT <= abs(bound) <= 10**300 or bound == HIGHEST:
         return bound
-    bound -= is_exclusive  # llguidance adds one to a double, which changes none as large as this
+    bound -= is_exclusive  # llguidance adds one to a double, which has no effect at this size
     rounded = float(bound)
     return int(rounded if rounded <= bound else math.nextafter(rounded, -math.inf))
 

@@ -1,4 +1,4 @@
-"""Counts the tokens of the shortest text that a JSON schema admits: no smaller budget can hold an answer."""
+"""Counts the tokens of the shortest text that a JSON schema admits: a smaller ``max_tokens`` cannot hold an answer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from engine.grammar.instances import DIGITS, NUMBER, TEXT, Alternatives, Hole, Instances, Part
 from engine.grammar.schemas import rewrite_schemas, schema_of
 
-MOST_WORK = 30_000  # places that are looked at, a tenth of a second to half of one
-MOST_TAILS = 1000  # lists that are kept from one count to the next
+MOST_WORK = 30_000  # visited places; takes 0.1 to 0.5 s
+MOST_TAILS = 1000  # lists that are cached between counts
 KINDS = {
     TEXT: re.compile(rb'(?:[^"\\]|\\.)+', re.S),
     DIGITS: re.compile(rb"[0-9]+"),
@@ -21,11 +21,11 @@ KINDS = {
 
 @dataclass(eq=False, slots=True)
 class TextPlace:
-    """A place in a text: the part that comes next, and the place after it. ``END`` has neither."""
+    """A place in a text: the next part, and the place after it. ``END`` has neither."""
 
     part: Part | None
     rest: TextPlace
-    heads: list[TextPlace] | None = None  # places before bytes or a hole that are the same place
+    heads: list[TextPlace] | None = None  # equivalent places whose next part is bytes or a hole
 
 
 END = TextPlace.__new__(TextPlace)
@@ -33,11 +33,11 @@ END.part, END.rest, END.heads = None, END, [END]
 
 
 class OutOfWorkError(Exception):
-    """A search takes more work than it may."""
+    """A search exceeds ``MOST_WORK``."""
 
 
 class ShortestTexts:
-    """Counts for one vocabulary; ``texts``: of all tokens that may be drawn."""
+    """Counts for one vocabulary; ``texts`` are the bytes of all tokens that may be drawn."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         self._tokens = sorted({text for text in texts if text})
@@ -48,10 +48,10 @@ class ShortestTexts:
         self._work = 0
 
     def count(self, source: str) -> int | None:
-        """Return the tokens of the shortest text, without an end; None: it is unknown, or would take too much work.
+        """Return the tokens of the shortest text, without the end token; None: unknown, or too much work.
 
-        The count is never too large. It is exact unless a pattern, a format, an upper length or several conditions on
-        one value rule out every text that has so few tokens.
+        The count is a lower bound. It is exact unless a pattern, a format, an upper length or several conditions on
+        one value rule out every text of that many tokens.
         """
         schema = schema_of(source)
         options = schema.get("x-guidance") or {} if isinstance(schema, dict) else None
@@ -67,7 +67,7 @@ class ShortestTexts:
             self._places.clear()
             if len(self._tails) > MOST_TAILS:
                 self._tails.clear()
-                self._runs.clear()  # their keys hold the ids of lists in the other
+                self._runs.clear()  # its keys hold ids of lists in ``_tails``
 
     def _count(self, texts: Alternatives) -> int | None:
         """Search breadth first, by tokens."""
@@ -80,7 +80,7 @@ class ShortestTexts:
         return n_tokens if frontier else None
 
     def _after_token(self, place: TextPlace, tokens: list[bytes]) -> set[TextPlace]:
-        """The places that one of some tokens leads to; ``tokens`` is sorted."""
+        """Return the places after one token of ``tokens``, which is sorted."""
         found, todo = set(), [(b"", place)]
         while todo:
             prefix, place = todo.pop()
@@ -100,7 +100,7 @@ class ShortestTexts:
         return found
 
     def _run(self, tokens: list[bytes], prefix: bytes, hole: Hole) -> tuple[int, list[bytes]]:
-        """How far a token may reach into a hole after ``prefix``, and the ends of tokens that reach out of it."""
+        """Return how many characters a token adds to a hole after ``prefix``, and the tails of tokens that leave it."""
         key = id(tokens), prefix, hole.kind
         if key not in self._runs:
             runs = self._runs[key] = {}
@@ -110,7 +110,7 @@ class ShortestTexts:
                 if run := KINDS[hole.kind].match(tokens[at], len(prefix)):
                     tail, length = tokens[at][run.end() :], sum(byte & 0xC0 != 0x80 for byte in run[0])
                     runs[tail] = max(runs.get(tail, 0), length)
-        # No token is longer, so that all larger values share one list.
+        # No token is longer, so all larger values share one list.
         hole = hole._replace(least=min(hole.least, self._longest + 1))
         tails = self._tails.get((*key[:2], hole))
         if tails is None:
@@ -119,7 +119,7 @@ class ShortestTexts:
         return self._runs[key].get(b"", 0), tails
 
     def _heads(self, place: TextPlace) -> list[TextPlace]:
-        """The bytes or holes that may come next at a place, and ``END`` if nothing has to."""
+        """Return the places with bytes or a hole that may come next, and ``END`` if the text may end."""
         self._work += 1
         if self._work > MOST_WORK:
             raise OutOfWorkError
@@ -140,5 +140,5 @@ class ShortestTexts:
         return place.heads
 
     def _place(self, part: Part, rest: TextPlace) -> TextPlace:
-        """The one place before ``part`` and ``rest``."""
+        """Return the unique place with this part and rest."""
         return self._places.setdefault((part, rest), TextPlace(part, rest)) if part != b"" else rest

@@ -1,6 +1,6 @@
-"""Where one text stands in its grammar: which tokens may follow, at the text's end and at every node of a tree.
+"""The state of one text in its grammar: which tokens may follow the text and every node of a tree.
 
-A mask depends on the tokens before it alone, so it is the same whether they came one by one or were drafted.
+A mask depends only on the tokens before it, whether these were drawn one by one or drafted.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from engine.tree import ROOT, TokenTree
 
 
 class GrammarState:
-    """Grows with its text; ``rows`` looks ahead and comes back.
+    """Advances with its text; ``rows`` looks ahead without moving.
 
     Args:
-        matcher: at the beginning of the text; owned by the state. None: there is none, ``error`` says why.
+        matcher: at the beginning of the text; owned by the state. None: compiling failed, ``error`` has the reason.
         eos_ids: tokens that end the text.
         vocab_size: of the model.
-        error: as below.
+        error: why no text can follow; "": no error.
     """
 
     def __init__(self, matcher: AnswerMatcher | None, eos_ids: Sequence[int], vocab_size: int, error: str = "") -> None:
@@ -27,11 +27,11 @@ class GrammarState:
         self._eos_ids = frozenset(eos_ids)
         self._ends = words_of(eos_ids, vocab_size)
         self._words: Words | None = None  # after the last token
-        self.is_ended = False  # an end was drawn
-        self.error = error  # what went wrong; "": nothing. Then only an end may follow
+        self.is_ended = False  # an end token was drawn
+        self.error = error  # if set, only an end token may follow
 
     def words(self) -> Words:
-        """The tokens that may follow; only ends where the text is complete, has ended or ``error`` is set."""
+        """Return the mask of tokens that may follow: only end tokens after a complete text, an end or an error."""
         if self._words is None:
             self._words = self._ends
             if not (self.error or self.is_ended or self._matcher is None):
@@ -39,25 +39,25 @@ class GrammarState:
         return self._words
 
     def advance(self, token: int) -> None:
-        """The text has one more token; sets ``error`` if none like it could follow."""
+        """Append a token to the text; sets ``error`` if the grammar does not allow it."""
         if self.error or self.is_ended:
             return
         self._words = None
         if token in self._eos_ids:
             self.is_ended = True  # the matcher does not see it: no token follows an end
-        elif self._matcher is not None and (said := self._matcher.advance(token)):
-            self.error = f"token {token} cannot follow: {said}"
+        elif self._matcher is not None and (reason := self._matcher.advance(token)):
+            self.error = f"token {token} cannot follow: {reason}"
 
     def forced(self) -> list[int]:
-        """Tokens that the grammar leaves no choice about, as the tokenizer would cut them; often none."""
+        """Return the tokens that the grammar forces, as the tokenizer cuts their text; often none."""
         if self.error or self.is_ended or self._matcher is None:
             return []
         return self._matcher.forced()
 
     def rows(self, tree: TokenTree, deepest: int) -> dict[int, tuple[Words, str]]:
-        """The tokens that may follow the root and every allowed node down to depth ``deepest``: (words, error).
+        """Return (mask, error) for the root and every allowed node down to depth ``deepest``.
 
-        Nodes that it does not allow are left out: no walk gets there.
+        Nodes that the grammar does not allow are left out: no walk reaches them.
         """
         found = {ROOT: (self.words(), self.error)}
         if self.error or self.is_ended or self._matcher is None or not tree.children[0]:
@@ -68,7 +68,7 @@ class GrammarState:
             below = [child for child in tree.children[node + 1] if has(found[node][0], tree.tokens[child])]
             if not below or found[node][1] or tree.depths[below[0]] > deepest:
                 continue
-            copies = [*(matcher.copy() for _ in below[1:]), matcher]  # that of the node itself is not needed now
+            copies = [*(matcher.copy() for _ in below[1:]), matcher]  # the node's own matcher serves its last child
             for child, ahead in zip(below, copies, strict=True):
                 token = tree.tokens[child]
                 if token in self._eos_ids:
@@ -80,6 +80,6 @@ class GrammarState:
         return found
 
     def _look(self, matcher: AnswerMatcher) -> tuple[Words, str]:
-        """The tokens that may follow a matcher's text, and the error."""
+        """Return the mask of tokens that may follow the text of a matcher, and the error."""
         words, error = matcher.words()
         return (self._ends, error) if error else (words, "")

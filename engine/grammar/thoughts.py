@@ -1,7 +1,7 @@
 """The free text before an answer: where it ends, and which tokens may end it.
 
-Markers are found in the bytes of tokens, so one may be a single token, be spelled by several, or share a token with the
-text around it. Only a token that would also begin the answer is not allowed, because the grammar reads whole tokens.
+Markers are matched in the bytes of tokens: a marker may be one token, several tokens, or share a token with adjacent
+text. A token that ends the thought and begins the answer is not allowed, because the grammar reads whole tokens.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from engine.grammar.grammar import Thought
 from engine.grammar.words import Words, has, words_of
 
 NEWLINE = b"\n"
-MOST_NEWLINES = 2  # after the closing marker, as models write them; they belong to no answer
+MOST_NEWLINES = 2  # that models write after the closing marker; they do not belong to the answer
 OPENING, INSIDE, AFTER = range(3)
 
 
 class ThoughtPlace(NamedTuple):
-    """Where a text stands before its answer."""
+    """The state of a text before its answer."""
 
     phase: int  # OPENING, INSIDE or AFTER
-    progress: int  # bytes of the phase's marker so far; AFTER: newlines
+    progress: int  # matched bytes of the marker of this phase; AFTER: newlines
 
 
 class ThoughtTokens:
@@ -30,7 +30,7 @@ class ThoughtTokens:
     Args:
         thought: its markers.
         texts: bytes of every token.
-        eos_ids: tokens that end a text; none may inside a thought.
+        eos_ids: tokens that end a text; they are not allowed inside a thought.
         vocab_size: of the model.
     """
 
@@ -62,11 +62,11 @@ class ThoughtTokens:
             )
 
     def words(self, place: ThoughtPlace) -> Words:
-        """The tokens after which the answer has still not begun."""
+        """Return the mask of tokens after which the answer has not begun."""
         return self._words[place]
 
     def move(self, place: ThoughtPlace, token: int) -> ThoughtPlace | None:
-        """The place after a token; None: the token is no part of the thought and what surrounds it."""
+        """Return the place after a token; None if the token belongs neither to the thought nor to its markers."""
         phase, count = place
         text = self._texts[token] if token < len(self._texts) else b""
         if not text or (place == (INSIDE, 0) and self._closing[0] not in text):
@@ -97,7 +97,7 @@ class ThoughtTokens:
 
 
 def _overlap(text: bytes, marker: bytes) -> int:
-    """Bytes of the longest end of ``text`` that begins ``marker``."""
+    """Return the length of the longest suffix of ``text`` that is a prefix of ``marker``."""
     return next(
         size for size in range(min(len(text), len(marker)), -1, -1) if marker.startswith(text[len(text) - size :])
     )

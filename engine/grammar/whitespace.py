@@ -1,6 +1,6 @@
-"""The white space that may stand between two tokens of JSON, bounded by the depth of the schema.
+"""Bounds the white space between two JSON tokens by the depth of the schema.
 
-A small model writes white space without end where it may, and its answer is cut.
+Where white space is unbounded, a small model may write it without end until its answer is cut off.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import unquote
 
-MOST_LEVELS = 8  # of a schema that is recursive or admits values of any depth
+MOST_LEVELS = 8  # of a recursive schema, or one that admits values of any depth
 WITHIN = ("anyOf", "oneOf", "allOf")
 STRUCTURE = {"$ref", "const", "enum", "type", "items", "prefixItems", "properties", "patternProperties", *WITHIN}
 
@@ -28,7 +28,7 @@ def count_levels(schema: Any) -> int:
 
 
 def resolve_reference(reference: Any, root: Any) -> Any:
-    """Return the schema that ``$ref`` points to within ``root``; True, which admits anything, if it is no path."""
+    """Return the schema at path ``reference`` (``$ref``) in ``root``, or True, which admits anything."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return True
     found = root
@@ -44,7 +44,7 @@ def resolve_reference(reference: Any, root: Any) -> Any:
 
 
 def _levels(schema: Any, root: Any, known: dict[str, int]) -> int:
-    """``known``: by reference."""
+    """Return the levels of ``schema``; ``known`` caches them by ``$ref``."""
     if not isinstance(schema, dict):
         return MOST_LEVELS if schema is True else 0
     values = [schema.get("const"), *as_list(schema.get("enum"))]
@@ -52,7 +52,7 @@ def _levels(schema: Any, root: Any, known: dict[str, int]) -> int:
         return MOST_LEVELS
     reference = str(schema.get("$ref", ""))
     if reference and reference not in known:
-        known[reference] = MOST_LEVELS  # until its levels are known: who meets it in between is recursive
+        known[reference] = MOST_LEVELS  # meanwhile: a schema that meets it now is recursive
         known[reference] = _levels(resolve_reference(reference, root), root, known)
     levels = [known.get(reference, 0)]
     levels += [_levels(one, root, known) for name in WITHIN for one in as_list(schema.get(name))]
@@ -61,7 +61,7 @@ def _levels(schema: Any, root: Any, known: dict[str, int]) -> int:
 
 
 def _parts(schema: dict[str, Any]) -> list[Any]:
-    """The schemas of an instance's values and items; True stands for any, where the schema names none."""
+    """Return the schemas of values and items; True where the schema admits any."""
     kinds = as_list(schema.get("type")) or [schema.get("type")]
     maps = [schema[name] for name in ("properties", "patternProperties") if isinstance(schema.get(name), dict)]
     values = [value for one in maps for value in one.values()]

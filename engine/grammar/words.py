@@ -1,4 +1,4 @@
-"""Masks of tokens: words of 32 bits, the lowest bit the lowest id."""
+"""Token masks: words of 32 bits; the lowest bit is the lowest token id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def has(words: Words, token: int) -> bool:
 
 
 def words_of(tokens: Iterable[int], vocab_size: int) -> Words:
-    """The mask that allows these tokens alone; those outside the vocabulary are left out."""
+    """Return a mask that allows exactly ``tokens``; ids outside the vocabulary are ignored."""
     words = np.zeros(-(-vocab_size // 32), np.uint32)
     for token in tokens:
         if 0 <= token < vocab_size:
@@ -25,6 +25,6 @@ def words_of(tokens: Iterable[int], vocab_size: int) -> Words:
 
 
 def forbidden(words: Words, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """True for each token that a mask does not allow, ``[vocab_size]``."""
+    """Return a bool array ``[vocab_size]``, True where the mask forbids a token."""
     bits = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little")
     return np.equal(bits, 0)

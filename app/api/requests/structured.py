@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Field, field_validator, model_validator
 
 from app.api.requests.parsing import Strict, refuse
-from engine.grammar.forcing import UNFORCED
 from engine.grammar.grammar import MOST_CHARS, Grammar
 from engine.grammar.schemas import LITERAL
+from engine.grammar.work_limits import UNFORCED
 
 MOST_DEPTH = 32  # arrays and objects within each other in a schema, brackets within each other in a grammar
 MOST_RULES = 500  # lines of a grammar

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from httpx import AsyncClient
 
-from engine.grammar.forcing import UNFORCED
+from engine.grammar.work_limits import UNFORCED
 from tests.app.conftest import MODEL, ScriptedBackend, error_of
 
 CHAT_PATH = "/v1/chat/completions"

@@ -11,11 +11,11 @@ import pytest
 
 from engine.grammar.answer_matcher import AnswerMatcher
 from engine.grammar.compiler import Grammars
-from engine.grammar.forcing import UNFORCED
 from engine.grammar.grammar import Grammar, Thought
 from engine.grammar.shortest import MOST_TAILS, ShortestTexts
 from engine.grammar.whitespace import bounded_whitespace
 from engine.grammar.words import forbidden
+from engine.grammar.work_limits import UNFORCED
 from tests.support.grammars import PERSON, of_regex, of_tokens, tiny_grammars
 
 SINGLE = list('{}[]:,"ab-019 \ntruefalsn')

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.grammar.forcing import MOST_FORCED, UNFORCED, with_bounded_forcing
 from engine.grammar.grammar import Grammar, GrammarError
-from engine.grammar.multiples import check_multiples
 from engine.grammar.words import forbidden
+from engine.grammar.work_limits import MOST_FORCED, UNFORCED, check_multiples, with_bounded_forcing
 from tests.support.grammars import PERSON, of_lark, of_regex, of_schema, tiny_grammars
 from tests.support.tiny_models import tiny_tokenizer
 
