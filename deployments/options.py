@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from deployments.observability.logs import LogOptions
 from deployments.observability.traces import TraceOptions
+from engine.request import DEFAULT_NODES
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.scheduling.scheduler import SchedulerOptions
 from retrieval_store.service.compaction import TargetVocabulary
@@ -29,11 +30,12 @@ class RouterOptions:
 
     model: str = "model"  # name in metrics
     method: str = AUTOREGRESSIVE  # for requests that name none
-    max_nodes: int = 64  # likewise
-    fits_nodes: bool = False  # lower ``max_nodes`` to what saves most time by the measured step times
-    auto_nodes: int = 64  # instead of ``max_nodes`` for methods that choose their number of nodes
+    max_nodes: int = DEFAULT_NODES  # drafted nodes of a step, for requests that name no number
+    fits_nodes: bool = (
+        False  # lower ``max_nodes`` to the fastest number by step times, unless the method chooses itself
+    )
     methods: tuple[str, ...] = ()  # that requests may name, joined or not, besides ``method``; (): all
-    limit_nodes: int = 256  # a request that asks for more nodes is refused
+    limit_nodes: int = 256  # the edge refuses a request for more nodes
     cost_file: str = ""  # with the model's precision, the name in the cache that keeps measured step times; "": none
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     shared_namespace: str = "default"  # a request that names it is like one without a namespace

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from engine.events import RequestStats, StepEvent, TokenLogprob
 from engine.protocol import DraftPool, Needs
 from engine.request import Request
@@ -15,8 +17,6 @@ from engine.scheduling.sequence import Sequence
 from engine.step import Step, StepResult
 from engine.step_cost import StepCosts
 from engine.target_model.info import Target
-
-MAX_NODES = 64  # nodes of a step's tree, for requests that name no number
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ class Engine:
             RequestError: the request can never be served (its subclasses say why).
             OverloadedError: the queue is full.
         """
-        request = request.with_defaults(AUTOREGRESSIVE, MAX_NODES)
+        if not request.method:
+            request = replace(request, method=AUTOREGRESSIVE)
         needs = Needs() if request.method == AUTOREGRESSIVE else self.pool.needs(request.method, request)
         seq = self._next_id
         sequence = Sequence.of(seq, request, needs)

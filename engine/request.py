@@ -12,6 +12,8 @@ import msgspec
 
 from engine.sampling.params import SamplingParams
 
+DEFAULT_NODES = 64  # the one default of a step's drafted nodes; GPUs and served CPUs draft fewer where that is faster
+
 
 class Request(msgspec.Struct, frozen=True):
     """One choice to generate."""
@@ -19,7 +21,7 @@ class Request(msgspec.Struct, frozen=True):
     prompt: list[int]  # token ids
     params: SamplingParams
     method: str = ""  # of speculation; empty: the server's default
-    max_nodes: int | None = None  # nodes of one step's tree; None: the server's default
+    max_nodes: int = DEFAULT_NODES  # drafted nodes of a step; 0: plain decoding. The scheduler may draft fewer
     priority: int = 0  # lower goes first
     namespace: str = ""  # of the retrieval library: whose texts it is looked up in, besides the shared ones, and feeds
     scope: str = ""  # requests share cached prefixes, and what speculators learn, only inside one scope
@@ -33,11 +35,3 @@ class Request(msgspec.Struct, frozen=True):
     traceparent: str = ""  # of the span that traces it, as W3C Trace Context has it; "": it is not traced
     prediction: list[int] = []  # token ids that the output is expected to be much like; "prediction" drafts from them
     trace: bool = False  # whether every event tells the tree of its step
-
-    def with_defaults(self, method: str, max_nodes: int) -> Request:
-        """The same with a method and a node limit wherever the client left the choice to the server."""
-        return msgspec.structs.replace(
-            self,
-            method=self.method or method,
-            max_nodes=max_nodes if self.max_nodes is None else self.max_nodes,
-        )

@@ -48,7 +48,7 @@ class CompletionChoice:
         self.index = index
         self.form = form
         self.request = request
-        self.max_nodes = card.draft_limit(request)  # drafted nodes that a step may have
+        self.max_nodes = request.max_nodes  # drafted nodes that a step may have
         self.n_tokens = 0  # generated tokens in the answer, a terminating stop id included
         self.n_reasoning = 0  # of them, from the one that completes <think> to the one that completes </think>
         self.stats: RequestStats | None = None  # of the last event; None if a stop string ended the text

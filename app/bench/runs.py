@@ -14,6 +14,7 @@ from app.bench.records import BenchSetting, Key, RecordFile, TurnRecord, source_
 from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
 from app.offline.generator import GeneratedAnswer, Generator
 from engine.errors import ConfigError
+from engine.request import DEFAULT_NODES
 from engine.sampling.params import SamplingParams
 from engine.scheduling.request_validation import check_needs
 from engine.scheduling.scheduler import SchedulerOptions
@@ -34,7 +35,7 @@ class BenchPlan:
     params: SamplingParams  # each setting replaces the temperature and, if it samples, adds the repeat to the seed
     repeats: int = 1
     batch_size: int = 1
-    max_nodes: int = 64
+    max_nodes: int = DEFAULT_NODES
     raw: bool = False
     warm_passes: int = 0  # passes over the questions before the measured one, in warm settings
 

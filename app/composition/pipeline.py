@@ -91,7 +91,6 @@ def router_options(config: ServeConfig) -> RouterOptions:
         method=normalised(config.method),
         methods=config.allowed_methods,
         max_nodes=config.draft_nodes,
-        auto_nodes=config.draft_nodes,
         fits_nodes=config.max_nodes is None and config.stage_device == "cpu" and config.simulate is None,
         limit_nodes=max(config.draft_nodes, 256),
         cost_file=costs,

@@ -14,13 +14,13 @@ import msgspec
 from deployments.options import RouterOptions
 from deployments.router.lane import Lane
 from deployments.router.service_rate import WaitEstimate
-from engine.errors import OverloadedError, RequestError
+from engine.errors import OverloadedError
 from engine.events import LENGTH, STOP, StepEvent
 from engine.request import Request
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.stats import StatsCounter
-from speculators.methods import check_allowed, chooses_nodes, normalised, with_prediction
+from speculators.methods import check_allowed, normalised, with_prediction
 
 SOONEST_S = 1.0  # least ``retry_after``
 FRESH_S = 0.05  # an estimate holds so long unless a request is admitted: a flood of refusals must not delay steps
@@ -31,25 +31,15 @@ def as_served(request: Request, options: RouterOptions) -> Request:
     """The request with the server's defaults filled in; the shared namespace becomes none.
 
     Raises:
-        RequestError: ``max_nodes`` is above the server's limit.
         UnknownMethodError: the server does not allow the method, or it joins too many.
     """
-    limit, wanted = most_nodes(options), request.max_nodes
-    if wanted is not None and wanted > limit:
-        raise RequestError(f"max_nodes is {wanted}; this server drafts at most {limit} nodes per step", "max_nodes")
     if request.namespace == options.shared_namespace:
         request = msgspec.structs.replace(request, namespace="")
     if request.method:
-        request = msgspec.structs.replace(request, method=_allowed(request.method, options))
-    elif request.prediction:
-        request = msgspec.structs.replace(request, method=with_prediction(options.method))
-    has_own_number = chooses_nodes(request.method or options.method)
-    return request.with_defaults(options.method, options.auto_nodes if has_own_number else options.max_nodes)
-
-
-def most_nodes(options: RouterOptions) -> int:
-    """Drafted nodes per step that a request may ask for."""
-    return min(options.limit_nodes, options.scheduler.max_tree_nodes)
+        method = _allowed(request.method, options)
+    else:
+        method = with_prediction(options.method) if request.prediction else options.method
+    return msgspec.structs.replace(request, method=method)
 
 
 def offered_methods(options: RouterOptions, available: Collection[str]) -> tuple[str, ...]:

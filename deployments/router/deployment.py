@@ -27,7 +27,7 @@ from deployments.options import RetrievalOptions, RouterOptions, ScalingOptions,
 from deployments.pipeline.connection import step_costs
 from deployments.pipeline.replacement_seconds import ReplacementSeconds
 from deployments.retrieval.bridge import RouterRetrieval
-from deployments.router.admission import most_nodes, offered_methods
+from deployments.router.admission import offered_methods
 from deployments.router.draft_client import ActorDraftClient, DraftClient, InlineDraftClient
 from deployments.router.router import Router
 from deployments.router.scaling.bounds import bounds_of
@@ -41,7 +41,7 @@ from engine.errors import ConfigError, ModelChangedError
 from engine.protocol import Needs
 from engine.scheduling.request_validation import check_needs
 from engine.simulated.profile import SIMULATED
-from engine.step_cost import costs_file
+from engine.step_cost import StepCosts, costs_file
 from engine.target_model.info import TargetInfo
 from speculators.kernels import compile_kernels
 from speculators.method import SpeculatorOptions
@@ -98,9 +98,6 @@ class RouterDeployment:
         connect = partial(first.connect, info)
         cost_file = str(costs_file(f"{options.cost_file}-{info.identity.numbers}")) if options.cost_file else ""
         costs = await step_costs(connect, cost_file, info, options.step_deadline, first.report_hang)
-        if options.fits_nodes and costs is not None:
-            options = replace(options, max_nodes=costs.best_nodes(options.max_nodes))
-            logger.info("requests that name no number draft up to %d nodes per step", options.max_nodes)
         trained = None if info.drafter is None else info.drafter.method
         speculators = replace(speculators, step_costs=costs, trained=trained)
         draft_client = _make_draft_client(speculators, placement, info)
@@ -114,7 +111,7 @@ class RouterDeployment:
         self._router = Router(options, info, draft_client, clients, learn, costs, metrics, spans)
         # The router before this one serves until Serve counts this one as up, and then sends the ingresses here.
         self._leading = asyncio.get_running_loop().call_later(LEAD_S, self._lead)
-        self._card = _card(options, info, aliases, _offered(options, info, speculators, draft_client))
+        self._card = _card(options, info, costs, aliases, _offered(options, info, speculators, draft_client))
         self._submissions = SubmissionServer(self._router.stream, self._problem, reports=reports, card=self._card)
         gc.collect()
         gc.freeze()  # drafting allocates many small objects: keep full collections away from everything loaded
@@ -211,7 +208,17 @@ def _offered(
     return offered_methods(options, names)
 
 
-def _card(options: RouterOptions, info: TargetInfo, aliases: tuple[str, ...], methods: tuple[str, ...]) -> ModelCard:
+def _card(
+    options: RouterOptions,
+    info: TargetInfo,
+    costs: StepCosts | None,
+    aliases: tuple[str, ...],
+    methods: tuple[str, ...],
+) -> ModelCard:
+    largest_tree, max_nodes = options.scheduler.max_tree_nodes, options.max_nodes
+    if options.fits_nodes and costs is not None:
+        max_nodes = costs.best_nodes(max_nodes)
+        logger.info("requests that name no number draft up to %d nodes per step", max_nodes)
     made_by = f"{info.identity.digest} {options.software}"
     return ModelCard(
         name=options.model,
@@ -224,9 +231,9 @@ def _card(options: RouterOptions, info: TargetInfo, aliases: tuple[str, ...], me
         aliases=aliases,
         method=options.method,
         methods=methods,
-        max_nodes=min(options.max_nodes, options.scheduler.max_tree_nodes),
-        auto_nodes=min(options.auto_nodes, options.scheduler.max_tree_nodes),
-        limit_nodes=most_nodes(options),
+        max_nodes=min(max_nodes, largest_tree),
+        auto_nodes=min(options.max_nodes, largest_tree),
+        limit_nodes=min(options.limit_nodes, largest_tree),
     )
 
 

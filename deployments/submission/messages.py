@@ -11,8 +11,6 @@ import msgspec
 
 from engine import errors
 from engine.model.identity import UNKNOWN, ModelIdentity
-from engine.request import Request
-from engine.scheduling.drafting import AUTOREGRESSIVE
 from speculators.methods import chooses_nodes
 
 
@@ -30,18 +28,12 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()  # further names clients may use
     method: str = ""  # of speculation, for requests that name none
     methods: tuple[str, ...] = ()  # that requests may name, alone or joined, and that can draft here
-    max_nodes: int = 0  # drafted nodes per step, for requests that set no limit
-    auto_nodes: int = 0  # the same for methods that choose their number of nodes
-    limit_nodes: int = 0  # that a request may ask for
-
-    def draft_limit(self, request: Request) -> int:
-        """Nodes that one step may draft for the request; 0: plain decoding."""
-        if (request.method or self.method) == AUTOREGRESSIVE:
-            return 0
-        return self.default_nodes(request.method) if request.max_nodes is None else request.max_nodes
+    max_nodes: int = 0  # drafted nodes of a step, for requests that name no number
+    auto_nodes: int = 0  # the same for methods that choose how many of them they draft
+    limit_nodes: int = 0  # the most that a request may name
 
     def default_nodes(self, method: str) -> int:
-        """Nodes that one step may draft for a request that sets no limit; without a method, by the server's."""
+        """Return the drafted nodes of a step for a request that names no number; "" is the server's method."""
         return self.auto_nodes if chooses_nodes(method or self.method) else self.max_nodes
 
 

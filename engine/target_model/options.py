@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.drafter.settings import DrafterSettings
+from engine.request import DEFAULT_NODES
 from engine.simulated.profile import Simulation
 
 GIB = 1 << 30
 CPU_CACHE = GIB // 2  # bytes of KV cache on a CPU where no number is named
 STEP_ROWS = 2048  # of the largest step: what a scheduler composes at most by default
 NUMERICS = AUTO, EXACT, FAST, LAYERS = "auto", "exact", "fast", "layers"
-_NODES, _GPU_NODES = 64, 63  # drafted nodes of a step; GPUs multiply by tiles of 64 rows, and the root is one of them
 
 
 def is_cuda(device: str) -> bool:
@@ -20,8 +20,11 @@ def is_cuda(device: str) -> bool:
 
 
 def default_nodes(device: str) -> int:
-    """Drafted nodes of a step, for requests that name no number, on a device as in ``TargetOptions``."""
-    return _GPU_NODES if is_cuda(device) else _NODES
+    """Return the drafted nodes of a step on a device as in ``TargetOptions``, for requests that name no number.
+
+    A GPU multiplies tiles of 64 rows, and the root takes one of them.
+    """
+    return DEFAULT_NODES - 1 if is_cuda(device) else DEFAULT_NODES
 
 
 @dataclass(frozen=True, slots=True)

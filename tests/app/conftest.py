@@ -55,7 +55,13 @@ class ScriptedBackend:
         self.running: set[str] = set()
         self.cancelled: set[str] = set()
         self.seen: list[Request] = []
-        limits = {"max_model_len": 256, "vocab_size": len(tokenizer), "eos_ids": (2,), "max_nodes": 4}
+        limits = {
+            "max_model_len": 256,
+            "vocab_size": len(tokenizer),
+            "eos_ids": (2,),
+            "max_nodes": 4,
+            "limit_nodes": 64,
+        }
         self.model_card = ModelCard(
             name=MODEL, created=7, fingerprint="fp", aliases=("org/alias",), method="pld", **limits
         )

@@ -8,6 +8,7 @@ from app.access.caller import Caller
 from app.api.requests.schemas import GenerationRequest
 from app.api.service import ServiceSettings
 from deployments.submission.messages import ModelCard
+from engine.errors import RequestError
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 
@@ -19,6 +20,7 @@ def granted(body: GenerationRequest, caller: Caller, settings: ServiceSettings, 
 
     Raises:
         AccessError: the caller may not ask for the priority, namespace, method, number of nodes or trace.
+        RequestError: the server never drafts as many nodes as are asked for.
     """
     options = body.speculative
     namespace = "" if options.namespace in (None, settings.shared_namespace) else options.namespace
@@ -26,18 +28,14 @@ def granted(body: GenerationRequest, caller: Caller, settings: ServiceSettings, 
     caller.check_namespace(namespace)
     if options.trace:
         caller.check_trace()
-    method, nodes = PLAIN, None
+    method = (options.method or "") if options.enabled else PLAIN
     if options.enabled:
-        caller.check_method(options.method or "")
-        caller.check_nodes(options.max_nodes)
-        method, nodes = options.method or "", options.max_nodes
-        if nodes is None and caller.max_nodes is not None:
-            nodes = min(card.default_nodes(method), caller.max_nodes)
+        caller.check_method(method)
     return Request(
         [],
         SamplingParams(),
         method=method,
-        max_nodes=nodes,
+        max_nodes=_granted_nodes(options.max_nodes if options.enabled else None, method, caller, card),
         priority=body.priority,
         namespace=namespace,
         scope=scope_of(caller.tenant, namespace, salt=body.cache_salt),
@@ -45,6 +43,23 @@ def granted(body: GenerationRequest, caller: Caller, settings: ServiceSettings, 
         tenant=caller.tenant or ((body.user or namespace) if caller.names_tenant else ""),
         trace=options.trace,
     )
+
+
+def _granted_nodes(requested: int | None, method: str, caller: Caller, card: ModelCard) -> int:
+    """Return ``Request.max_nodes``: the requested number, or the method's default within the caller's limit.
+
+    This is the one place that refuses a number; the scheduler only cuts the trees of a full step.
+    """
+    caller.check_nodes(requested)
+    if requested is not None and requested > card.limit_nodes:
+        message = f"max_nodes is {requested}; this server drafts at most {card.limit_nodes} nodes per step"
+        raise RequestError(message, "max_nodes")
+    if (method or card.method) == PLAIN:
+        return 0
+    if requested is not None:
+        return requested
+    default = card.default_nodes(method)
+    return default if caller.max_nodes is None else min(default, caller.max_nodes)
 
 
 def scope_of(tenant: str, namespace: str, *, salt: str | None) -> str:

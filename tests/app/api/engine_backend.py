@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from transformers import PreTrainedTokenizerFast
 
@@ -33,7 +34,7 @@ class EngineBackend:
         self.counted = CollectorRegistry()
 
     async def submit(self, request: Request) -> AsyncIterator[StepEvent]:
-        return self._events(request.with_defaults("auto", 64))
+        return self._events(replace(request, method=request.method or "auto"))
 
     async def _events(self, request: Request) -> AsyncIterator[StepEvent]:
         own = self._engine.submit(request)
@@ -65,7 +66,8 @@ async def over_engine(
     target = LocalTarget.load(TargetOptions(str(checkpoint), kv_bytes=1 << 22), checkpoint)
     spec = target.info.spec
     limits = {"max_model_len": context, "vocab_size": spec.vocab_size, "eos_ids": spec.eos_ids}
-    backend = EngineBackend(make_engine(target), ModelCard(name="tiny", method="auto", max_nodes=64, **limits))
+    limits |= {"max_nodes": 64, "auto_nodes": 64, "limit_nodes": 256}
+    backend = EngineBackend(make_engine(target), ModelCard(name="tiny", method="auto", **limits))
     app = create_app(Api(backend, tokenizer, ServiceSettings()), AccessOptions(trust_clients=True))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge") as client:
         yield client

@@ -43,6 +43,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str, str]] = [  # path, fields, para
     (CHAT_PATH, {"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
     (CHAT_PATH, {"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown field"),
     (CHAT_PATH, {"speculative": {"max_nodes": 0}}, "speculative.max_nodes", "at least 1"),
+    (CHAT_PATH, {"speculative": {"max_nodes": 65}}, "speculative.max_nodes", "65; this server drafts at most 64 nodes"),
     (CHAT_PATH, {"cache_salt": ""}, "cache_salt", "must have 1 to 256 characters"),
     (CHAT_PATH, {"frobnicate": 1}, "frobnicate", "unknown field"),
     (CHAT_PATH, {"messages": []}, "messages", "it must have at least 1 item"),

@@ -34,7 +34,7 @@ async def test_defaults_are_openais(client: AsyncClient, backend: ScriptedBacken
     assert backend.tokenizer.decode(request.prompt) == "<|bos|><|user|>hello<|end|><|assistant|>"
     assert (params.temperature, params.top_p, params.top_k, params.logprobs) == (1.0, 1.0, 0, None)
     assert (params.stop_ids, params.max_tokens) == ((2,), 200)
-    assert (request.method, request.max_nodes, request.priority) == ("", None, 0)
+    assert (request.method, request.max_nodes, request.priority) == ("", 4, 0)
     await post(client, TEXT_PATH, model="tiny", prompt=[5] * 240)
     assert backend.seen[1].params.max_tokens == 16  # the rest of the context
 
@@ -61,7 +61,7 @@ async def test_every_parameter_reaches_the_backend(client: AsyncClient, backend:
     assert decode_commands(encode([encode_message(Submit(0, request))])) == [Submit(0, request)]
     fields = {"speculative": {"enabled": False, "method": "pld", "max_nodes": 3}, "temperature": 1e-6}
     await post(client, CHAT_PATH, **CHAT, **fields)
-    assert (backend.seen[1].method, backend.seen[1].max_nodes) == ("autoregressive", None)
+    assert (backend.seen[1].method, backend.seen[1].max_nodes) == ("autoregressive", 0)
     assert backend.seen[1].params.temperature == 0, "no division survives a smaller one"
 
 

@@ -1,4 +1,4 @@
-"""Which methods and node limits requests may name, and that thousands of spellings of methods take no memory."""
+"""Methods that requests may name, node limits of the model card, and memory under thousands of spellings of methods."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ import pytest
 
 from deployments.options import RouterOptions
 from deployments.router.admission import as_served
+from deployments.router.deployment import _card
 from deployments.router.speculator_actor import SpeculatorActor
-from engine.errors import RequestError, UnknownMethodError
+from engine.errors import UnknownMethodError
 from engine.protocol import Outcome
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
+from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE
 from speculators.method import SpeculatorOptions
 from speculators.methods import method_names
 from speculators.pool import MOST_METHODS
 from tests.support.methods import STANDALONE
+from tests.support.virtual_pipeline import INFO
 
 LISTED = RouterOptions("tiny", "spectra-core", methods=("pld", "suffix", "token-recycling+anpd"))
 
 
 def served(method: str, options: RouterOptions | None = None, **more: object) -> Request:
     request = Request([5, 6, 7, 5, 6], SamplingParams(max_tokens=4), method, **more)  # type: ignore[arg-type]
-    return as_served(request, options or RouterOptions(max_nodes=8))
+    return as_served(request, options or RouterOptions())
 
 
 def test_two_hundred_methods_leave_few_speculators_and_live_requests_keep_theirs() -> None:
@@ -93,10 +96,17 @@ def test_a_prediction_joins_the_default_method(default: str, named: str, drafts:
 
 
 @pytest.mark.parametrize(
-    "options", [RouterOptions(limit_nodes=32), RouterOptions(scheduler=SchedulerOptions(max_step_rows=33))]
+    ("options", "nodes"),
+    [
+        (RouterOptions(limit_nodes=32), (64, 64, 32)),
+        (RouterOptions(scheduler=SchedulerOptions(max_step_rows=33)), (32, 32, 32)),
+        (RouterOptions(fits_nodes=True), (8, 64, 256)),
+    ],
 )
-def test_more_nodes_than_the_limit_are_refused_and_not_cut(options: RouterOptions) -> None:
-    with pytest.raises(RequestError, match="max_nodes is 33; this server drafts at most 32 nodes per step") as caught:
-        served("autoregressive", options, max_nodes=33)
-    assert caught.value.param == "max_nodes"
-    assert served("pld", options, max_nodes=32).max_nodes == 32
+def test_the_card_names_the_default_and_the_largest_number_of_nodes(
+    options: RouterOptions, nodes: tuple[int, int, int]
+) -> None:
+    costs = StepCosts({1: ((1, 9, 65), (1.0, 1.0, 9.0))})  # 8 nodes and the root cost as much as the root alone
+    card = _card(options, INFO, costs, (), ())
+    assert (card.max_nodes, card.auto_nodes, card.limit_nodes) == nodes
+    assert (card.default_nodes("pld+suffix"), card.default_nodes("auto")) == nodes[:2]
