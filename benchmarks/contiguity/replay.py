@@ -79,6 +79,8 @@ def measure(shard: ModelShard, info: TargetInfo, occupancy: float, sharing: bool
         both = [(loaded, step, times[0]), (apart, step_apart, times[1])]
         for stage, one, kept in both if number % 2 else both[::-1]:
             began = time.thread_time()
+            stage.admit(one)
+            stage.prepare(one)
             stage.verify(stage.forward(one, None))
             seconds = time.thread_time() - began
             kept.every.append(seconds)

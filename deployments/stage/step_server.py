@@ -1,4 +1,4 @@
-"""A stage's part of one step: announce it to the next stage, plan it, run the layers, send the outcome on.
+"""A stage's part of one step: admit it, announce it to the next stage, prepare it, run the layers, send the outcome.
 
 The last stage sends its outcome to the router.
 """
@@ -26,27 +26,27 @@ from deployments.pipeline.frames import (
 )
 from deployments.pipeline.tensor_header import TensorHeader
 from deployments.stage.attention_rows import PeerLostError, RowAsker, RowKeeper
-from deployments.stage.inbox import Arrived
+from deployments.stage.inbox import Arrived, RouterInbox, StageInbox
 from deployments.stage.progress import StepProgress
 from deployments.stage.transports.base import Link, allocate
 from engine.stage.base import Computing, StageLike
-from engine.step import SequenceStart, Step, StepResult, WorkResult, decode_step, encode
+from engine.step import Step, StepResult, WorkResult, decode_step, encode
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Current:
-    """The step between ``prepare`` and ``serve``."""
+class _CurrentStep:
+    """A step that this stage is serving."""
 
     step: Step
     announced: tuple[TensorHeader, ...]  # tensors that the next stage expects, whatever happens
-    error: str = ""
-    seconds: float = 0.0  # that this stage has spent on it
+    error: str  # why this stage cannot run it; "": it can
+    seconds: float  # that this stage has spent on it
 
 
 class StepServer:
-    """Serves the steps of one upstream after another, in one thread, which calls ``prepare`` and ``serve`` in turns.
+    """Serves the steps of one upstream after another, in one thread.
 
     Args:
         stage: the layers and their cache.
@@ -75,14 +75,11 @@ class StepServer:
         self._rows_address = ""
         self._next: Link | None = None
         self._results: Channel | None = None
-        self._starts: dict[int, SequenceStart] = {}  # of live sequences
-        self._current: _Current
 
     def reset(self) -> None:
         """Forget every sequence: another upstream begins."""
         self._stage.reset()
         self._keeper.clear()
-        self._starts.clear()
 
     def attach(self, following: Link | None, results: Channel | None, rows_address: str) -> None:
         """Set where outcomes go.
@@ -96,51 +93,59 @@ class StepServer:
         self._results = results
         self._rows_address = rows_address
 
-    def prepare(self, frame: StepFrame) -> None:
-        """Announce a step to the next stage, then do what this stage can do before the activations arrive.
+    def serve(self, inbox: RouterInbox | StageInbox) -> None:
+        """Serve the next step of an inbox and send its outcome on; a step that fails is answered with its error.
 
         Raises:
-            EOFError, OSError: the step is malformed, or the next stage is lost: the connection ends.
+            EOFError, OSError, msgspec.DecodeError: the step is malformed, a neighbour is lost, or no peer takes
+                results: the connection ends.
+            PeerLostError: another stage is lost.
             torch.AcceleratorError: the device cannot serve another step.
         """
+        current = self._begin(inbox.take_step())
+        arrived = inbox.take_outcome()
+        began = time.perf_counter() - current.seconds
+        self._progress.begin()
+        current.error = arrived.outcome.error or current.error
+        if self._next is None:
+            self._answer(current, arrived, began)
+        else:
+            self._pass_on(self._next, current, arrived, began)
+
+    def _begin(self, frame: StepFrame) -> _CurrentStep:
+        """Admit a step, announce it to the next stage, and prepare it while earlier stages compute."""
         began = time.perf_counter()
         self._progress.begin()
         try:
             step = decode_step(frame.step)
         except (msgspec.DecodeError, ValueError) as malformed:  # ValueError: from the bytes of an array
             raise EOFError(f"malformed step: {malformed}") from malformed
-        self._note(step)
-        self._current = _Current(step, self._known_tensors(step))
+        for start in step.starts:
+            logger.debug("sequence %d begins", start.seq, extra={"request_id": start.request_id})
+        error = self._attempt(self._stage.admit, step)
+        announced: tuple[TensorHeader, ...] = ()
         if self._next is not None:
-            self._next.send(encode_step_frame(frame.step, self._current.announced), [])
+            outline = self._stage.outline(step)
+            announced = () if outline is None else (TensorHeader.of(outline),)
+            self._next.send(encode_step_frame(frame.step, announced), [])
+        if step.work and not error:
+            error = self._attempt(self._stage.prepare, step)
+        self._progress.end()
+        return _CurrentStep(step, announced, error, time.perf_counter() - began)
+
+    def _attempt(self, call: Callable[[Step], None], step: Step) -> str:
+        """Call a method of the stage; returns why it failed, or ""."""
         try:
-            self._stage.prepare(step)
+            call(step)
         except torch.AcceleratorError:
             raise
         except Exception as failure:
-            self._current.error = self._log_failure(failure)
-        self._progress.end()
-        self._current.seconds = time.perf_counter() - began
+            return self._log_failure(step, failure)
+        return ""
 
-    def serve(self, arrived: Arrived) -> None:
-        """Run the prepared step and send its outcome on; a step that fails is answered with its error.
-
-        Raises:
-            EOFError, OSError: the next stage is lost, or no peer takes results: the connection ends.
-            PeerLostError: another stage is gone.
-            torch.AcceleratorError: the device cannot serve another step.
-        """
-        began = time.perf_counter() - self._current.seconds
-        self._progress.begin()
-        error = arrived.outcome.error or self._current.error
-        if self._next is None:
-            self._answer(arrived, error, began)
-        else:
-            self._pass_on(self._next, arrived, error, began)
-
-    def _answer(self, arrived: Arrived, error: str, began: float) -> None:
-        """The last stage's part of a step, from verification to the router."""
-        step, results = self._current.step, list[WorkResult]()
+    def _answer(self, current: _CurrentStep, arrived: Arrived, began: float) -> None:
+        """The last stage's part of a step, from its layers to the router."""
+        step, error, results = current.step, current.error, list[WorkResult]()
         if step.work and not error:
             try:
                 results = self._stage.verify(self._stage.forward(step, arrived.activations))
@@ -149,7 +154,7 @@ class StepServer:
             except (torch.AcceleratorError, PeerLostError):
                 raise  # neither the device nor the pipeline can serve the next step
             except Exception as failure:
-                error, results = self._log_failure(failure), []
+                error, results = self._log_failure(step, failure), []
         if self._results is None:
             raise EOFError("no peer has connected with the role results")
         seconds = time.perf_counter() - began
@@ -157,20 +162,21 @@ class StepServer:
         stage_seconds = (*arrived.outcome.seconds, seconds)
         self._results.send(encode(StepResult(step.step_id, results, seconds, error, stage_seconds)))
 
-    def _pass_on(self, following: Link, arrived: Arrived, error: str, began: float) -> None:
-        """Every other stage's part of a step, from the layers to the next stage."""
-        step, seconds = self._current.step, (*arrived.outcome.seconds, 0.0)  # ``stamp`` overwrites the last one
+    def _pass_on(self, following: Link, current: _CurrentStep, arrived: Arrived, began: float) -> None:
+        """Every other stage's part of a step, from its layers to the next stage."""
+        step, error = current.step, current.error
+        seconds = (*arrived.outcome.seconds, 0.0)  # ``stamp`` overwrites the last one
         outcome, tensors, computing = OutcomeFrame(seconds=seconds), list[Tensor](), None
         if step.work and not error:
             try:
-                outcome, tensors, computing = self._run(step, arrived, seconds)
+                outcome, tensors, computing = self._run(current, arrived, seconds)
             except torch.AcceleratorError:
                 raise
             except Exception as failure:
-                error = self._log_failure(failure)
+                error = self._log_failure(step, failure)
         if error:
-            outcome = OutcomeFrame(self._current.announced, error=error, seconds=seconds)
-            tensors = allocate(self._current.announced, self._device)
+            outcome = OutcomeFrame(current.announced, error=error, seconds=seconds)
+            tensors = allocate(current.announced, self._device)
         header = encode_outcome(outcome)
         if computing is not None and not error:
             following.send(header, tensors, partial(self._finish, self._progress.leave_to_device(computing), header))
@@ -180,14 +186,15 @@ class StepServer:
         following.send(header, tensors)
 
     def _run(
-        self, step: Step, arrived: Arrived, seconds: tuple[float, ...]
+        self, current: _CurrentStep, arrived: Arrived, seconds: tuple[float, ...]
     ) -> tuple[OutcomeFrame, list[Tensor], Computing | None]:
-        """Run the layers; returns the outcome, its tensors, and what the device still does for them."""
-        activations, rows_at = self._stage.forward(step, arrived.activations), arrived.outcome.rows_at
-        tensors, announced = tensors_of(activations), self._current.announced
+        """Run the layers; returns the outcome, its tensors, and the device's unfinished work on them."""
+        step, rows_at = current.step, arrived.outcome.rows_at
+        activations = self._stage.forward(step, arrived.activations)
+        tensors = tensors_of(activations)
         headers = tuple(map(TensorHeader.of, tensors))
-        if announced not in ((), headers):
-            raise RuntimeError(f"the stage has computed {headers} after it had announced {announced}")
+        if current.announced not in ((), headers):
+            raise RuntimeError(f"the stage has computed {headers} after it had announced {current.announced}")
         captured = self._stage.captured() if any(work.draw for work in step.work) else None
         if captured is not None:
             self._keeper.keep(step.step_id, captured)
@@ -204,25 +211,8 @@ class StepServer:
             self._fail()
             raise
 
-    def _known_tensors(self, step: Step) -> tuple[TensorHeader, ...]:
-        """Headers of what this stage will send for a step, if that is hidden states and nothing else; else empty."""
-        needs = [self._starts[work.seq].needs for work in step.work if work.seq in self._starts]
-        if not needs or self._next is None or any(need.hidden_layer is not None or need.drafter for need in needs):
-            return ()
-        n_rows = sum(len(work.tokens) + (0 if work.tree is None else len(work.tree)) for work in step.work)
-        return (TensorHeader.of(self._stage.hidden_outline(n_rows)),)
-
-    def _note(self, step: Step) -> None:
-        """Remember the live sequences."""
-        for seq in step.ends:
-            self._starts.pop(seq, None)
-        for start in step.starts:
-            self._starts[start.seq] = start
-            logger.debug("sequence %d begins", start.seq, extra={"request_id": start.request_id})
-
-    def _log_failure(self, failure: Exception) -> str:
-        """Log why the step failed, and return it as text. Whatever it is, only the step's sequences fail."""
-        step = self._current.step
-        requests = [self._starts[work.seq].request_id for work in step.work if work.seq in self._starts]
+    def _log_failure(self, step: Step, failure: Exception) -> str:
+        """Log why a step failed, and return it as text. Whatever it is, only the step's sequences fail."""
+        requests = self._stage.request_ids(step)
         logger.error("step %d failed", step.step_id, exc_info=failure, extra={"requests": requests})
         return f"{type(failure).__name__}: {failure}"

@@ -177,8 +177,7 @@ class StageWorker:
                 self._steps.attach(self._next, results, self._rows_address)
                 self._is_fed = True
                 while True:
-                    self._steps.prepare(inbox.take_step())
-                    self._steps.serve(inbox.take_outcome())
+                    self._steps.serve(inbox)
             except NoCommonLinkError as error:  # permanent: ``ping`` and ``hold`` raise it from now on
                 logger.error("no link to a neighbour: %s", error)
                 self.fault = str(error)

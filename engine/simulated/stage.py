@@ -69,7 +69,6 @@ class SimulatedStage:
         self._cache = np.zeros(n_blocks * block_size if answers is not None else 0, np.int32)
         self._sequences: dict[int, _StageSequence] = {}
         self._results: list[WorkResult] = []
-        self._admitted: Step | None = None  # the last
         self._sleep = DeadlineSleep()
         self._link = SimulatedLink(profile)
         self._computing = _Sleeping(self._sleep, 0.0, 0.0)
@@ -90,17 +89,17 @@ class SimulatedStage:
         """Forget every sequence."""
         self._sequences.clear()
         self._results = []
-        self._admitted = None
 
-    def hidden_outline(self, n_rows: int) -> torch.Tensor:
-        """Of the moment that travels, whatever the number of rows."""
-        return torch.empty(1, 1, 2, device="meta")
+    def request_ids(self, step: Step) -> list[str]:
+        """Request ids of the step's sequences that the stage knows."""
+        return [known.start.request_id for work in step.work if (known := self._sequences.get(work.seq)) is not None]
 
-    def prepare(self, step: Step) -> None:
-        """Forget the sequences that ended, move others, learn of new ones and of new blocks; harmless a second time."""
-        if step is self._admitted:
-            return
-        self._admitted = step
+    def outline(self, step: Step) -> torch.Tensor | None:
+        """The time of arrival, for any number of rows."""
+        return torch.empty(1, 1, 2, device="meta") if step.work else None
+
+    def admit(self, step: Step) -> None:
+        """Remove the sequences that ended, move and add sequences, and extend block tables."""
         for seq in step.ends:
             self._sequences.pop(seq, None)
         for work in step.work:
@@ -112,6 +111,9 @@ class SimulatedStage:
             if work.seq in self._sequences and not work.moved:
                 self._sequences[work.seq].table.extend(work.new_blocks)
 
+    def prepare(self, step: Step) -> None:
+        """Do nothing: there is nothing to pack."""
+
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
         """Begin the step's time: when the link would have delivered its input and the step before is over, or now.
         Returns the moment of arrival at the next stage.
@@ -119,7 +121,6 @@ class SimulatedStage:
         The bookkeeping is done at once, within the step's time, as a CPU does its part beside a GPU.
         """
         began = max(self._link.arrival(incoming, time.perf_counter()), self._due)
-        self.prepare(step)
         self._results = []
         if self._answers is not None:
             self._store(step)

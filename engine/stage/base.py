@@ -44,18 +44,27 @@ class StageLike(Protocol):
     def reset(self) -> None:
         """Forget every sequence."""
 
-    def hidden_outline(self, n_rows: int) -> Tensor:
-        """A tensor on the device "meta" with shape and dtype of the hidden states that ``forward`` returns."""
+    def request_ids(self, step: Step) -> list[str]:
+        """Request ids of the step's sequences that the stage knows, for log messages."""
 
-    def prepare(self, step: Step) -> None:
-        """Do what ``forward`` needs no activations for; harmless a second time.
+    def outline(self, step: Step) -> Tensor | None:
+        """A tensor on the device "meta" with shape and dtype of the hidden states that an admitted step will return.
 
-        First admit the step: forget the sequences that ended, move others, learn of new ones and of new blocks. A step
-        without work asks for no more, and a step that fails on an earlier stage must still be prepared.
+        None where the step returns more than hidden states, or the stage knows none of its sequences.
         """
 
+    def admit(self, step: Step) -> None:
+        """Remove the sequences that ended, move and add sequences, and extend block tables: once for every step.
+
+        Call it before anything else that may fail. Every stage admits a step, also one without work and one that fails
+        on another stage: the next steps of its sequences, and of sequences that share their blocks, rely on it.
+        """
+
+    def prepare(self, step: Step) -> None:
+        """Do the part of an admitted step with work that needs no activations."""
+
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        """Begin this stage's part of a step; ``incoming`` is None on the first stage. Prepares the step first.
+        """Begin this stage's part of a prepared step; ``incoming`` is None on the first stage.
 
         The device may still be computing when this returns: the activations have their shapes at once, their values
         when ``computing`` is over. Steps may follow each other without waiting: the device does them in order.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # needs Triton
 class _Running:
     """The step between ``prepare`` and ``attention``."""
 
-    step: Step | None = None  # None: it has no work, or ``forward`` has begun
+    step: Step | None = None  # None once ``forward`` has begun
     packed: Packed | None = None
     works: Sequence[Work] = field(default_factory=list)
     answer: StepAnswer | PlannedAnswer | None = None  # last stage only
@@ -82,7 +82,6 @@ class Stage:
         self._tables: dict[int, BlockTable] = {}
         self._sequences: dict[int, StageSequence] = {}
         self._running = _Running()
-        self._admitted: Step | None = None  # the last
         self._relay = drafter.relay
         self._drafts = None if drafter.runtime is None else StageDrafts(drafter.runtime, shard.norm)
 
@@ -103,23 +102,61 @@ class Stage:
         self._tables.clear()
         self._sequences.clear()
         self._running = _Running()
-        self._admitted = None
         if self._drafts is not None:
             self._drafts.runtime.reset()
 
-    def hidden_outline(self, n_rows: int) -> torch.Tensor:
-        """A tensor on the device "meta" with shape and dtype of the hidden states that ``forward`` returns."""
+    def request_ids(self, step: Step) -> list[str]:
+        """Request ids of the step's sequences that the stage knows."""
+        return [known.start.request_id for work in step.work if (known := self._sequences.get(work.seq)) is not None]
+
+    def outline(self, step: Step) -> torch.Tensor | None:
+        """See ``StageLike.outline``."""
+        known = [self._sequences[work.seq].start.needs for work in step.work if work.seq in self._sequences]
+        if not known or any(needs.hidden_layer is not None or needs.drafter for needs in known):
+            return None
+        n_rows = sum(len(work.tokens) + (0 if work.tree is None else len(work.tree)) for work in step.work)
         return torch.empty(1, n_rows, self._spec.hidden_size, dtype=self._shard.dtype, device="meta")
 
     @torch.inference_mode()
+    def admit(self, step: Step) -> None:
+        """Remove the sequences that ended, move and add sequences, and extend block tables.
+
+        Raises the device's error before any sequence is added: the step can then be admitted again.
+        """
+        for seq in step.ends:
+            self._tables.pop(seq, None)
+            self._sequences.pop(seq, None)
+            if self._drafts is not None:
+                self._drafts.runtime.end(seq)
+        self._move(step.work)
+        for start in step.starts:
+            table = self._tables[start.seq] = BlockTable(self._arena.block_size)
+            self._sequences[start.seq] = StageSequence(start, [*start.text])
+            if self._grammars is not None and start.params.grammar is not None:
+                self._grammars.prepare(start.params.grammar)  # while the prompt is read
+            if self._drafts is not None and start.needs.drafter:
+                self._drafts.runtime.start(start.seq, table, start.n_copied)
+        for work in step.work:
+            if work.seq in self._tables and not work.moved:
+                self._tables[work.seq].extend(work.new_blocks)
+
+    def _move(self, works: Sequence[Work]) -> None:
+        """Copy the rows of sequences that the scheduler has moved to other blocks."""
+        for work in works:
+            if work.moved and work.seq in self._tables:
+                table = self._tables[work.seq]
+                runs = table.runs_to(work.new_blocks)
+                self._arena.move_runs(runs)
+                if self._drafts is not None:
+                    self._drafts.runtime.move_runs(runs)
+                table.replace(work.new_blocks)
+
+    @torch.inference_mode()
     def prepare(self, step: Step) -> None:
-        """Do what ``forward`` needs no activations for: admit the step, pack it, upload, and move rows of the cache.
-        Harmless a second time."""
-        if step is self._running.step:
-            return
-        self.admit(step)
-        if not step.work:
-            return
+        """Pack an admitted step, upload it, and copy rows within the cache: all that ``forward`` needs but activations.
+
+        Accelerators do this while they compute the previous step.
+        """
         works, upload = step.work, Upload(self._shard.device)
         moves = plan_moves(step, self._tables, self._arena.block_size, upload, compacts=self._executor is None)
         packed = self._pack(works, upload)
@@ -137,11 +174,11 @@ class Stage:
 
     @torch.inference_mode()
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        """Run this stage's layers over a step, prepared or not; ``incoming`` is None on the first stage."""
-        self.prepare(step)
+        """Run this stage's layers over a prepared step; ``incoming`` is None on the first stage."""
         running = self._running
+        assert running.step is step, "a step is prepared before its forward pass"
+        assert running.packed is not None, "a prepared step is packed"
         running.step = None
-        assert running.packed is not None, "a step without work has no forward pass"
         computing = begin(self._shard.device)
         outgoing = self._run(self._needs(step.work), running.packed, incoming)
         if computing is not None:
@@ -227,41 +264,3 @@ class Stage:
             for work, span in zip(works, packed.spans, strict=True)
         ]
         return CapturedStep(packed.step, self._shard.range, kept)
-
-    def admit(self, step: Step) -> None:
-        """Forget the sequences that ended, move others, learn of new ones and of new blocks; harmless a second time.
-
-        A step without work asks for no more. A step that fails must still be admitted: later chunks of its sequences
-        may be on their way, in one step with other sequences, and what was moved may be the beginning of another's
-        text; none of them must suffer.
-        """
-        if step is self._admitted:
-            return
-        for seq in step.ends:
-            self._tables.pop(seq, None)
-            self._sequences.pop(seq, None)
-            if self._drafts is not None:
-                self._drafts.runtime.end(seq)
-        self._move(step.work)  # where a device fails here, nothing below was done, and all can be done again
-        self._admitted = step
-        for start in step.starts:
-            table = self._tables[start.seq] = BlockTable(self._arena.block_size)
-            self._sequences[start.seq] = StageSequence(start, [*start.text])
-            if self._grammars is not None and start.params.grammar is not None:
-                self._grammars.prepare(start.params.grammar)  # while the prompt is read
-            if self._drafts is not None and start.needs.drafter:
-                self._drafts.runtime.start(start.seq, table, start.n_copied)
-        for work in step.work:
-            if work.seq in self._tables and not work.moved:
-                self._tables[work.seq].extend(work.new_blocks)
-
-    def _move(self, works: Sequence[Work]) -> None:
-        """Copy the rows of sequences that have other blocks now."""
-        for work in works:
-            if work.moved and work.seq in self._tables:
-                table = self._tables[work.seq]
-                runs = table.runs_to(work.new_blocks)
-                self._arena.move_runs(runs)
-                if self._drafts is not None:
-                    self._drafts.runtime.move_runs(runs)
-                table.replace(work.new_blocks)

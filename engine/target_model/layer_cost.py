@@ -120,6 +120,8 @@ def _measure(
 
 
 def _seconds(stage: Stage, embed: _Timed, run: _Timed, step: Step) -> tuple[float, float, float]:
+    stage.admit(step)
+    stage.prepare(step)
     activations = stage.forward(step, None)
     began = _now(activations.hidden.device)
     stage.verify(activations)

@@ -74,12 +74,13 @@ class LocalTarget:
     def step(self, step: Step) -> StepResult:
         """Run one micro-batch through all stages."""
         began = time.perf_counter()
+        for stage in self._stages:
+            stage.admit(step)
         if not step.work:
-            for stage in self._stages:
-                stage.admit(step)
             return StepResult(step.step_id, [], time.perf_counter() - began)
         activations: Activations | None = None
         for stage in self._stages:
+            stage.prepare(step)
             activations = stage.forward(step, activations)
         assert activations is not None
         results = self._stages[-1].verify(activations)

@@ -131,7 +131,10 @@ class DraftModelRunner:
             cached.new_blocks = []
             picked += [first + row for row in part.with_logits]
             first += len(part.tokens) + (len(part.tree) if part.tree is not None else 0)
-        hidden = self._stage.forward(Step(0, works), None).hidden[0]
+        step = Step(0, works)
+        self._stage.admit(step)
+        self._stage.prepare(step)
+        hidden = self._stage.forward(step, None).hidden[0]
         if not picked:
             return hidden.new_empty((0, self.info.spec.vocab_size), dtype=torch.float32)
         return self._logits(select(hidden, picked)).float()

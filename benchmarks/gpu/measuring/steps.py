@@ -108,6 +108,7 @@ class StageBench:
         """Run the layers of a step; returns their output, and the time at which the step was planned."""
         self._number += 1
         step = Step(self._number, work, list(starts))
+        self.stage.admit(step)
         self.stage.prepare(step)
         planned = time.perf_counter()
         return self.stage.forward(step, None), planned

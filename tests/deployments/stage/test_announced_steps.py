@@ -124,6 +124,13 @@ class Misannounces(Stage):
         return Activations(activations.hidden[:, 1:]) if step.step_id == 1 else activations
 
 
+class FailsToAdmit(Stage):
+    def admit(self, step: Step) -> None:
+        if step.step_id == 1:
+            raise ValueError("cannot admit")
+        super().admit(step)
+
+
 class FailsToPrepare(Stage):
     def prepare(self, step: Step) -> None:
         super().prepare(step)
@@ -132,7 +139,10 @@ class FailsToPrepare(Stage):
 
 
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
-@pytest.mark.parametrize(("kind", "reason"), [(Misannounces, "had announced"), (FailsToPrepare, "cannot prepare")])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(Misannounces, "had announced"), (FailsToAdmit, "cannot admit"), (FailsToPrepare, "cannot prepare")],
+)
 async def test_a_stage_that_breaks_its_announcement_fails_the_step_only(
     kind: type[Stage], reason: str, transport: str, serving: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

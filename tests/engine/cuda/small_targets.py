@@ -130,6 +130,8 @@ class ShuffledPipeline:
         self._n_steps += 1
         step, activations = Step(self._n_steps, works, starts), None
         for stage in self.stages:
+            stage.admit(step)
+            stage.prepare(step)
             activations = stage.forward(step, activations)
         self.activations = activations
         assert isinstance(activations, Activations)

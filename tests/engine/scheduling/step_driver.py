@@ -80,10 +80,11 @@ class StepDriver:
     def _break(self, step: Step) -> StepResult:
         """Fail a step: it may have run on the first stage, and on no other."""
         stages = self.engine.target._stages  # type: ignore[attr-defined]
-        if step.work and step.step_id % 2:
-            stages[0].forward(step, None)
         for stage in stages:
             stage.admit(step)
+        if step.work and step.step_id % 2:
+            stages[0].prepare(step)
+            stages[0].forward(step, None)
         return StepResult(step.step_id, [], 0.0, "broken")
 
     def receive(self) -> bool:

@@ -45,6 +45,7 @@ class SimulatedPipeline:
     def step(self, step: Step) -> StepResult:
         activations: Activations | None = None
         for one in self._stages:
+            one.admit(step)
             activations = one.forward(step, activations)
             computing = one.computing()
             assert computing is not None
@@ -135,7 +136,9 @@ def test_a_step_takes_the_time_of_its_profile_after_forward_has_returned(monkeyp
     start, taken = SequenceStart(0, SamplingParams(), 2, Needs()), []
     for number in range(100):
         work = Work(0, 2 * number, [5, 6], new_blocks=[number] if number % 8 == 0 else [])
-        made.forward(Step(number, [work], [] if number else [start]), None)
+        step = Step(number, [work], [] if number else [start])
+        made.admit(step)
+        made.forward(step, None)
         assert made.lateness.sleeps == number
         taken.append(made.computing().wait())
     assert min(taken) >= 0.05

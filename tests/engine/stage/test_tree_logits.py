@@ -42,6 +42,8 @@ class SingleSequencePipeline:
         step = Step(0, [Work(5, n_cached, tokens, tree, keep, fresh)], starts)
         activations: Activations | None = None
         for stage in self._stages:
+            stage.admit(step)
+            stage.prepare(step)
             activations = stage.forward(step, activations)
         assert activations is not None
         return self._shards[-1].logits(activations.hidden[0]).clone()
