@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engine.compiled.functions import compiled_in_place
+from engine.compiled import compiled_in_place
 from engine.tree import FloatArray, IntArray
 
 NONE = -1

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.sampling.randomness import Randomness
+from engine.sampling.noise import Randomness
 from engine.tree import ROOT, TokenTree
 
 Row = npt.NDArray[Any]  # [vocab], fp64 where probabilities are meant

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine.compiled.functions import compiled, compiled_in_place
+from engine.compiled import compiled, compiled_in_place
 from retrieval_store.index.suffix_array import END
 
 _Ints = npt.NDArray[Any]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine.compiled.functions import compiled
+from engine.compiled import compiled
 from engine.step_cost import Seconds
 from speculators.auto.prices import Price
 

@@ -10,7 +10,7 @@ from engine.drafter.trees.levels import Levels
 from engine.protocol import Branch, RequestView
 from engine.sampling.history import History
 from engine.sampling.keys import NoiseKey
-from engine.sampling.randomness import Randomness
+from engine.sampling.noise import Randomness
 from engine.tree import ROOT, TokenTree
 from speculators.draft_model.config import DraftModelConfig
 from speculators.draft_model.runner import CachedSequence, DraftModelRunner, SequenceRows

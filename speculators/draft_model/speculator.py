@@ -24,7 +24,7 @@ from speculators.method import Method
 
 if TYPE_CHECKING:  # torch is imported with the first model, so that other methods need none
     from engine.sampling.keys import NoiseKey
-    from engine.sampling.randomness import Randomness
+    from engine.sampling.noise import Randomness
     from speculators.draft_model.drafting import Drafting
     from speculators.draft_model.runner import DraftModelRunner
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.compiled.functions import compiled, compiled_in_place
+from engine.compiled import compiled, compiled_in_place
 from engine.protocol import Needs, RequestView
 from engine.tree import IntArray
 from speculators.per_request import PerRequest

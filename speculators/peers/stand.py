@@ -17,9 +17,8 @@ from typing import Literal
 
 import numpy as np
 
-from engine.compiled.keys import mix64
 from engine.protocol import Branch, Needs, Outcome, RequestView
-from engine.sampling.keys import request_key
+from engine.sampling.keys import compiled_mix64, request_key
 from engine.tree import ROOT
 from speculators.method import Method
 from speculators.peers.scored_contexts import Context, RecentRows, scored_contexts
@@ -130,7 +129,7 @@ class Stand(PerRequest[StandState]):
         if state.key is None:
             waits = state.random.standard_exponential(len(candidates)).tolist()
         else:
-            key = np.uint64(mix64(state.key ^ np.uint64(position)))
+            key = np.uint64(compiled_mix64(state.key ^ np.uint64(position)))
             waits = [exponential(key, token) for token, _ in candidates]
         # The largest log p / T + Gumbel noise is the smallest exponential wait over p^(1/T).
         drawn = zip(waits, candidates, strict=True)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.compiled.functions import compiled_in_place
+from engine.compiled import compiled_in_place
 from engine.tree import FloatArray, IntArray
 
 MAX_CANDIDATES = 512

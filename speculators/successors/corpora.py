@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engine.compiled.functions import compiled_in_place
+from engine.compiled import compiled_in_place
 from engine.tree import FloatArray, IntArray
 from retrieval_store.index.index import Index, Suffixes
 from retrieval_store.index.suffix_kernels import occurrences

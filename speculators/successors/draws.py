@@ -7,15 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.compiled.functions import compiled_in_place
-from engine.compiled.keys import mix64
+from engine.compiled import compiled_in_place
+from engine.sampling.keys import compiled_mix64, noise_bits
 from speculators.successors.candidates import SuccessorCandidates
 
 OUTSIDE = 128.0  # tokens that share the probability that the candidates leave ...
 UNSEEN = 0.3  # ... and the part of it that really goes to none of them (fitted at temperatures 0.6 to 1)
 GREEDY = 1.0  # temperature that estimates how likely a candidate is the argmax, if probabilities are estimates
-_TRIPLE32 = (np.uint32(0xED5AD4BB), np.uint32(0xAC4C1B51), np.uint32(0x31848BAB))
-_GOLDEN32 = np.uint32(0x9E3779B9)
 
 
 class Sampling(NamedTuple):
@@ -28,14 +26,7 @@ class Sampling(NamedTuple):
 @compiled_in_place
 def exponential(key: Any, token: int) -> float:
     """Return ``exp(-gumbel)`` of a token under a position's key: the same bits as ``engine.sampling.noise.gumbel``."""
-    x = np.uint32(np.uint32(token) * _GOLDEN32) + np.uint32(key & np.uint64(0xFFFFFFFF))
-    x = np.uint32(x)
-    x = np.uint32((x ^ (x >> np.uint32(17))) * _TRIPLE32[0])
-    x ^= np.uint32(key >> np.uint64(32))
-    x = np.uint32((x ^ (x >> np.uint32(11))) * _TRIPLE32[1])
-    x = np.uint32((x ^ (x >> np.uint32(15))) * _TRIPLE32[2])
-    x ^= x >> np.uint32(14)
-    return -log((x + 0.5) * 2.0**-32)
+    return -log((noise_bits(key, np.uint64(token)) + 0.5) * 2.0**-32)
 
 
 @compiled_in_place
@@ -72,7 +63,7 @@ def weigh_draws(candidates: SuccessorCandidates, sampling: Sampling, position: i
         p[i] /= total
     if sampling.noise_key == 0 or sampling.temperature == 0.0:
         return
-    key = mix64(sampling.noise_key ^ np.uint64(position))
+    key = compiled_mix64(sampling.noise_key ^ np.uint64(position))
     total = 0.0
     for i in range(n):
         lifted = p[i] / exponential(key, candidates.ids[i])

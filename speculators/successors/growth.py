@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.best_first.arrays import GrowingTree, begin_tree, make_growing_tree, next_row
-from engine.compiled.functions import compiled, compiled_in_place
+from engine.compiled import compiled, compiled_in_place
 from engine.tree import FloatArray, IntArray
 from retrieval_store.index.addresses import Addresses, addresses_of, opener
 from speculators.successors.candidates import N_SOURCES, rank_candidates

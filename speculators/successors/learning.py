@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine.compiled.functions import compiled, compiled_in_place
+from engine.compiled import compiled, compiled_in_place
 from engine.tree import FloatArray, IntArray
 from retrieval_store.index.addresses import Addresses
 from speculators.successors.candidates import add_candidate, clear_candidates, rank_candidates

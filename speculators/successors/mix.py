@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.compiled.functions import compiled_in_place
+from engine.compiled import compiled_in_place
 from engine.tree import FloatArray, IntArray
 from speculators.successors.candidates import SuccessorCandidates, add_candidate, clear_candidates
 from speculators.successors.corpora import Lookup, count_followers, longest_match

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engine.compiled.functions import compiled, compiled_in_place
+from engine.compiled import compiled, compiled_in_place
 from engine.tree import FloatArray, IntArray
 
 TAIL = 8  # tokens of a context that a key can hold; the longest order

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import engine.compiled.functions
+import engine.compiled
 
 CALLER = """
-from engine.compiled.functions import compiled
+from engine.compiled import compiled
 from called.functions import increase
 
 @compiled
@@ -19,7 +19,7 @@ def run(n):
     return {}
 """
 CALLED = """
-from engine.compiled.functions import compiled
+from engine.compiled import compiled
 
 @compiled
 def increase(n):
@@ -44,7 +44,7 @@ def cache_folder(packages: Path, caller: str, called: int) -> Path:
     for name in [name for name in sys.modules if name.partition(".")[0] in ("caller", "called")]:
         del sys.modules[name]
     importlib.invalidate_caches()
-    engine.compiled.functions._cache_folder.cache_clear()
+    engine.compiled._cache_folder.cache_clear()
     return Path(importlib.import_module("caller.functions").run.stats.cache_path).parent
 
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from engine.protocol import Branch
+from engine.sampling.noise import Randomness
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
-from engine.sampling.randomness import Randomness
 from engine.tree import ROOT, TokenTree
 from engine.verify.rules import Decision, Row, decide_rejection
 

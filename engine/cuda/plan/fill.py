@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.compiled.functions import compiled_in_place
+from engine.compiled import compiled_in_place
 from engine.cuda.plan.items import BLOCK, CHAIN, TREE, FlatWorks, Ints
 from engine.cuda.plan.layout import ITEM
 

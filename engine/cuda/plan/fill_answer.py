@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.compiled.functions import compiled_in_place
-from engine.compiled.keys import mix64
+from engine.compiled import compiled_in_place
 from engine.cuda.plan.answer_layout import (
     ASKED,
     DRAWN,
@@ -22,6 +21,7 @@ from engine.cuda.plan.answer_layout import (
     Draws,
 )
 from engine.cuda.plan.items import Ints
+from engine.sampling.keys import compiled_mix64
 
 DRAWS, TRUNCATES, ASKS = 1, 2, 4  # bits that ``fill_answer`` returns
 _FIRST, _NODES, _POSITION, _MOST, _LOGPROBS = range(5)  # columns of ``Draws.table``
@@ -82,7 +82,7 @@ def _fill_tree(
             asked[row] = DRAWN
         floats[TEMPERATURES, row] = temperature
         if temperature > 0.0:
-            key = mix64(draws.keys[tree] ^ np.uint64(draws.table[tree, _POSITION] + depth))
+            key = compiled_mix64(draws.keys[tree] ^ np.uint64(draws.table[tree, _POSITION] + depth))
             lines[KEYS, row], lines[KEYS + 1, row] = np.int32(key), np.int32(key >> np.uint64(32))
             lines[TOP_K, row], limits[_TOP_P, row], limits[_LOG_MIN_P, row] = top_k, top_p, log_min_p
     if found and (top_k > 0 or top_p < 1.0 or log_min_p > -np.inf):

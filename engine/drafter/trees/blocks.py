@@ -21,7 +21,7 @@ from engine.drafter.trees.rounds import BlockAsk, BlockDraft, Condition, grow_in
 from engine.drafter.trees.static import StaticTree
 from engine.protocol import Branch
 from engine.sampling.keys import NoiseKey
-from engine.sampling.randomness import Randomness
+from engine.sampling.noise import Randomness
 from engine.tree import FloatArray
 
 WIDTH = 64  # children of a node, and nodes of a depth that have children, at most

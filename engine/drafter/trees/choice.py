@@ -29,10 +29,9 @@ from torch import Tensor
 from engine.device import fetch, is_host
 from engine.sampling.history import History
 from engine.sampling.keys import NoiseKey
-from engine.sampling.noise import KeyedRandom, gumbel, gumbel_row
+from engine.sampling.noise import KeyedRandom, Randomness, gumbel, gumbel_row
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
-from engine.sampling.randomness import Randomness
 from engine.sampling.shift import is_shifted
 from engine.tree import FloatArray
 from engine.upload import Upload

@@ -17,8 +17,8 @@ from engine.drafter.trees.growth import DraftGrowth
 from engine.drafter.trees.levels import Levels
 from engine.sampling.history import History
 from engine.sampling.keys import NoiseKey
+from engine.sampling.noise import Randomness
 from engine.sampling.params import SamplingParams
-from engine.sampling.randomness import Randomness
 from engine.tree import ROOT
 from engine.upload import Upload
 

@@ -13,10 +13,9 @@ from engine.drafter.trees.growth import DraftGrowth
 from engine.protocol import Branch
 from engine.sampling.history import History
 from engine.sampling.keys import NoiseKey
-from engine.sampling.noise import gumbel_row
+from engine.sampling.noise import Randomness, gumbel_row
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
-from engine.sampling.randomness import Randomness
 from engine.tree import ROOT
 
 Path = tuple[int, ...]

@@ -24,8 +24,8 @@ from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
 from engine.protocol import Branch, RequestView
 from engine.request import Request
+from engine.sampling.noise import Randomness
 from engine.sampling.params import SamplingParams
-from engine.sampling.randomness import Randomness
 from engine.target_model.info import TargetInfo
 from engine.tree import ROOT, TokenTree
 from engine.verify.rules import Decision, Row, decide_rejection, match

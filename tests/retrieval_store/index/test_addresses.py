@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from engine.compiled.functions import compiled_in_place
+from engine.compiled import compiled_in_place
 from retrieval_store.index.addresses import addresses_of, opener
 
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.best_first.arrays import LIKELY
-from engine.compiled.keys import mix64 as compiled_mix64
-from engine.sampling.keys import GUMBEL_DOMAIN, mix64, position_key, request_key
-from engine.sampling.noise import _bits_numpy, _counters, gumbel_row
+from engine.sampling.keys import GUMBEL_DOMAIN, compiled_mix64, mix64, noise_bits, position_key, request_key
+from engine.sampling.noise import gumbel_row
 from engine.tree import ROOT
 from speculators.successors.candidates import make_candidates
 from speculators.successors.config import SOURCES, SuccessorConfig
@@ -146,8 +145,8 @@ def test_the_noise_of_a_candidate_is_the_noise_that_the_target_draws_by(seed, ch
     assert int(key) == position_key((seed, choice, position), GUMBEL_DOMAIN)
     ids = np.array(ids)
     found = np.array([exponential(np.uint64(key), int(i)) for i in ids])
-    bits = _bits_numpy(int(key), _counters(262144)[ids])
-    assert np.round(np.exp(-found) * 2.0**32 - 0.5).astype(np.uint32).tolist() == bits.tolist()
+    bits = [int(noise_bits(np.uint64(key), np.uint64(i))) for i in ids]
+    assert np.round(np.exp(-found) * 2.0**32 - 0.5).astype(np.uint32).tolist() == bits
     assert -np.log(found) == pytest.approx(gumbel_row((seed, choice, position), 262144, ids), rel=1e-6, abs=1e-6)
 
 

@@ -21,9 +21,8 @@ from engine.drafter.trees.levels import Levels
 from engine.drafter.trees.rounds import BlockAsk
 from engine.drafter.trees.static import ACCEPTANCE, SIBLING, static_shape
 from engine.sampling.history import History
-from engine.sampling.noise import KeyedRandom
+from engine.sampling.noise import KeyedRandom, Randomness
 from engine.sampling.params import SamplingParams
-from engine.sampling.randomness import Randomness
 from engine.tree import ROOT
 from tests.engine.drafter.draft_oracles import Path, best, chances, grown, paths
 from tests.support.enumeration import every_outcome

@@ -17,8 +17,8 @@ from engine.drafter.trees.rounds import BlockAsk
 from engine.protocol import Branch
 from engine.sampling.history import History
 from engine.sampling.keys import NoiseKey
+from engine.sampling.noise import Randomness
 from engine.sampling.params import SamplingParams
-from engine.sampling.randomness import Randomness
 from engine.tree import ROOT, TokenTree
 from engine.verify.rules import Row
 from tests.engine.drafter.draft_oracles import Path, grown

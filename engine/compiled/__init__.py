@@ -1,1 +1,0 @@
-"""Compiled code that all packages may use, and how they compile their own."""
