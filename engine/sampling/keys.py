@@ -21,7 +21,7 @@ GUMBEL_DOMAIN = 0x67756D62
 UNIFORM_DOMAIN = 0x756E6966
 
 
-def mix64(x: Any) -> Any:
+def mix64(x: int) -> int:
     """Return one splitmix64 output for state ``x``: a permutation of the 64-bit integers."""
     x = (x + GOLDEN64) & U64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & U64
@@ -29,7 +29,7 @@ def mix64(x: Any) -> Any:
     return x ^ (x >> 31)
 
 
-compiled_mix64 = compiled_in_place(mix64)  # of a uint64
+compiled_mix64: Any = compiled_in_place(mix64)  # of a uint64
 
 
 @compiled_in_place
@@ -48,8 +48,7 @@ def noise_bits(key: Any, token: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _request_key(seed: int, choice: int, domain: int) -> int:
-    key: int = mix64(mix64(mix64(seed & U64) ^ (choice & U64)) ^ domain)
-    return key
+    return mix64(mix64(mix64(seed & U64) ^ (choice & U64)) ^ domain)
 
 
 def request_key(seed: int, choice: int) -> int:
@@ -60,5 +59,4 @@ def request_key(seed: int, choice: int) -> int:
 def position_key(key: NoiseKey, domain: int) -> int:
     """Return 64 well-mixed bits of a noise key."""
     seed, choice, position = key
-    mixed: int = mix64(_request_key(seed, choice, domain) ^ (position & U64))
-    return mixed
+    return mix64(_request_key(seed, choice, domain) ^ (position & U64))
