@@ -14,7 +14,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from engine.attention.hook import CapturedQuery, PackedStep
+from engine.attention.packed_step import CapturedQuery, PackedStep
 from engine.cuda.answers import LogitsReader
 from engine.cuda.graphs import Graphs, RowFunction
 from engine.cuda.kernels.embed import embed

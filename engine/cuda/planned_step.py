@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.attention.hook import PackedStep
+from engine.attention.packed_step import PackedStep
 from engine.cuda.plan.plan import StepPlan
 from engine.upload import Uploaded
 

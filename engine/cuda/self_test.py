@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from engine.attention.oracle import oracle_attention
 from engine.cuda.executor import Executor
 from engine.cuda.kernels.attention import Heads
 from engine.cuda.kernels.gemm import ROW_TILES
@@ -140,8 +141,12 @@ class _LayerTest:
         with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]  # launches go to the current device
             step = StepOnDevice.of(plan, torch.from_numpy(plan.ints).to(query.device), heads, PARTIAL_BYTES)
             found = attended(query, arena.layer(0), step, heads)[: plan.n_rows]
-        rows, layer = torch.split(query[: plan.n_rows], N), (arena.layer(0),) * 3
-        expected = [*map(_attention, rows, layer, (heads,) * 3, prefixes, trees, tables)]
+        expected = [
+            _expected(rows, arena.layer(0), heads, n_cached, tree, table)
+            for rows, n_cached, tree, table in zip(
+                torch.split(query[: plan.n_rows], N), prefixes, trees, tables, strict=True
+            )
+        ]
         return _difference("attention", found, torch.cat(expected))
 
     def layer_fault(self, products: Products) -> str:
@@ -210,21 +215,12 @@ def _work(n_cached: int, tree: TokenTree, table: BlockTable) -> PathWork:
     return PathWork(n_cached, N, None if tree is CHAIN else tree.parents, table.blocks)
 
 
-def _attention(
-    query: Tensor, layer: KVLayer, heads: Heads, n_cached: int, tree: TokenTree, table: BlockTable
-) -> Tensor:
-    """Attention ``[N, n_heads * head_dim]`` of a root and its tree, in fp64."""
-    rows, device = table.rows(0, n_cached + N, query.device), query.device
-    groups = heads.n_heads // heads.n_kv_heads
-    key, value = (part[rows].double().repeat_interleave(groups, 1) for part in (layer.keys, layer.values))
-    positions = torch.tensor([*range(n_cached + 1), *(n_cached + depth for depth in tree.depths)], device=device)
-    own = torch.from_numpy(tree.ancestor_mask()).to(device)
-    seen = torch.cat((own.new_ones(N, n_cached), own), dim=1)
-    if heads.window is not None:
-        seen &= positions[n_cached:, None] - positions < heads.window
-    scores = torch.einsum("qhd,khd->hqk", query.view(N, heads.n_heads, -1).double(), key) * heads.scale
-    weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=2)
-    return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
+def _expected(query: Tensor, layer: KVLayer, heads: Heads, n_cached: int, tree: TokenTree, table: BlockTable) -> Tensor:
+    """Return the oracle's attention of a root and its tree, ``[N, n_heads * head_dim]``."""
+    rows, own = table.rows(0, n_cached + N, query.device), ([0, *tree.depths], tree.ancestor_mask())
+    by_head = query.view(N, heads.n_heads, heads.head_dim)
+    found = oracle_attention(by_head, layer.keys[rows], layer.values[rows], *own, heads.scale, heads.window)
+    return found.flatten(1)
 
 
 def _difference(name: str, found: Tensor, expected: Tensor) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.attention.hook import NAME, PackedStep
+from engine.attention.packed_step import NAME, PackedStep
 from engine.device import set_precision
 from engine.model.packed import pack_linears
 from engine.model.ranges import LayerRange

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.hook import PackedStep
+from engine.attention.packed_step import PackedStep
 from engine.device import Array, fetch, is_host
 from engine.kv.arena import BlockTable
 from engine.model.ranges import LayerRange

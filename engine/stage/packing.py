@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.attention.hook import PackedStep
-from engine.attention.packing import Share, pack_shares
+from engine.attention.packed_step import PackedStep
+from engine.attention.segment import Segment
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.plan import PlanShape, make_plan
 from engine.cuda.planned_step import PlannedStep
@@ -109,14 +109,7 @@ class Packed:
     positions: Uploaded | None = None  # int64 [n_rows]; likewise
 
 
-def pack(
-    works: Sequence[Work],
-    tables: dict[int, BlockTable],
-    arena: KVArena,
-    upload: Upload,
-    groups: int,
-    reference: bool = False,
-) -> Packed:
+def pack(works: Sequence[Work], tables: dict[int, BlockTable], arena: KVArena, upload: Upload) -> Packed:
     """The works of a step, one after the other.
 
     Args:
@@ -124,21 +117,19 @@ def pack(
         tables: of their sequences, already grown.
         arena: of the stage.
         upload: takes what the device has to know.
-        groups: query heads per key head.
-        reference: attend as the slow oracle does.
     """
     spans: list[Span] = []
-    shares: list[Share] = []
+    segments: list[Segment] = []
     positions: list[int] = []
     first = 0
     for work in works:
         below = depths(work)
         visible = None if work.tree is None or work.tree.is_chain else work.tree.ancestor_mask()
-        shares.append(Share(work.n_cached, below, visible, tables[work.seq]))
+        segments.append(Segment(work.n_cached, below, visible, tables[work.seq]))
         spans.append(Span(first, len(below)))
         positions.extend(work.n_cached + depth for depth in below)
         first += len(below)
-    step = pack_shares(shares, arena, upload, groups, reference)
+    step = PackedStep.of(segments, arena, upload)
     tokens = [token for work in works for token in row_tokens(work)]
     return Packed(spans, step, upload.add(tokens), upload.add(positions))
 

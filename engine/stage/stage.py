@@ -50,7 +50,6 @@ class Stage:
         shard: the layers.
         n_blocks: KV blocks, the same number on every stage of a pipeline.
         block_size: tokens per block.
-        reference: use the slow oracle attention.
         drafter: this stage's part of a trained drafter.
         grammars: compiles those of requests, on the last stage.
         executor: runs the layers and the head of ``shard`` in its place.
@@ -61,12 +60,11 @@ class Stage:
         shard: ModelShard,
         n_blocks: int,
         block_size: int,
-        reference: bool = False,
         drafter: DrafterPart = NO_DRAFTER,
         grammars: Grammars | None = None,
         executor: Executor | None = None,
     ) -> None:
-        self._shard, self._executor, self._reference = shard, executor, reference
+        self._shard, self._executor = shard, executor
         self._grammars = grammars if shard.range.is_last else None
         self._spec = shard.spec
         self._arena = KVArena(
@@ -192,7 +190,7 @@ class Stage:
     def _pack(self, works: Sequence[Work], upload: Upload) -> Packed:
         if self._plan_shape is not None:
             return pack_plan(works, self._tables, self._arena, upload, self._plan_shape)
-        return pack(works, self._tables, self._arena, upload, self._spec.groups, self._reference)
+        return pack(works, self._tables, self._arena, upload)
 
     def _copy_rows(self, moves: RowMoves) -> None:
         """Copied prefixes begin in the drafter's cache too; what a tree left there is written anew."""

@@ -68,7 +68,6 @@ def drafter_part(
     settings: DrafterSettings | None,
     shard: ModelShard,
     info: TargetInfo,
-    reference: bool = False,
     forwards: MakeForwards = ModuleForwards,
 ) -> DrafterPart:
     """What the stage of ``shard`` does; ``forwards`` runs the drafter's layers.
@@ -90,7 +89,7 @@ def drafter_part(
     def embed(tokens: Tensor) -> Tensor:
         return shard.embed(tokens.flatten())[0].view(*tokens.shape, -1)
 
-    place = DrafterPlacement(info.n_blocks, info.block_size, shard.dtype, shard.device, reference, forwards)
+    place = DrafterPlacement(info.n_blocks, info.block_size, shard.dtype, shard.device, forwards)
     return DrafterPart(relay, DraftRuntime(checkpoint, TargetParts(embed, shard.head), place, settings))
 
 

@@ -204,7 +204,7 @@ def load_parts(
     parts = []
     for layers in ranges:
         shard = load_layers(options, path, layers, info, embeds and layers.is_last, meter)
-        parts.append((shard, drafter_part(drafter, options.drafter, shard, info, options.reference, forwards)))
+        parts.append((shard, drafter_part(drafter, options.drafter, shard, info, forwards)))
     return parts
 
 
@@ -224,7 +224,7 @@ def load_stage(
         return SimulatedStage(options.simulation.profile, answers, info.n_blocks, info.block_size)
     [(shard, drafter)] = load_parts(options, path, [layers], info, meter)
     [executor], grammars = executors_of(options, [shard], [drafter]), grammars_of(path, info.spec)
-    stage = Stage(shard, info.n_blocks, info.block_size, options.reference, drafter, grammars, executor)
+    stage = Stage(shard, info.n_blocks, info.block_size, drafter, grammars, executor)
     stage.warm_up()
     return stage
 

@@ -34,7 +34,6 @@ class LocalTarget:
         self,
         info: TargetInfo,
         shards: Sequence[ModelShard],
-        reference: bool = False,
         drafter: Sequence[DrafterPart] = (),
         grammars: Grammars | None = None,
         executors: Sequence[Executor | None] = (),
@@ -43,7 +42,7 @@ class LocalTarget:
         parts = drafter or [NO_DRAFTER] * len(shards)
         run = executors or [None] * len(shards)
         self._stages = [
-            Stage(shard, info.n_blocks, info.block_size, reference, part, grammars, executor)
+            Stage(shard, info.n_blocks, info.block_size, part, grammars, executor)
             for shard, part, executor in zip(shards, parts, run, strict=True)
         ]
 
@@ -61,7 +60,7 @@ class LocalTarget:
         info = describe_target(options, path)
         shards, drafter = zip(*load_parts(options, path, stage_ranges(options, path, info), info), strict=True)
         executors = executors_of(options, shards, drafter)
-        target = cls(info, shards, options.reference, drafter, grammars_of(path, info.spec), executors)
+        target = cls(info, shards, drafter, grammars_of(path, info.spec), executors)
         for stage in target._stages:
             stage.warm_up()
         return target

@@ -81,7 +81,7 @@ def find_numerics(options: TargetOptions, path: Path) -> Resolution:
     """The numerics that this process would run; arguments and errors as for ``with_numerics``."""
     if options.numerics not in NUMERICS:
         raise ConfigError(f"numerics is {options.numerics!r}; it must be {', '.join(NUMERICS[:-1])} or {NUMERICS[-1]}")
-    if options.simulation is not None or options.reference or options.numerics == LAYERS:
+    if options.simulation is not None or options.numerics == LAYERS:
         return Resolution(LAYERS)
     if not is_cuda(options.device):
         if options.numerics == EXACT:

@@ -65,7 +65,6 @@ class TargetOptions:
     step_rows: int = STEP_ROWS  # of the largest step, for which a GPU keeps memory where kv_bytes is None
     beside: int = 0  # bytes that others will take of the device in this process, where kv_bytes is None
     max_model_len: int | None = None  # tokens; None: the model's, or what the cache holds
-    reference: bool = False  # oracle attention
     quantization: str | None = None  # the decoder layers' matrices: "int8" (on a CPU bitsandbytes') or "fp8"
     split: str = "auto"  # auto, even, measured, or a layer count for every stage: "22,20,20,18"
     stage_memory: tuple[int, ...] = ()  # bytes per stage for weights and KV, or one number for all; none: no limit
@@ -80,5 +79,5 @@ class TargetOptions:
     def has_executor(self) -> bool:
         """Whether executors run the layers; a GPU whose numerics are not resolved yet is assumed to have them."""
         if self.resolution is None:
-            return is_cuda(self.device) and not self.reference
+            return is_cuda(self.device)
         return self.resolution.numerics != LAYERS

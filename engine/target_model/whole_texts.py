@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from engine.attention.hook import PackedStep
+from engine.attention.packed_step import PackedStep
 from engine.kv.arena import KVArena
 from engine.model.loader import load_shard, load_spec
 from engine.model.ranges import split_layers

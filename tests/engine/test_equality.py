@@ -29,8 +29,8 @@ METHODS = (
 DEPTH = 4  # tokens per draft of always-wrong and always-right
 EOS = 2
 N_TOKENS = 20
-# (batch size, stages, reference attention, prefill chunk); all prompts are longer than the sliding window.
-SETUPS = [(1, 1, False, 512), (6, 2, False, 17), (3, 4, True, 40)]
+# (batch size, stages, prefill chunk); all prompts are longer than the sliding window.
+SETUPS = [(1, 1, 512), (6, 2, 17), (3, 4, 40)]
 # Each method in three of the cells family x set-up; `make test` runs the first.
 CELLS = [
     pytest.param(method, FAMILIES[(i + 2 * turn) % 5], SETUPS[(i + turn) % 3], marks=[pytest.mark.matrix] * (turn > 0))
@@ -45,12 +45,12 @@ def greedy(prompt: list[int], method: str, **changes: Any) -> Request:
 
 
 @pytest.mark.parametrize(("method", "family", "setup"), CELLS)
-def test_greedy_text_equals_generate(method: str, family: str, setup: tuple[int, int, bool, int]) -> None:
-    batch, stages, reference, chunk = setup
+def test_greedy_text_equals_generate(method: str, family: str, setup: tuple[int, int, int]) -> None:
+    batch, stages, chunk = setup
     texts = random_prompts(batch)
     expected = [reference_tokens(family, tuple(text), N_TOKENS) for text in texts]
     answers = {tuple(text): answer for text, answer in zip(texts, expected, strict=True)}
-    target = make_target(family, stages=stages, reference=reference)
+    target = make_target(family, stages=stages)
     engine = make_engine(target, answers, SchedulerOptions(prefill_chunk=chunk))
     done = complete_all(engine, [greedy(text, method) for text in texts], batch)
     assert [completion.token_ids for completion in done] == expected

@@ -38,12 +38,10 @@ STEP_COSTS = StepCosts({1: ((1, 65), (1.0, 6.0)), 8: ((8, 128), (1.5, 11.0))})  
 PLD_PLUS = PldPlusConfig(layer=1, dims=16, heads=((0, 1), (1, 0), (3, 2)))  # heads on every stage
 
 
-def make_target(
-    family: str, *, stages: int = 1, reference: bool = False, n_blocks: int = 200, block_size: int = 16
-) -> LocalTarget:
+def make_target(family: str, *, stages: int = 1, n_blocks: int = 200, block_size: int = 16) -> LocalTarget:
     """A fresh target on a tiny model."""
     shards = tiny_shards(family, stages)
-    return LocalTarget(TargetInfo(shards[0].spec, n_blocks, block_size, 500), shards, reference)
+    return LocalTarget(TargetInfo(shards[0].spec, n_blocks, block_size, 500), shards)
 
 
 @cache

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from engine import device
-from engine.attention import hook, segment
+from engine.attention import packed_step, segment
 from engine.drafter.trees import choice
 from engine.sampling import noise, processors
 from engine.stage import artefacts, logit_readback
@@ -18,6 +18,17 @@ from engine.verify import batch, masks
 @contextmanager
 def pretended_device() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (device, hook, segment, noise, processors, choice, batch, masks, artefacts, logit_readback):
+        for module in (
+            device,
+            packed_step,
+            segment,
+            noise,
+            processors,
+            choice,
+            batch,
+            masks,
+            artefacts,
+            logit_readback,
+        ):
             patch.setattr(module, "is_host", lambda _: False)
         yield

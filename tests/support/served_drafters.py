@@ -25,6 +25,7 @@ from engine.target_model.drafter import describe_drafter, drafter_part, embeds_w
 from engine.target_model.info import TargetInfo
 from engine.target_model.local import LocalTarget
 from speculators.trained import TrainedDrafts
+from tests.support.oracle_attention import attention_by_oracle
 from tests.support.tiny_models import tiny_model, tiny_shards
 
 KINDS = ("medusa", "eagle", "eagle 3", "parallelspec-medusa", "parallelspec-medusa on tokens", "parallelspec-eagle",
@@ -76,11 +77,10 @@ def drafted_target(
     stages: int = 1,
     n_blocks: int = 200,
     block_size: int = 16,
-    reference: bool = False,
 ) -> LocalTarget:
     """A tiny target with a drafter on its last stage."""
     shards = tiny_shards(family, stages, embeds=embeds_with_target(checkpoint.spec))
-    return with_drafter(shards, checkpoint, n_blocks, block_size, reference)
+    return with_drafter(shards, checkpoint, n_blocks, block_size)
 
 
 def with_drafter(
@@ -88,13 +88,12 @@ def with_drafter(
     checkpoint: DrafterCheckpoint,
     n_blocks: int = 200,
     block_size: int = 16,
-    reference: bool = False,
 ) -> LocalTarget:
     """A target of these shards with a drafter on the last; that one embeds tokens if the drafter needs it to."""
     drafter = describe_drafter(checkpoint, SETTINGS, torch.float32)
     info = TargetInfo(shards[0].spec, n_blocks, block_size, 500, drafter=drafter)
-    parts = [drafter_part(checkpoint, SETTINGS, shard, info, reference) for shard in shards]
-    return LocalTarget(info, shards, reference, parts)
+    parts = [drafter_part(checkpoint, SETTINGS, shard, info) for shard in shards]
+    return LocalTarget(info, shards, parts)
 
 
 class Recording(TrainedDrafts):
@@ -115,18 +114,18 @@ class Recording(TrainedDrafts):
 
 
 class DraftsAnew:
-    """Drafts by a drafter that reads a whole text at once, with Hugging Face's states of the target."""
+    """Drafts by a drafter that reads a whole text at once, by the oracle's attention and Hugging Face's states."""
 
     def __init__(self, family: str, checkpoint: DrafterCheckpoint) -> None:
         self._model, self._spec = tiny_model(family), checkpoint.spec
         parts = TargetParts(self._model.model.embed_tokens, self._model.lm_head)
-        place = DrafterPlacement(40, 16, torch.float32, torch.device("cpu"), reference=True)
+        place = DrafterPlacement(40, 16, torch.float32, torch.device("cpu"))
         self._runtime = DraftRuntime(checkpoint, parts, place, SETTINGS)
         self._network = load_network(self._spec, checkpoint.tensors, parts)
         self._n = 0
 
     def draft(self, text: list[int], ask: BlockAsk) -> Branch | None:
-        with torch.inference_mode():
+        with torch.inference_mode(), attention_by_oracle():
             hidden, states = outputs_of(self._model, text[:-1])
             if self._spec.taps:
                 assert isinstance(self._network, TappedNetwork)

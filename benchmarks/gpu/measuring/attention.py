@@ -15,6 +15,7 @@ from benchmarks.gpu.measuring.clock import measure_throughput
 from benchmarks.gpu.measuring.models import BLOCK
 from benchmarks.gpu.measuring.steps import bushy
 from benchmarks.gpu.setting import GpuSetting, Row
+from engine.attention.oracle import oracle_attention
 from engine.cuda.kernels import combine as merging
 from engine.cuda.kernels.attention import Heads, Partials, attend
 from engine.cuda.kernels.combine import combine
@@ -80,25 +81,15 @@ class AttentionCase:
         return blocks[place // BLOCK] * BLOCK + place % BLOCK
 
     def expected(self) -> Tensor:
-        """Return the attention in fp64."""
-        queries = torch.split(self.q.double(), [work.n_rows for work in self.works])
+        """Return the oracle's attention, in fp64."""
+        queries = torch.split(self.q, [work.n_rows for work in self.works])
         return torch.cat(list(map(self._expected, self.works, queries)))
 
     def _expected(self, work: PathWork, q: Tensor) -> Tensor:
-        heads, n, slots, device = self.heads, work.n_rows, self.slots(work), q.device
+        heads, n, slots = self.heads, work.n_rows, self.slots(work)
         tree = TokenTree([0] * (n - 1), list(range(-1, n - 2) if work.parents is None else work.parents))
-        own = torch.tensor([0, *tree.depths], device=device) + work.n_cached
-        positions = torch.cat((torch.arange(work.n_cached, device=device), own))
-        seen = torch.ones(n, len(slots), dtype=torch.bool, device=device)
-        seen[:, work.n_cached :] = torch.from_numpy(tree.ancestor_mask()).to(device)
-        if heads.window is not None:
-            seen &= positions[None] > own[:, None] - heads.window
-        groups = heads.n_heads // heads.n_kv_heads
-        keys, values = (x[slots].double().repeat_interleave(groups, 1) for x in (self.keys, self.values))
-        scores = torch.einsum("rhd,nhd->hrn", q, keys) * heads.scale
-        if heads.softcap is not None:
-            scores = heads.softcap * torch.tanh(scores / heads.softcap)
-        return torch.einsum("hrn,nhd->rhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), values)
+        rows, own = (q, self.keys[slots], self.values[slots]), ([0, *tree.depths], tree.ancestor_mask())
+        return oracle_attention(*rows, *own, heads.scale, heads.window, heads.softcap)
 
 
 def make_case(setting: GpuSetting, heads: Heads, sizes: Sequence[tuple[int, int, bool]]) -> AttentionCase:

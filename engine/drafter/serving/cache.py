@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.attention.hook import PackedStep, attend
-from engine.attention.packing import pack_shares
+from engine.attention.packed_step import PackedStep
 from engine.drafter.networks.layer import Attend
 from engine.drafter.serving.rows import DraftRows
 from engine.drafter.spec import LayerShape
@@ -41,7 +40,6 @@ class DrafterCache:
         block_size: tokens per block.
         dtype: of the drafter.
         device: where it is.
-        reference: attend as the slow oracle does.
     """
 
     def __init__(
@@ -51,17 +49,14 @@ class DrafterCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
-        reference: bool = False,
     ) -> None:
         self.arena = KVArena(shape.n_layers, n_blocks, block_size, shape.n_kv_heads, shape.head_dim, dtype, device)
-        self._shape, self._device, self._reference = shape, device, reference
+        self._shape, self._device = shape, device
 
     def prepare(self, rows: Sequence[DraftRows]) -> Prepared:
         """A forward of sequences' rows, none of them without any."""
         upload = Upload(self._device)
-        groups = self._shape.n_heads // self._shape.n_kv_heads
-        shares = [its.share() for its in rows]
-        step = pack_shares(shares, self.arena, upload, groups, self._reference)
+        step = PackedStep.of([its.segment() for its in rows], self.arena, upload)
         placed = upload.add([position for its in rows for position in its.positions])
         older = _Older.of(rows, upload) if any(its.n_run for its in rows) else None
         if older is not None:
@@ -83,10 +78,10 @@ class DrafterCache:
             query, key, value = (rows.transpose(0, 1).unsqueeze(0) for rows in (query, key, value))
             store = step.write(layer, key, value)
             if older is None:
-                return attend(step, query, store, scale, window)[0]
+                return step.attend(query, store, scale, window)[0]
             spread = query.new_zeros(1, query.shape[1], older.n_rows, query.shape[3])
             spread.index_copy_(2, older.places.tensor, query)
-            return attend(step, spread, store, scale, window)[0].index_select(0, older.places.tensor)
+            return step.attend(spread, store, scale, window)[0].index_select(0, older.places.tensor)
 
         return attend_rows
 

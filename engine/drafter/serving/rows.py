@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from engine.attention.packing import Share
+from engine.attention.segment import Segment
 from engine.kv.arena import BlockTable
 from engine.tree import ROOT
 
@@ -49,7 +49,7 @@ class DraftRows:
         """Of the rows that are to be run."""
         return [self.n_before + depth for depth in self.depths[self.n_run :]]
 
-    def share(self) -> Share:
+    def segment(self) -> Segment:
         """For attention under masks."""
         visible = None
         if self.parents is not None:
@@ -59,4 +59,4 @@ class DraftRows:
                     visible[row] |= visible[parent]
         elif self.is_block:
             visible = np.ones((self.n_rows, self.n_rows), np.bool_)
-        return Share(self.n_before, self.depths, visible, self.table)
+        return Segment(self.n_before, self.depths, visible, self.table)

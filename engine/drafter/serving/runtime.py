@@ -43,7 +43,6 @@ class DrafterPlacement:
     block_size: int  # tokens
     dtype: torch.dtype
     device: torch.device
-    reference: bool = False  # attend as the slow oracle does
     forwards: MakeForwards = ModuleForwards
 
 
@@ -184,7 +183,7 @@ def _n_waiting(sequence: DraftedSequence) -> int:
 
 def _cache_of(shape: LayerShape, place: DrafterPlacement) -> DrafterCache:
     n_blocks = place.n_blocks + 1  # one more for rows that fill a bucket
-    return DrafterCache(shape, n_blocks, place.block_size, place.dtype, place.device, place.reference)
+    return DrafterCache(shape, n_blocks, place.block_size, place.dtype, place.device)
 
 
 def _drafting_of(

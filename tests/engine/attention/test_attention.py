@@ -1,4 +1,4 @@
-"""Tree attention: every path through ``Segment`` equals a softmax written out query by query."""
+"""Tree attention: every path through ``Segment``, and the oracle, equal a softmax written out query by query."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.attention import kernels, segment
-from engine.attention.segment import SPLIT_FROM, Segment
+from engine.attention import segment
+from engine.attention.oracle import oracle_attention
+from engine.attention.segment import SPLIT_FROM, Segment, block_attention
 from engine.kv.arena import BlockTable, KVArena
-from engine.tree import TokenTree
+from engine.tree import BoolArray, TokenTree
 from tests.support.pretended_device import pretended_device
 
 HEAD_DIM = 8
@@ -54,10 +55,13 @@ class TreeAttentionCase:
         k, v = torch.randn(2, n_rows, self.n_kv_heads, HEAD_DIM, generator=generator)
         return q.to(dtype), k.to(dtype), v.to(dtype)
 
-    def attend(self, reference: bool, dtype: torch.dtype = torch.float32) -> Tensor:
+    @property
+    def visible(self) -> BoolArray | None:
+        return None if self.tree.is_chain else self.tree.ancestor_mask()
+
+    def attend(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """``[1, n, n_heads, head_dim]`` as a layer gets it."""
-        visible = None if self.tree.is_chain else self.tree.ancestor_mask()
-        made = Segment(0, self.n_cached, self.depths, visible, self.table(), self.groups, reference)
+        made = Segment(self.n_cached, self.depths, self.visible, self.table())
         q, k, v = self.tensors(dtype)
         arena = KVArena(1, len(k) // BLOCK, BLOCK, self.n_kv_heads, HEAD_DIM, dtype, torch.device("cpu"))
         layer = arena.layer(0)
@@ -65,6 +69,14 @@ class TreeAttentionCase:
         layer.values.copy_(v)
         made.attend(q, layer, 0.3, None if self.window else 5)  # another layer's window must not be mixed up
         return made.attend(q, layer, 0.3, self.window)
+
+    def attend_by_oracle(self) -> Tensor:
+        """``[1, n, n_heads, head_dim]`` in fp64."""
+        q, k, v = self.tensors()
+        rows = self.table().row_numbers(0, self.n_cached + len(self.depths))
+        return oracle_attention(q[0].transpose(0, 1), k[rows], v[rows], self.depths, self.visible, 0.3, self.window)[
+            None
+        ]
 
     def by_hand(self) -> Tensor:
         """The definition, in fp64."""
@@ -108,22 +120,22 @@ LONG_PREFIX = TreeAttentionCase(
 
 def as_on_cuda(*args: object) -> tuple[Tensor, Tensor]:
     """Returns the output as a transposed view, as CUDA kernels do."""
-    out, lse = kernels.block_attention(*args)  # type: ignore[arg-type]
+    out, lse = block_attention(*args)  # type: ignore[arg-type]
     return out.transpose(1, 2).contiguous().transpose(1, 2), lse
 
 
 @example(LONG_PREFIX, SPLIT_FROM, as_on_cuda)
-@given(CASES, st.integers(1, 20) | st.just(SPLIT_FROM), st.sampled_from([kernels.block_attention, as_on_cuda]))
+@given(CASES, st.integers(1, 20) | st.just(SPLIT_FROM), st.sampled_from([block_attention, as_on_cuda]))
 def test_attention_equals_the_definition_with_and_without_a_split_prefix(
     case: TreeAttentionCase, split_from: int, kernel: object
 ) -> None:
     expected = case.by_hand()
-    assert torch.allclose(case.attend(reference=True).double(), expected, atol=1e-5)
+    assert torch.allclose(case.attend_by_oracle(), expected, atol=1e-12)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment, "SPLIT_FROM", split_from)
         patch.setattr(segment, "block_attention", kernel)
-        assert torch.allclose(case.attend(reference=False).double(), expected, atol=1e-5)
+        assert torch.allclose(case.attend().double(), expected, atol=1e-5)
         for dtype in (torch.bfloat16, torch.float16):
-            assert torch.allclose(case.attend(reference=False, dtype=dtype).double(), expected, atol=0.1)
+            assert torch.allclose(case.attend(dtype).double(), expected, atol=0.1)
     with pretended_device():
-        assert torch.allclose(case.attend(reference=False).double(), expected, atol=1e-5)
+        assert torch.allclose(case.attend().double(), expected, atol=1e-5)

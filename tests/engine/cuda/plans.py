@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.layout import ITEM
 from engine.cuda.plan.plan import StepPlan
+from engine.tree import TokenTree
 from tests.engine.cuda.plan_oracle import first_split
 
 
@@ -38,6 +39,12 @@ def as_drafted(rng: random.Random, works: Sequence[PathWork]) -> list[PathWork]:
         is_block = work.parents is None and not n_run and rng.random() < 0.5
         drafted.append(work._replace(n_run=n_run, is_block=is_block))
     return drafted
+
+
+def tree_of(work: PathWork) -> TokenTree:
+    """The rows of a work as a root and its tree, which may be a chain."""
+    n_nodes = work.n_rows - 1
+    return TokenTree([0] * n_nodes, list(range(-1, n_nodes - 1)) if work.parents is None else list(work.parents))
 
 
 def as_arrays(works: Sequence[PathWork]) -> list[PathWork]:

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.attention.oracle import oracle_attention
 from engine.cuda.kernels.attention import Heads, Partials, attend
 from engine.cuda.kernels.combine import combine
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.plan import PlanShape, StepPlan, make_plan
-from tests.engine.cuda.plans import ancestors, expected_slots, random_works
+from tests.engine.cuda.plan_oracle import slots_of
+from tests.engine.cuda.plans import ancestors, expected_slots, random_works, tree_of
 
 BLOCK, SPLIT = 4, 32
 BUCKETS = (1, 8, 24, 48)
@@ -73,19 +75,14 @@ def case_of(works: Sequence[PathWork], heads: Heads, seed: int) -> AttentionStep
     )
 
 
-def oracle(case: AttentionStep) -> Tensor:
-    """Attention in fp64, row by row, over the keys of the row's text."""
+def expected(case: AttentionStep) -> Tensor:
+    """The oracle's attention of every row."""
     heads, outs = case.heads, []
-    rows = [(work, row) for work in case.works for row in range(work.n_rows)]
-    for (work, row), q in zip(rows, case.q.double(), strict=True):
-        slots = expected_slots(work, row, heads.window, BLOCK)
-        groups = heads.n_heads // heads.n_kv_heads
-        keys, values = (x[slots].double().repeat_interleave(groups, 1) for x in (case.keys, case.values))
-        scores = torch.einsum("hd,nhd->hn", q, keys) * heads.scale
-        if heads.softcap is not None:
-            scores = heads.softcap * torch.tanh(scores / heads.softcap)
-        outs.append(torch.einsum("hn,nhd->hd", torch.softmax(scores, -1), values))
-    return torch.stack(outs)
+    for work, query in zip(case.works, torch.split(case.q, [work.n_rows for work in case.works]), strict=True):
+        slots, tree = slots_of(work, 0, work.n_cached + work.n_rows, BLOCK), tree_of(work)
+        rows, own = (query, case.keys[slots], case.values[slots]), ([0, *tree.depths], tree.ancestor_mask())
+        outs.append(oracle_attention(*rows, *own, heads.scale, heads.window, heads.softcap))
+    return torch.cat(outs)
 
 
 def alone(case: AttentionStep, index: int, row: int, chunk: int = 1) -> AttentionStep:
@@ -119,7 +116,7 @@ def step(kind: str) -> AttentionStep:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_of_trees_and_chains_is_what_fp64_says_path_by_path(kind: str) -> None:
     case = step(kind)
-    assert torch.allclose(case.run().double(), oracle(case), atol=1e-5)
+    assert torch.allclose(case.run().double(), expected(case), atol=1e-5)
 
 
 def tiered(kind: str) -> object:
@@ -154,14 +151,14 @@ def test_values_that_a_row_does_not_see_change_no_bit_even_if_they_are_huge() ->
     values, row = case.values, 6
     unseen = torch.ones(len(values), dtype=torch.bool)
     unseen[expected_slots(case.works[0], row, None, BLOCK)] = False
-    expected = case.run()[row]
+    before = case.run()[row]
     for value in (0.0, 3e38, -3e38):
         case.values = torch.where(unseen[:, None, None], torch.full_like(values, value), values)
-        assert torch.equal(case.run()[row], expected), value
+        assert torch.equal(case.run()[row], before), value
 
 
 @pytest.mark.matrix
 def test_large_scores_stay_finite() -> None:
     case = step("grouped")
     case.q *= 1e4
-    assert torch.allclose(case.run().double(), oracle(case), atol=1e-3)
+    assert torch.allclose(case.run().double(), expected(case), atol=1e-3)

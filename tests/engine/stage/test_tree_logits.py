@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.tree import EMPTY_TREE, TokenTree
+from tests.support.oracle_attention import attention_by_oracle
 from tests.support.tiny_models import tiny_model, tiny_shards
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
@@ -26,9 +29,9 @@ BLOCK = 4
 class SingleSequencePipeline:
     """Stages driven by hand, one sequence in every step."""
 
-    def __init__(self, shards: tuple[ModelShard, ...], reference: bool, blocks: list[int]) -> None:
+    def __init__(self, shards: tuple[ModelShard, ...], blocks: list[int]) -> None:
         self._shards = shards
-        self._stages = [Stage(shard, 64, BLOCK, reference) for shard in shards]
+        self._stages = [Stage(shard, 64, BLOCK) for shard in shards]
         self._blocks = blocks
         self._n_given = 0
 
@@ -61,30 +64,31 @@ def alone(model: Any, text: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("family", "split_from", "reference"),
+    ("family", "split_from", "attention"),
     [
-        *((family, 1, False) for family in FAMILIES),
-        ("llama", 1 << 30, False),
-        ("gemma3", 1 << 30, False),
-        ("llama", 1, True),
-        ("gemma3", 1, True),
+        *((family, 1, nullcontext) for family in FAMILIES),
+        ("llama", 1 << 30, nullcontext),
+        ("gemma3", 1 << 30, nullcontext),
+        ("llama", 1, attention_by_oracle),
+        ("gemma3", 1, attention_by_oracle),
     ],
 )
 def test_each_node_scores_as_its_path_does_alone(
-    family: str, split_from: int, reference: bool, monkeypatch: pytest.MonkeyPatch
+    family: str, split_from: int, attention: Callable[[], AbstractContextManager[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In trees that follow accepted paths, on the fast path and on the reference path."""
+    """In trees that follow accepted paths, by the engine's attention and by the oracle's."""
     monkeypatch.setattr(segment, "SPLIT_FROM", split_from)
     rng = random.Random(split_from)
     blocks = rng.sample(range(64), 40) if split_from == 1 else list(range(10, 50))
-    pipeline = SingleSequencePipeline(tiny_shards(family, 2), reference, blocks)
+    pipeline = SingleSequencePipeline(tiny_shards(family, 2), blocks)
     text = [rng.randrange(3, 97) for _ in range(33)]
     pipeline.score(0, text[:20], None, [], True)
     pipeline.score(20, text[20:-1], None, [], False)
     keep: list[int] = []
     for n_nodes in (12, 9, 0, 5):
         tree = random_tree(rng, n_nodes) if n_nodes else EMPTY_TREE
-        logits = pipeline.score(len(text) - 1, text[-1:], tree, keep, False)
+        with attention():
+            logits = pipeline.score(len(text) - 1, text[-1:], tree, keep, False)
         for node in range(-1, n_nodes):
             path = [tree.tokens[i] for i in tree.path(node)]
             assert torch.allclose(logits[node + 1], alone(tiny_model(family), text + path), atol=1e-4), (n_nodes, node)

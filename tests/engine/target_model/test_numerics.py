@@ -145,12 +145,10 @@ def test_layers_that_convert_weights_of_one_byte_say_so(gpu: GPU, caplog: pytest
     assert caplog.messages[0].endswith("; weights of one byte are converted at every use")
 
 
-def test_a_cpu_the_oracle_and_who_asks_for_them_run_layers_without_a_log(
-    gpu: GPU, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_layers_run_on_a_cpu_and_on_request_without_a_log(gpu: GPU, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "engine.target_model.numerics")
     gpu.has(HOPPER)
-    found = [resolved("auto", device="cpu"), resolved("fast", device="cpu"), resolved("auto", reference=True)]
+    found = [resolved("auto", device="cpu"), resolved("fast", device="cpu")]
     found.append(resolved("layers"))
     assert not gpu.tests
     assert {one.numerics for one in found} == {LAYERS}
