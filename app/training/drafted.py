@@ -14,7 +14,6 @@ from app.training.texts import PaddedTexts, Roots, take
 from engine.drafter.networks.build import AnyNetwork
 from engine.drafter.networks.dflash import DFlash
 from engine.drafter.networks.medusa import Medusa
-from engine.drafter.networks.pairs import PairNetwork
 from engine.errors import ConfigError
 
 
@@ -56,8 +55,8 @@ def draft(
         outputs = step_outputs(network, texts.tokens, states, roots, len(counts))
     else:
         outputs = group_outputs(network, texts.tokens, states, roots, counts)
-    regresses = isinstance(network, PairNetwork) and not network.has_norms
-    return [DraftedDepth(network.logits(output), output if regresses else None) for output in outputs]
+    states_regressed = not network.spec.has_final_norm
+    return [DraftedDepth(network.logits(output), output if states_regressed else None) for output in outputs]
 
 
 def _with_chances(network: DFlash, texts: PaddedTexts, roots: Roots, outputs: list[Tensor]) -> list[DraftedDepth]:

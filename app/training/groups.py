@@ -11,12 +11,11 @@ from torch import Tensor
 
 from app.training.masks import additive, attention, causal
 from app.training.texts import Roots, take
-from engine.drafter.networks.eagle3 import Eagle3
 from engine.drafter.networks.pairs import PairNetwork
 
 
 def group_outputs(
-    network: PairNetwork | Eagle3, tokens: Tensor, states: Tensor | None, roots: Roots, counts: list[int]
+    network: PairNetwork, tokens: Tensor, states: Tensor | None, roots: Roots, counts: list[int]
 ) -> list[Tensor]:
     """Outputs ``[b, counts[d], hidden]`` of the real rows, then of masks 1, 2, ..
 
@@ -42,11 +41,7 @@ def group_outputs(
     sees = group_mask(n, ends, group, depth)
     mask = additive(sees, positions, positions, network.shape.window, embedded.dtype)
     attend = attention(mask, [[] for _ in range(network.shape.n_layers)])
-    if isinstance(network, Eagle3):
-        assert known is not None, "a drafter that reads taps got none"
-        outputs = network(embedded, known, positions, attend)
-    else:
-        outputs = network(embedded, known, positions, attend)
+    outputs = network(embedded, known, positions, attend)
     return [take(outputs[:, :n], ends), *outputs[:, n:].split(counts[1:], dim=1)]
 
 

@@ -7,13 +7,10 @@ from torch import Tensor
 
 from app.training.masks import KeysValues, additive, attention, causal
 from app.training.texts import Roots, take
-from engine.drafter.networks.eagle3 import Eagle3
 from engine.drafter.networks.pairs import PairNetwork
 
 
-def step_outputs(
-    network: PairNetwork | Eagle3, tokens: Tensor, states: Tensor, roots: Roots, n_steps: int
-) -> list[Tensor]:
+def step_outputs(network: PairNetwork, tokens: Tensor, states: Tensor, roots: Roots, n_steps: int) -> list[Tensor]:
     """Outputs ``[b, m, hidden]`` of every step.
 
     The first step runs all rows on the target's states; of the further ones only the roots' rows are run: such a row

@@ -1,17 +1,20 @@
-"""What a trained drafter is, whatever layout its checkpoint has."""
+"""Describes a trained drafter, whatever layout its checkpoint has."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.errors import ConfigError
+
 Method = Literal["medusa", "eagle", "parallelspec-medusa", "parallelspec-eagle", "p-eagle", "dflash"]
-MarkovHead = Literal["vanilla", "gated", "rnn"]
+MarkovHeadKind = Literal["vanilla", "gated", "rnn"]
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # their frequencies do not change with the length of the text
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Of the drafter's transformer layers; all alike."""
+    """Sizes and options of the drafter's transformer layers, which are all alike."""
 
     n_layers: int
     hidden_size: int
@@ -21,44 +24,95 @@ class LayerShape:
     head_dim: int
     rope_theta: float
     rms_norm_eps: float
-    rope_scaling: tuple[tuple[str, str | float], ...] = ()  # Hugging Face's rope parameters beside theta; (): none
-    attention_bias: bool = False
-    qk_norm: bool = False  # queries and keys are normalised per head, as in Qwen3
-    window: int | None = None  # positions a query looks back over; None: all
-    output_bias: bool = False  # of the attention's output; ``attention_bias`` is of queries, keys and values
+    rope_scaling: tuple[tuple[str, str | float], ...] = ()  # Hugging Face's rope parameters except theta; (): default
+    attention_bias: bool = False  # biases of queries, keys and values
+    qk_norm: bool = False  # RMS norm of each head's queries and keys, as in Qwen3
+    window: int | None = None  # positions that a query sees, its own included; None: all
+    output_bias: bool = False  # bias of the attention's output projection
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """A drafter, normalised.
+    """Describes one drafter.
 
     A *tap* is the output of a target layer before the final norm, counted from 0: Hugging Face's
     ``hidden_states[tap + 1]``; -1 is the embedding.
     """
 
     method: Method
-    generation: int  # of eagle: 1 (and 2, which differs in its trees), or 3; else 1
+    generation: int  # eagle: 1 (EAGLE-2 differs from it only in its trees) or 3; other methods: 1
     target_hidden_size: int
     vocab_size: int  # of the target
-    draft_vocab_size: int  # of the drafter's own head; ``vocab_size`` where it uses the target's
-    taps: tuple[int, ...]  # whose states it reads; empty: only the final norm's output (medusa, eagle 1)
+    draft_vocab_size: int  # of the drafter's own head; equals ``vocab_size`` if the drafter uses the target's head
+    taps: tuple[int, ...]  # the drafter reads their states; empty: the final norm's output (medusa, eagle 1)
     layers: LayerShape | None  # None: no transformer layer (medusa)
-    n_drafts: int | None = None  # tokens it was trained to draft in one go; None: any (eagle)
+    n_drafts: int | None = None  # tokens drafted in one forward pass; None: the caller decides (eagle)
     n_heads: int = 0  # medusa: heads
-    n_head_layers: int = 0  # medusa: residual blocks of each
-    own_embedding: bool = False  # else the target's
-    own_head: bool = False  # else the target's
-    reads_states: bool = True  # False: parallelspec-medusa on tokens alone
+    n_head_layers: int = 0  # medusa: residual blocks of each head
+    own_embedding: bool = False  # False: the target's embedding
+    own_head: bool = False  # False: the target's head
+    reads_states: bool = True  # False: parallelspec-medusa that reads tokens only
     fc_bias: bool = False
-    norm_before_fc: bool = False  # RMS norm of all taps together
-    fc_norm: bool = False  # RMS norm of every tap
-    norm_output: bool = False  # the state handed on is normed (EAGLE 3.1)
-    norm_before_residual: bool = False  # the residual of the first layer is the normed state
-    mask_token_id: int | None = None  # of parallel slots, where they are an embedding's row
-    has_mask_state: bool = False  # a learned state of mask rows (p-eagle's ``mask_hidden``; parallelspec: else zeros)
-    causal_block: bool = False  # dflash: slots see earlier ones only (JetSpec)
-    sample_from_anchor: bool = False  # dflash: slot 0 drafts as well (DSpark)
-    markov_rank: int = 0  # dflash: rank of the head that adds the previous token's logits; 0: none
-    markov_head: MarkovHead = "vanilla"
-    has_confidence: bool = False
-    confidence_with_markov: bool = False  # that head reads the previous token's Markov embedding as well
+    norm_before_fc: bool = False  # one RMS norm over all taps
+    fc_norm: bool = False  # an RMS norm for each tap
+    norm_output: bool = False  # EAGLE 3.1: a drafted token's row reads the normed output
+    norm_before_residual: bool = False  # the first layer's residual is the normed state
+    mask_token_id: int | None = None  # p-eagle, dflash: the token whose embedding fills mask rows
+    has_mask_state: bool = False  # mask rows read a learned state (p-eagle's ``mask_hidden``); False: zeros
+    causal_block: bool = False  # dflash: a slot sees only itself and earlier slots (JetSpec)
+    sample_from_anchor: bool = False  # dflash: slot 0 drafts too (DSpark)
+    markov_rank: int = 0  # dflash: rank of the head that adds logits for the previous token; 0: no such head
+    markov_head: MarkovHeadKind = "vanilla"
+    has_confidence: bool = False  # dflash: a head estimates the chance of acceptance
+    confidence_with_markov: bool = False  # that head also reads the previous token's Markov embedding
+
+    @property
+    def has_pair_layer(self) -> bool:
+        """Whether the first layer attends over [token embedding; state] (EAGLE-3, P-EAGLE)."""
+        return self.method == "p-eagle" or (self.method == "eagle" and self.generation == 3)
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether an RMS norm precedes the head."""
+        return self.has_pair_layer or self.method in ("dflash", "parallelspec-medusa")
+
+    @property
+    def is_parallelspec(self) -> bool:
+        return self.method.startswith("parallelspec")
+
+    @property
+    def width(self) -> int:
+        """Width of the drafter's rows."""
+        return self.target_hidden_size if self.layers is None else self.layers.hidden_size
+
+    @property
+    def state_width(self) -> int:
+        """Width of the states that the drafter reads: all taps side by side, or one final state."""
+        return self.target_hidden_size * max(1, len(self.taps))
+
+
+def check_spec(spec: DrafterSpec) -> None:
+    """Raises ConfigError if the spec lacks a field that its method needs, or contradicts itself."""
+    method, has_both = spec.method, spec.own_embedding and spec.own_head
+    if method == "medusa":
+        return
+    if not spec.own_head and spec.draft_vocab_size != spec.vocab_size:
+        raise ConfigError(
+            f"draft_vocab_size is {spec.draft_vocab_size}, but the drafter has no head of its own (own_head), and the "
+            f"target's head scores {spec.vocab_size} tokens"
+        )
+    if spec.layers is None:
+        raise ConfigError(f"layers is None; {method} has at least one transformer layer")
+    if spec.width != spec.target_hidden_size and not has_both:
+        raise ConfigError(
+            f"hidden_size of the drafter's layers is {spec.width}, the target's {spec.target_hidden_size}; they must "
+            "be equal unless the drafter has its own embedding and head (own_embedding, own_head)"
+        )
+    if (spec.has_pair_layer or method == "dflash") != bool(spec.taps):
+        if spec.taps:
+            raise ConfigError(f"taps is {spec.taps}; {method} reads the final norm's output and no layer's")
+        raise ConfigError(f"taps is empty; {method} reads the output of at least one target layer")
+    if not spec.reads_states and method != "parallelspec-medusa":
+        raise ConfigError(f"reads_states is False; only parallelspec-medusa can draft without states, not {method}")
+    if spec.is_parallelspec and (spec.n_drafts is None or spec.n_drafts < 1):
+        raise ConfigError(f"n_drafts is {spec.n_drafts}; {method} needs the number of drafts it was trained for")

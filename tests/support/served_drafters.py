@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
-from engine.drafter.networks.base import TappedNetwork, TargetParts
+from engine.drafter.networks.base import LayeredNetwork, TargetParts
 from engine.drafter.networks.build import load_network, new_network
 from engine.drafter.serving.committed import Committed
 from engine.drafter.serving.runtime import DrafterPlacement, DraftRuntime
@@ -128,7 +128,7 @@ class DraftsAnew:
         with torch.inference_mode(), attention_by_oracle():
             hidden, states = outputs_of(self._model, text[:-1])
             if self._spec.taps:
-                assert isinstance(self._network, TappedNetwork)
+                assert isinstance(self._network, LayeredNetwork)
                 states = self._network.fuse(torch.cat([hidden[tap + 1] for tap in self._spec.taps], dim=-1))
             table = BlockTable(16)
             table.extend(range(40))

@@ -11,7 +11,7 @@ import msgspec
 from engine.drafter.checkpoint import taps
 from engine.drafter.checkpoint.configs import LayerConfig, decode
 from engine.drafter.checkpoint.layer_shape import layer_shape
-from engine.drafter.spec import DrafterSpec, LayerShape, MarkovHead, Method
+from engine.drafter.spec import DrafterSpec, LayerShape, MarkovHeadKind, Method
 from engine.errors import ConfigError
 from engine.model.loader import load_config
 from engine.model.spec import ModelSpec
@@ -32,7 +32,7 @@ class ArchitectureOptions:
     causal_block: bool = False
     sample_from_anchor: bool = False
     markov_rank: int | None = None
-    markov_head: MarkovHead | None = None
+    markov_head: MarkovHeadKind | None = None
     confidence: bool = False
 
 

@@ -36,7 +36,7 @@ def new_drafter(spec: DrafterSpec, model: WholeTexts, draft_ids: Tensor | None, 
                     nn.init.zeros_(weight)
         elif spec.own_head:
             network.head.weight.copy_(last.head_rows(ids))
-        if isinstance(network, PairNetwork):
+        if isinstance(network, PairNetwork) and not spec.taps:
             embedded = _size(model.embed(every))
             if spec.reads_states:
                 state = _size(last.norm(torch.randn(64, spec.target_hidden_size).to(last.device, last.dtype)))

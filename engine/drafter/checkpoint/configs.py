@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.drafter.spec import MarkovHead
+from engine.drafter.spec import MarkovHeadKind
 from engine.errors import UnsupportedModelError
 
 Decoded = TypeVar("Decoded")
@@ -52,7 +52,7 @@ class DFlashFields(msgspec.Struct, frozen=True, kw_only=True):
     shift_label: bool = False
     projector_type: str | None = None
     markov_rank: int = 0
-    markov_head_type: MarkovHead = "vanilla"
+    markov_head_type: MarkovHeadKind = "vanilla"
     confidence_head_with_markov: bool = False
 
 
@@ -121,7 +121,7 @@ class SpeculatorsConfig(msgspec.Struct, frozen=True, kw_only=True):
     sample_from_anchor: bool | None = None
     sliding_window_non_causal: bool = False
     markov_rank: int = 0
-    markov_head_type: MarkovHead = "vanilla"
+    markov_head_type: MarkovHeadKind = "vanilla"
     confidence_head_with_markov: bool = True
 
 

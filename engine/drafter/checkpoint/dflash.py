@@ -13,7 +13,7 @@ from engine.drafter.checkpoint import taps
 from engine.drafter.checkpoint.configs import DFlashConfig, DFlashFields, LayerConfig, decode
 from engine.drafter.checkpoint.eagle import head_rows
 from engine.drafter.checkpoint.layer_shape import layer_shape
-from engine.drafter.spec import DrafterSpec, MarkovHead
+from engine.drafter.spec import DrafterSpec, MarkovHeadKind
 from engine.errors import UnsupportedModelError
 from engine.model.spec import ModelSpec
 
@@ -45,7 +45,7 @@ def read_deepspec(
 
 
 def block_heads(
-    rank: int, kind: MarkovHead, confidence_with_markov: bool, tensors: Mapping[str, Tensor]
+    rank: int, kind: MarkovHeadKind, confidence_with_markov: bool, tensors: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     """What a description says of the heads behind a block, which a config may leave to the tensors."""
     return {

@@ -1,4 +1,4 @@
-"""Heads on the target's last state (Medusa, arXiv 2401.10774)."""
+"""Medusa: heads on the target's last state (arXiv 2401.10774)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from engine.drafter.spec import DrafterSpec
 
 
 class MedusaHead(nn.Module):
-    """Residual blocks, then a matrix to the vocabulary."""
+    """Residual blocks, then a projection to the vocabulary."""
 
-    def __init__(self, hidden_size: int, vocab_size: int, n_blocks: int) -> None:
+    def __init__(self, spec: DrafterSpec) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(n_blocks))
-        self.out = nn.Linear(hidden_size, vocab_size, bias=False)
+        self.blocks = nn.ModuleList(nn.Linear(spec.width, spec.width) for _ in range(spec.n_head_layers))
+        self.out = nn.Linear(spec.width, spec.draft_vocab_size, bias=False)
 
     def forward(self, states: Tensor) -> Tensor:
-        """States ``[..., hidden]`` to logits ``[..., vocab_size]``."""
+        """Logits ``[..., vocab_size]`` of states ``[..., hidden]``."""
         for block in self.blocks:
             states = states + F.silu(block(states))
         logits: Tensor = self.out(states)
@@ -27,19 +27,18 @@ class MedusaHead(nn.Module):
 
 
 class Medusa(Network):
-    """K heads that draft K tokens of one state, blind to the last committed token and to each other."""
+    """K heads draft K tokens from one state; none sees the last committed token or another head's draft."""
 
     def __init__(self, spec: DrafterSpec, target: TargetParts) -> None:
         super().__init__(spec, target)
-        width, vocab = spec.target_hidden_size, spec.draft_vocab_size
-        self.heads = nn.ModuleList(MedusaHead(width, vocab, spec.n_head_layers) for _ in range(spec.n_heads))
+        self.heads = nn.ModuleList(MedusaHead(spec) for _ in range(spec.n_heads))
 
     def forward(self, states: Tensor) -> Tensor:
-        """Logits ``[..., n_heads, draft_vocab_size]``, float32 at least.
+        """Logits ``[..., n_heads, draft_vocab_size]``, at least float32.
 
         Args:
-            states: ``[..., target_hidden]``, outputs of the final norm. Head k of the state at position i, from 0,
-                drafts token i + 2 + k: token i + 1 is the target's own.
+            states: ``[..., target_hidden]``, outputs of the final norm. From the state at position i, head k (from 0)
+                drafts token i + 2 + k; token i + 1 is the target's own.
         """
         logits = torch.stack([head(states) for head in self.heads], dim=-2)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from engine.drafter.networks.build import AnyNetwork
 from engine.drafter.networks.dflash import DFlash
-from engine.drafter.networks.eagle3 import Eagle3
 from engine.drafter.networks.layer import Attend
 from engine.drafter.networks.pairs import PairNetwork
 from engine.drafter.serving.base import upload_ids
@@ -91,10 +90,10 @@ def calls_of(network: AnyNetwork) -> NetworkCalls | None:
             block.context,
             0 if block.spec.causal_block else block.n_slots(block.spec.n_drafts or 0),
         )
-    if not isinstance(network, PairNetwork | Eagle3):
+    if not isinstance(network, PairNetwork):
         return None
     pairs = network
-    width = pairs.shape.hidden_size if isinstance(pairs, Eagle3) else pairs.spec.target_hidden_size
+    width = pairs.shape.hidden_size if pairs.spec.taps else pairs.spec.target_hidden_size
     return NetworkCalls(
         pairs.shape,
         (pairs.shape.hidden_size, width) if pairs.spec.reads_states else (pairs.shape.hidden_size,),

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.drafter.networks.eagle3 import Eagle3
 from engine.drafter.networks.pairs import PairNetwork
 from engine.drafter.serving.base import upload_ids
 from engine.drafter.serving.committed import Committed, CommittedRows, pair_rows, token_rows
@@ -42,7 +41,7 @@ class PairDrafting:
 
     def __init__(
         self,
-        network: PairNetwork | Eagle3,
+        network: PairNetwork,
         forwards: Forwards,
         vocabulary: DraftVocabulary | None,
         depth: int,

@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import load_network
+from engine.drafter.networks.layer import Rotary
 from engine.drafter.networks.pairs import PairNetwork
-from engine.drafter.networks.rotary import Rotary
 from engine.drafter.spec import DrafterSpec, LayerShape
 from engine.errors import ConfigError
 from tests.support.tiny_drafters import LAYER

@@ -11,7 +11,7 @@ import torch
 from msgspec import structs
 
 from engine.composer import compose
-from engine.drafter.networks.markov import MarkovHead
+from engine.drafter.networks.dflash import MarkovHead
 from engine.drafter.spec import DrafterSpec
 from engine.drafter.trees.blocks import WIDTH, block_trees
 from engine.drafter.trees.choice import DraftVocabulary
@@ -43,7 +43,7 @@ def head(kind: str, width: int) -> tuple[MarkovHead, torch.Tensor]:
     """A Markov head, and outputs ``[n_seq, n_drafts, hidden]`` of slots."""
     torch.manual_seed(4)
     spec = DrafterSpec("dflash", 1, HIDDEN, VOCAB, width, (0,), None, markov_rank=3, markov_head=kind)  # type: ignore[arg-type]
-    return MarkovHead(spec, HIDDEN).requires_grad_(False), torch.randn(N_SEQ, DEPTH, HIDDEN)
+    return MarkovHead(spec).requires_grad_(False), torch.randn(N_SEQ, DEPTH, HIDDEN)
 
 
 def columns(kind: str, width: int, path: Path, seq: int = 0) -> torch.Tensor:
