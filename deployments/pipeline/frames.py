@@ -1,38 +1,60 @@
-"""The two frames that every step is to a stage: the step itself, sent on at once, and later the outcome so far.
+"""The two frames of a step between stages: the step itself, sent on at once, and later the outcome so far.
 
-So all stages plan a step while the first one computes it. The tensors between two stages are part of neither frame: a
-link (``deployments.stage.transports``) carries them.
+So all stages prepare a step while the first one computes it. The tensors between two stages are part of neither frame:
+a transport (``deployments.stage.transports``) carries them. Routers write frames too, so torch is not imported here.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-from deployments.pipeline.tensor_header import TensorHeader
+from deployments.channels.channel import MAX_FRAME
 from engine.stage.base import Activations
 from engine.step import Step, encode
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+MAX_DIMENSIONS = 4  # of a tensor
+_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of an element
+
+
+class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
+    """dtype and shape of a tensor. Decoding bounds both, whatever a peer writes."""
+
+    dtype: Literal["float32", "bfloat16", "float16"]
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_FRAME)], ...], Meta(max_length=MAX_DIMENSIONS)]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorHeader:
+        """The header of a tensor; the receiver refuses a dtype that is not listed above."""
+        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))  # type: ignore[arg-type]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the elements."""
+        return math.prod(self.shape) * _SIZES[self.dtype]
+
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True):
-    """A step, and the tensors that will follow its outcome whatever happens; none if they are not known yet."""
+    """A step, and the tensors that follow its outcome even if it fails; empty if they are not known yet."""
 
     step: bytes
     tensors: tuple[TensorHeader, ...] = ()
 
 
 class OutcomeFrame(msgspec.Struct, frozen=True, array_like=True):
-    """What the stages so far made of the step whose frame came last."""
+    """The outcome, on the stages so far, of the step whose frame came last."""
 
     tensors: tuple[TensorHeader, ...] = ()  # hidden states, and those of tapped layers and of a drafter where needed
     is_fused: bool = False  # whether the last tensor is a drafter's
-    error: str = ""  # why an earlier stage could not run the step; the tensors are then meaningless
+    error: str = ""  # why an earlier stage failed the step; the tensors are then invalid
     rows_at: tuple[str, ...] = ()  # addresses of the stages that keep attention rows of this step
     seconds: tuple[float, ...] = ()  # busy time of the stages so far, first to last; the last field, for ``stamp``
 
@@ -75,7 +97,7 @@ def decode_outcome(raw: bytes) -> OutcomeFrame:
 
 
 def tensors_of(activations: Activations) -> list[Tensor]:
-    """The tensors that a link carries, in order."""
+    """The tensors that a transport carries, in order."""
     parts = (activations.hidden, activations.tapped, activations.fused)
     return [part for part in parts if part is not None]
 

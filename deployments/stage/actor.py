@@ -202,11 +202,11 @@ class StageActor:
 
         Raises:
             TargetLostError: the process lives, but its loop has ended.
-            ConfigError: the option ``transport`` allows no link to a neighbour.
+            ConfigError: the option ``transport`` connects no neighbour.
         """
         if self._stage is None or self._worker is None:
             return Pulse(0.0)
-        self._check_links()
+        self._check_transports()
         if not self._worker.is_alive:
             raise TargetLostError("the stage's loop has ended; its log says why")
         since = self._worker.busy_since
@@ -221,10 +221,10 @@ class StageActor:
         pause = threading.Event()
         while self._worker is None or self._worker.is_alive:
             pause.wait(POLL_S)
-            self._check_links()
+            self._check_transports()
         return "its loop has ended; its log says why"
 
-    def _check_links(self) -> None:
+    def _check_transports(self) -> None:
         if self._worker is not None and self._worker.fault:
             raise ConfigError(self._worker.fault)
 

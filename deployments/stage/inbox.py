@@ -15,8 +15,8 @@ from torch import Tensor
 
 from deployments.channels.channel import Channel
 from deployments.pipeline.frames import OutcomeFrame, StepFrame, activations_of, decode_outcome, decode_step_frame
-from deployments.stage.transports.base import Link
-from deployments.stage.transports.sockets import AT_ONCE, SocketLink
+from deployments.stage.transports.base import Transport
+from deployments.stage.transports.sockets import AT_ONCE, SocketTransport
 from engine.stage.base import Activations
 
 READ_AHEAD = 2  # steps
@@ -52,19 +52,19 @@ class RouterInbox:
 
 
 class StageInbox:
-    """Steps of another stage, with tensors, for one thread. Another thread reads ahead: on a socket link from the first
-    large tensors on, on other links from the start.
+    """Steps of another stage, with tensors, for one thread. Another thread reads ahead: by sockets from the first large
+    tensors on, by other transports from the start.
 
     Tensors that a step announces are received from that moment on if the stage has nothing else to do: on a GPU, a
     receive that waits takes a multiprocessor from the kernels of earlier steps.
 
     Args:
-        link: to the upstream.
+        transport: from the upstream.
         is_idle: whether the stage's device has finished the steps that were served.
     """
 
-    def __init__(self, link: Link, is_idle: Callable[[], bool]) -> None:
-        self._link = link
+    def __init__(self, transport: Transport, is_idle: Callable[[], bool]) -> None:
+        self._transport = transport
         self._is_idle = is_idle
         self._frames: queue.SimpleQueue[StepFrame | Arrived | Exception] = queue.SimpleQueue()
         self._room = threading.Semaphore(READ_AHEAD)
@@ -74,7 +74,7 @@ class StageInbox:
         self._receiving: Callable[[], list[Tensor]] | None = None  # its tensors, if they are received already
         self._closed = False
         self._is_ahead = False
-        if link.kind != SocketLink.kind:
+        if transport.kind != SocketTransport.kind:
             self._start_reading_ahead()
 
     def take_step(self) -> StepFrame:
@@ -106,7 +106,7 @@ class StageInbox:
     def close(self) -> None:
         """Drop the connection; the thread ends by itself."""
         self._closed = True
-        self._link.close()
+        self._transport.close()
         self._room.release()
 
     def _take(self) -> StepFrame | Arrived:
@@ -128,15 +128,15 @@ class StageInbox:
             self._frames.put(error)
 
     def _read_step(self) -> StepFrame:
-        self._announced = decode_step_frame(self._link.header())
+        self._announced = decode_step_frame(self._transport.header())
         if self._announced.tensors and self._n_served == self._n_read and self._is_idle():
-            self._receiving = self._link.receive(self._announced.tensors)
+            self._receiving = self._transport.receive(self._announced.tensors)
         self._n_read += 1
         return self._announced
 
     def _read_outcome(self) -> Arrived:
-        outcome = decode_outcome(self._link.header())
+        outcome = decode_outcome(self._transport.header())
         if self._announced.tensors not in ((), outcome.tensors):
             raise EOFError("malformed frame: other tensors than its step has announced")
-        receiving, self._receiving = self._receiving or self._link.receive(outcome.tensors), None
+        receiving, self._receiving = self._receiving or self._transport.receive(outcome.tensors), None
         return Arrived(outcome, activations_of(receiving(), outcome.is_fused))

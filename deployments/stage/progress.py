@@ -1,4 +1,4 @@
-"""Tracks the steps of a stage that are not over, and the newest work of its device."""
+"""Tracks the unfinished steps of a stage, and the newest work of its device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class StepProgress:
 
     def __init__(self) -> None:
         self._begun: deque[float] = deque()  # ``time.monotonic``, oldest first
-        self._computing: Computing | None = None  # what the device was given last
+        self._computing: Computing | None = None  # the device's newest work
 
     @property
     def busy_since(self) -> float | None:
@@ -34,21 +34,23 @@ class StepProgress:
     def leave_to_device(self, computing: Computing) -> Callable[[], float]:
         """The step that began last is over when the device is done.
 
-        The returned function waits for that: a thread of the link calls it, step by step. It returns the seconds that
-        the device took, and raises what that failed with.
+        A thread of the transport calls the returned function for one step after the other. The function waits, returns
+        the seconds that the device took, and raises the device's error.
         """
         self._computing = computing
         return partial(_wait, self._begun, computing)
 
     def settle(self) -> None:
-        """Wait for the device after an upstream is lost. Meanwhile the stage shows as busy, so that a device that hangs
-        is found, and not given the next steps. Raises what the device failed with."""
+        """Wait for the device after an upstream is lost; raises the device's error.
+
+        Meanwhile the stage shows as busy: a device that hangs is found, and gets no further steps.
+        """
         computing, self._computing = self._computing, None
         try:
             if computing is not None:
                 computing.wait()
         finally:
-            self._begun = deque()  # the lost link's thread keeps the old one
+            self._begun = deque()  # the lost transport's thread keeps the old one
 
 
 def _wait(begun: deque[float], computing: Computing) -> float:

@@ -19,16 +19,16 @@ from deployments.channels.channel import Channel
 from deployments.pipeline.frames import (
     OutcomeFrame,
     StepFrame,
+    TensorHeader,
     encode_outcome,
     encode_step_frame,
     stamp,
     tensors_of,
 )
-from deployments.pipeline.tensor_header import TensorHeader
 from deployments.stage.attention_rows import PeerLostError, RowAsker, RowKeeper
 from deployments.stage.inbox import Arrived, RouterInbox, StageInbox
 from deployments.stage.progress import StepProgress
-from deployments.stage.transports.base import Link, allocate
+from deployments.stage.transports.base import Transport, allocate
 from engine.stage.base import Computing, StageLike
 from engine.step import Step, StepResult, WorkResult, decode_step, encode
 
@@ -51,8 +51,8 @@ class StepServer:
     Args:
         stage: the layers and their cache.
         device: where activations go.
-        keeper: keeps attention rows for the last stage.
-        asker: asks other stages for theirs.
+        keeper: keeps this stage's attention rows for the last stage.
+        asker: requests the rows of other stages.
         progress: records when the stage is busy.
         fail: called when the device cannot serve another step.
     """
@@ -73,7 +73,7 @@ class StepServer:
         self._progress = progress
         self._fail = fail
         self._rows_address = ""
-        self._next: Link | None = None
+        self._next: Transport | None = None
         self._results: Channel | None = None
 
     def reset(self) -> None:
@@ -81,7 +81,7 @@ class StepServer:
         self._stage.reset()
         self._keeper.clear()
 
-    def attach(self, following: Link | None, results: Channel | None, rows_address: str) -> None:
+    def attach(self, following: Transport | None, results: Channel | None, rows_address: str) -> None:
         """Set where outcomes go.
 
         Args:
@@ -162,7 +162,7 @@ class StepServer:
         stage_seconds = (*arrived.outcome.seconds, seconds)
         self._results.send(encode(StepResult(step.step_id, results, seconds, error, stage_seconds)))
 
-    def _pass_on(self, following: Link, current: _CurrentStep, arrived: Arrived, began: float) -> None:
+    def _pass_on(self, following: Transport, current: _CurrentStep, arrived: Arrived, began: float) -> None:
         """Every other stage's part of a step, from its layers to the next stage."""
         step, error = current.step, current.error
         seconds = (*arrived.outcome.seconds, 0.0)  # ``stamp`` overwrites the last one
@@ -203,7 +203,7 @@ class StepServer:
         return outcome, tensors, self._stage.computing()
 
     def _finish(self, wait: Callable[[], float], header: bytearray) -> None:
-        """Wait until the device is done with a step, and write its time into ``header``; called by the link."""
+        """Wait until the device is done with a step, and write its time into ``header``; called by the transport."""
         try:
             stamp(header, wait())
         except torch.AcceleratorError:

@@ -1,4 +1,4 @@
-"""The loop of a stage and its connections; ``deployments.stage.step_server`` serves what arrives.
+"""The loop of a stage and its connections; ``deployments.stage.step_server`` serves its steps.
 
 Does not use Ray: an actor (``deployments.stage.actor``) or a test runs it in a thread.
 """
@@ -20,8 +20,8 @@ from deployments.stage.attention_rows import RowAsker, RowKeeper
 from deployments.stage.inbox import RouterInbox, StageInbox
 from deployments.stage.progress import StepProgress
 from deployments.stage.step_server import StepServer
-from deployments.stage.transports.base import Link
-from deployments.stage.transports.negotiation import NoCommonLinkError, accept_link, offer_link
+from deployments.stage.transports.base import Transport
+from deployments.stage.transports.negotiation import NoCommonTransportError, accept_transport, offer_transport
 from engine.stage.base import StageLike
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class StageWorker:
         device: where activations go.
         address: to listen on.
         secret: of the pipeline.
-        transport: which links to neighbours are allowed (``links.negotiation.kinds_of``).
+        transport: the option of that name (``transports.negotiation.allowed_kinds``).
         also: a second address to listen on, for peers that cannot reach the first one; "": none.
     """
 
@@ -67,12 +67,12 @@ class StageWorker:
         self._upstreams: queue.Queue[tuple[Channel, Channel | None] | None] = queue.Queue()
         self._upstream: Channel | None = None
         self._results: Channel | None = None
-        self._next: Link | None = None
+        self._next: Transport | None = None
         self._closing = False
         self._started = False
         self._is_fed = False  # a router or the stage before this one is connected
         self._progress = StepProgress()
-        self.fault = ""  # why ``transport`` does not allow a link to a neighbour, now and later; "": no such fault
+        self.fault = ""  # why the option ``transport`` connects no neighbour, now and later; "": no such fault
         self._keeper = RowKeeper()
         self._asker = RowAsker(secret)
         self._steps = StepServer(stage, device, self._keeper, self._asker, self._progress, self.close)
@@ -171,15 +171,15 @@ class StageWorker:
             inbox: RouterInbox | StageInbox = RouterInbox(upstream)
             try:
                 if upstream.role == STAGE:
-                    link = accept_link(upstream, self._transport, self._device)
-                    inbox = StageInbox(link, lambda: self._progress.busy_since is None)
+                    incoming = accept_transport(upstream, self._transport, self._device)
+                    inbox = StageInbox(incoming, lambda: self._progress.busy_since is None)
                 self._connect(upstream)
                 self._steps.attach(self._next, results, self._rows_address)
                 self._is_fed = True
                 while True:
                     self._steps.serve(inbox)
-            except NoCommonLinkError as error:  # permanent: ``ping`` and ``hold`` raise it from now on
-                logger.error("no link to a neighbour: %s", error)
+            except NoCommonTransportError as error:  # permanent: ``ping`` and ``hold`` raise it from now on
+                logger.error("no transport to a neighbour: %s", error)
                 self.fault = str(error)
             except (EOFError, OSError, UnauthenticatedError, msgspec.DecodeError) as error:
                 logger.info("upstream lost: %s", error)
@@ -204,12 +204,12 @@ class StageWorker:
             self.close()
 
     def _connect(self, upstream: Channel) -> None:
-        """Build the link to the next stage before its first step; given up when the upstream hangs up meanwhile."""
+        """Build the transport to the next stage before its first step, unless the upstream hangs up meanwhile."""
         if self._next_address is None:
             return
         channel = Channel.connect(self._next_address, self._secret, STAGE)
         try:
-            self._next = offer_link(channel, self._transport, self._device, lambda: upstream.is_hung_up)
+            self._next = offer_transport(channel, self._transport, self._device, lambda: upstream.is_hung_up)
         except BaseException:
             channel.close()
             raise

@@ -13,12 +13,12 @@ from engine.errors import ConfigError, TargetLostError
 from engine.step import Step
 
 MAX_WARM_UPS = 3  # attempts on a pipeline that has just come up
-LINKS_S = 120.0  # for all links of a pipeline to be built; NCCL alone may take half of it
+CONNECT_S = 120.0  # to build all transports of a pipeline; NCCL alone may take half of it
 SUSPECT_S = 1.0  # a suspected stage must answer within this time, and be in one step for no longer
 
 
 async def warm_up(endpoints: Endpoints, stages: Sequence[StageHandle]) -> None:
-    """Send a step through all stages: the first connection builds the links, so links that cannot be built show here.
+    """Send a step through all stages: the first connection builds the transports, so this shows whether they can be built.
 
     Raises:
         TargetLostError: no step came out at the other end.
@@ -38,7 +38,7 @@ async def warm_up(endpoints: Endpoints, stages: Sequence[StageHandle]) -> None:
 
 async def _pass_empty_step(endpoints: Endpoints) -> None:
     try:
-        async with asyncio.timeout(LINKS_S):
+        async with asyncio.timeout(CONNECT_S):
             pipeline = await Pipeline.connect(endpoints)
             try:
                 pipeline.send(Step(0, []))
@@ -46,7 +46,7 @@ async def _pass_empty_step(endpoints: Endpoints) -> None:
             finally:
                 pipeline.close()
     except TimeoutError as error:
-        raise TargetLostError(f"no link between two stages was built within {LINKS_S:g} s") from error
+        raise TargetLostError(f"no transport between two stages was built within {CONNECT_S:g} s") from error
     if result.error:
         raise TargetLostError(f"an empty step failed: {result.error}")
 

@@ -234,7 +234,7 @@ def small_cache(info: TargetInfo) -> TargetInfo:
 
 @pytest.fixture
 def slow_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give peers more time for handshakes and links than a busy machine takes."""
+    """Give peers more time for handshakes and transports than a busy machine takes."""
     for module, name in (
         (channel, "HANDSHAKE_S"),
         (async_channel, "HANDSHAKE_S"),

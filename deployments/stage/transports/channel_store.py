@@ -1,8 +1,7 @@
 """The rendezvous of a process group over an authenticated channel.
 
 The stores of ``torch.distributed`` accept any peer that connects. Two ranks need no such server: every key that one
-rank sets is a frame to the other, on the channel that the two stages share already. Values are bytes that gloo or NCCL
-made for themselves; they come from a peer that knows the pipeline's secret.
+rank sets is a frame to the other, on the authenticated channel of the two stages. Gloo and NCCL write the values.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class ChannelStore(Store):
         return self._known[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all are set; the store's own deadline holds, not ``timeout``. Raises like ``get``."""
+        """Wait until all are set, by the store's own deadline, not ``timeout``; raises as ``get``."""
         for key in keys:
             self.get(key)
 
@@ -68,7 +67,7 @@ class ChannelStore(Store):
         return all(key in self._known for key in keys)
 
     def finish(self) -> None:
-        """Wait until both ranks are done: from then on the channel carries frames again. Raises like ``get``."""
+        """Wait until both ranks are done, and return the channel to frames; raises as ``get``."""
         self._channel.send(_ENCODER.encode(_Entry("")))
         while "" not in self._known:
             self._take()
@@ -80,7 +79,7 @@ class ChannelStore(Store):
             raise EOFError("the rendezvous is over")
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("the neighbour took too long to build a link")
+            raise TimeoutError("the neighbour took too long to build a transport")
         self._channel.set_timeout(left)
         try:
             entry = _DECODER.decode(self._channel.receive())

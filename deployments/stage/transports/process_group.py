@@ -1,14 +1,12 @@
 """Tensors by a process group of two stages: by NCCL from one GPU's memory to another's, by gloo between hosts' memory.
 
 Frame headers go through the authenticated channel, and so does the rendezvous of the group; the data connections are
-the library's own and not authenticated. Gloo is also what the tests check these links by on a CPU.
+the library's own and not authenticated. On a CPU the tests cover both kinds through gloo.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -19,23 +17,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from deployments.channels.channel import Channel
-from deployments.pipeline.tensor_header import TensorHeader
-from deployments.stage.transports.base import RECEIVER, SENDER, allocate
+from deployments.pipeline.frames import TensorHeader
+from deployments.stage.transports.base import CPU, RECEIVER, SENDER, HostCopies, allocate
 from deployments.stage.transports.channel_store import ChannelStore
-from deployments.stage.transports.host_copies import HostCopies
-from deployments.stage.transports.sender import LinkSender
-from deployments.stage.transports.watchdog import Watchdog
+from deployments.stage.transports.threads import BackgroundSender, Watchdog, build_within
 
 WAIT_S = 10.0  # seconds for tensors that were announced, and for the neighbour to build a gloo group
 BUILD_S = 60.0  # seconds for both neighbours to build an NCCL communicator
-LOOK_S = 0.1  # seconds between two looks, while a communicator is built, at whether the link is still wanted
-CPU = torch.device("cpu")
-# Read by torch when a group is made. By default a lost neighbour ends the whole process; here it costs the link.
+# Read by torch when a group is created. By default a lost neighbour ends the process; here it ends the transport only.
 ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 
-class ProcessGroupLink:
-    """What both have in common: a link over a process group that only these two stages know of.
+class ProcessGroupTransport:
+    """Common part of both: frame headers over the channel, and a process group of exactly these two stages.
 
     Args:
         channel: to the neighbour, which builds the same group at the same time.
@@ -48,12 +42,12 @@ class ProcessGroupLink:
     def __init__(self, channel: Channel, device: torch.device, store: ChannelStore) -> None:
         self._channel = channel
         self._device = device
-        self._store = store  # the group refers to it without keeping it
+        self._store = store  # keeps it alive: the group does not
         self._group: Any = None
-        self._sender = LinkSender(channel.close)
+        self._sender = BackgroundSender(channel.close)
 
     def header(self) -> bytes:
-        """As ``Link.header``."""
+        """As ``Transport.header``."""
         return self._channel.receive()
 
     def _announce(self, header: bytes | bytearray, ready: Callable[[], None] | None) -> None:
@@ -62,12 +56,12 @@ class ProcessGroupLink:
         self._channel.send(header)
 
     def close(self) -> None:
-        """As ``Link.close``."""
+        """As ``Transport.close``."""
         self._channel.close()
         self._sender.close()
 
 
-class GlooLink(ProcessGroupLink):
+class GlooTransport(ProcessGroupTransport):
     """Host memory over TCP connections of torch's own, bound to the interface that the channel uses, unless
     ``GLOO_SOCKET_IFNAME`` names another.
 
@@ -94,7 +88,7 @@ class GlooLink(ProcessGroupLink):
     def send(
         self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None] | None = None
     ) -> None:
-        """As ``Link.send``; tensors of a GPU are copied to the host first."""
+        """As ``Transport.send``; tensors of a GPU are copied to the host first."""
         self._sender.run(partial(self._deliver, header, tensors, ready))
 
     def _deliver(self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None] | None) -> None:
@@ -103,7 +97,7 @@ class GlooLink(ProcessGroupLink):
             work.wait(timedelta(seconds=WAIT_S))
 
     def receive(self, headers: Sequence[TensorHeader]) -> Callable[[], list[Tensor]]:
-        """As ``Link.receive``."""
+        """As ``Transport.receive``."""
         tensors = allocate(headers, CPU)
         try:
             works = [self._group.recv([tensor], SENDER, 0) for tensor in tensors if tensor.numel()]
@@ -131,22 +125,22 @@ def _gloo_options(channel: Channel) -> Any:
     return options
 
 
-class NcclLink(ProcessGroupLink):
+class NcclTransport(ProcessGroupTransport):
     """Memory of one GPU to that of another.
 
-    All transfers run on a stream of the link's own and hold up nothing that the stage computes. A send is enqueued
+    All transfers run on a stream of the transport's own and never delay the stage's kernels. A send is enqueued
     after the step that computes its tensors, while that still runs; the header follows when the step is over. A receive
     spins on a multiprocessor until the tensors come, so only an idle stage should begin one before the header.
 
     NCCL notices no lost neighbour: a transfer that cannot end spins on the device for ever. So the host never waits for
-    NCCL itself, but for a CUDA event. A watchdog aborts the group, and with it the link, once the channel is hung up,
-    by ``close`` too, or a transfer takes too long. Nothing else aborts it: an abort may block, and two at once hang.
+    NCCL itself, but for a CUDA event. A watchdog aborts the group, and with it the transport, once either side closes
+    the channel, or a transfer takes too long. Nothing else aborts it: an abort may block, and two at once hang.
 
     Args:
         channel: to the neighbour.
         device: of this stage; not the neighbour's.
         rank: ``SENDER`` or ``RECEIVER``.
-        is_abandoned: whether the link is no longer wanted; building it then ends at once.
+        is_abandoned: whether the transport is no longer needed; building it then ends at once.
 
     Raises:
         EOFError, OSError: the neighbour is gone, or too slow, or NCCL finds no way to it.
@@ -176,14 +170,14 @@ class NcclLink(ProcessGroupLink):
         self._store.finish()
 
     def _transfer(self, tensors: Sequence[Tensor], rank: int) -> torch.cuda.Event:
-        """Enqueue sends or receives on the link's stream; the returned event is reached once they are over."""
+        """Enqueue sends or receives on the transport's stream; the returned event is reached once they are over."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         try:
             with torch.cuda.stream(self._stream):
                 for tensor in tensors:
                     sends = rank == SENDER
                     work = self._group.send([tensor], RECEIVER, 0) if sends else self._group.recv([tensor], SENDER, 0)
-                    work.wait()  # lets the stream wait, not the host
+                    work.wait()  # blocks the stream, not the host
                 event.record(self._stream)
         except torch.AcceleratorError:  # this device is broken, not the neighbour
             raise
@@ -194,21 +188,21 @@ class NcclLink(ProcessGroupLink):
     def send(
         self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None] | None = None
     ) -> None:
-        """As ``Link.send``; the tensors are computed on the current stream."""
+        """As ``Transport.send``; the tensors are computed on the current stream."""
         filled = [tensor.detach().contiguous() for tensor in tensors if tensor.numel()]
         if filled:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             self._transfer(filled, SENDER)
-            for tensor in filled:  # their memory is free for others once they are sent
+            for tensor in filled:  # their memory may be reused once they are sent
                 tensor.record_stream(self._stream)
         self._sender.run(partial(self._announce, header, ready))
 
     def receive(self, headers: Sequence[TensorHeader]) -> Callable[[], list[Tensor]]:
-        """As ``Link.receive``: the tensors are complete when the returned function returns, for every stream."""
+        """As ``Transport.receive``: the tensors are complete when the returned function returns, for every stream."""
         with torch.cuda.stream(self._stream):
             tensors = allocate(headers, self._device)
         filled = [tensor for tensor in tensors if tensor.numel()]
-        for tensor in filled:  # made on the link's stream, read on the stage's
+        for tensor in filled:  # allocated on the transport's stream, read on the stage's
             tensor.record_stream(torch.cuda.default_stream(self._device))
         return partial(self._await, tensors, self._transfer(filled, RECEIVER))
 
@@ -219,30 +213,3 @@ class NcclLink(ProcessGroupLink):
     def _settle(self, event: torch.cuda.Event) -> None:
         with self._watchdog.limit(WAIT_S):
             event.synchronize()
-
-
-def build_within(seconds: float, build: Callable[[], None], is_abandoned: Callable[[], bool]) -> None:
-    """Run ``build``, which may block in a library beyond any deadline of its own; on EOFError the caller aborts it.
-
-    Raises:
-        EOFError: it takes longer than ``seconds``, or ``is_abandoned`` has become true.
-    """
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            build()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="stage-nccl", daemon=True)
-    thread.start()
-    deadline = time.monotonic() + seconds
-    while thread.is_alive():
-        thread.join(min(LOOK_S, seconds))
-        if thread.is_alive() and is_abandoned():
-            raise EOFError("the link that was being built is no longer wanted")
-        if thread.is_alive() and time.monotonic() > deadline:
-            raise EOFError(f"NCCL built no communicator within {seconds:.0f} seconds")
-    if failed:
-        raise failed[0]

@@ -1,4 +1,4 @@
-"""Tensors through the authenticated channel itself, right after their header: the default link without GPUs."""
+"""Tensors through the authenticated channel itself, right after their header: the default without GPUs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 
 from deployments.channels.channel import Channel
-from deployments.pipeline.tensor_header import TensorHeader
-from deployments.stage.transports.base import allocate
-from deployments.stage.transports.host_copies import HostCopies
-from deployments.stage.transports.sender import LinkSender
+from deployments.pipeline.frames import TensorHeader
+from deployments.stage.transports.base import CPU, HostCopies, allocate
+from deployments.stage.transports.threads import BackgroundSender
 
-CPU = torch.device("cpu")
-AT_ONCE = 1 << 18  # bytes: to send up to so many directly takes less time than to wake a thread for it
+AT_ONCE = 1 << 18  # bytes: sending up to this many directly takes less time than waking a thread
 
 
-class SocketLink:
+class SocketTransport:
     """Headers and tensors share one connection; this process makes no copy of either.
 
     Args:
@@ -31,12 +29,12 @@ class SocketLink:
     def __init__(self, channel: Channel, device: torch.device) -> None:
         self._channel = channel
         self._copies = HostCopies(device)
-        self._sender = LinkSender(channel.close)
+        self._sender = BackgroundSender(channel.close)
 
     def send(
         self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None] | None = None
     ) -> None:
-        """As ``Link.send``; tensors of a GPU are copied to the host first."""
+        """As ``Transport.send``; tensors of a GPU are copied to the host first."""
         if ready is not None:
             self._sender.run(partial(self._deliver, header, tensors, ready))
             return
@@ -55,11 +53,11 @@ class SocketLink:
         return self._channel.frame(header) + [_bytes_of(tensor) for tensor in self._copies.to_host(tensors)]
 
     def header(self) -> bytes:
-        """As ``Link.header``."""
+        """As ``Transport.header``."""
         return self._channel.receive()
 
     def receive(self, headers: Sequence[TensorHeader]) -> Callable[[], list[Tensor]]:
-        """As ``Link.receive``; until the returned function is called, tensors wait in the sockets' buffers."""
+        """As ``Transport.receive``; until the returned function is called, tensors wait in the sockets' buffers."""
         return partial(self._read, allocate(headers, CPU))
 
     def _read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -69,7 +67,7 @@ class SocketLink:
         return self._copies.to_device(tensors)
 
     def close(self) -> None:
-        """As ``Link.close``."""
+        """As ``Transport.close``."""
         self._channel.close()
         self._sender.close()
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from deployments.pipeline.frames import (
     OutcomeFrame,
+    TensorHeader,
     activations_of,
     decode_outcome,
     decode_step_frame,
@@ -16,7 +17,6 @@ from deployments.pipeline.frames import (
     stamp,
     tensors_of,
 )
-from deployments.pipeline.tensor_header import TensorHeader
 from engine.step import Step, decode_step, encode
 
 SECONDS = st.floats(min_value=0, allow_nan=False, allow_infinity=False)

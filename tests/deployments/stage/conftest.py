@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.deployments.slow_stage import ForwardGate, Gated
-from tests.deployments.stage.link_peers import Peers
+from tests.deployments.stage.transport_peers import Peers
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The group of an NCCL link is aborted exactly once, and nothing waits for that."""
+"""The group of an NCCL transport is aborted exactly once, and nothing waits for that."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from deployments.stage.transports import process_group
 from deployments.stage.transports.base import RECEIVER
-from deployments.stage.transports.process_group import NcclLink
-from tests.deployments.stage.link_peers import CPU, Peers
+from deployments.stage.transports.process_group import NcclTransport
+from tests.deployments.stage.transport_peers import CPU, Peers
 from tests.support.waiting import LIMIT_S, wait_until
 
 
@@ -33,7 +33,7 @@ class Group:
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links are built without a device, and leave the environment as it is."""
+    """Transports are built without a device, and leave the environment as it is."""
     monkeypatch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(process_group, "ENVIRONMENT", {})
@@ -44,49 +44,49 @@ def watchdogs() -> set[threading.Thread]:
 
 
 @pytest.mark.parametrize("first", ["neighbour", "own", "both", "slow transfer"])
-def test_a_group_is_aborted_once_whoever_ends_its_link(
+def test_a_group_is_aborted_once_whoever_ends_its_transport(
     first: str, peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NcclLink, "_build", lambda link, rank: None)
+    monkeypatch.setattr(NcclTransport, "_build", lambda transport, rank: None)
     neighbour, channel = peers.pair("stage")
     before = watchdogs()
-    link = NcclLink(channel, CPU, RECEIVER)
-    group = link._group
+    transport = NcclTransport(channel, CPU, RECEIVER)
+    group = transport._group
     if first == "slow transfer":
-        link._watchdog._deadline = 0.0
+        transport._watchdog._deadline = 0.0
     start = threading.Barrier(4)
 
-    def close_link() -> None:
+    def close_transport() -> None:
         start.wait(LIMIT_S)
         if first != "neighbour":
-            link.close()
+            transport.close()
 
     with ThreadPoolExecutor() as threads:
-        ended = [threads.submit(close_link) for _ in range(3)]
+        ended = [threads.submit(close_transport) for _ in range(3)]
         start.wait(LIMIT_S)
         if first in ("neighbour", "both"):
             neighbour.close()
         for one in ended:
             one.result(LIMIT_S)
     wait_until(lambda: group.n_aborts)
-    link.close()  # returns though the abort blocks
+    transport.close()  # returns though the abort blocks
     group.go_on.set()
     wait_until(lambda: watchdogs() <= before)
-    link.close()
+    transport.close()
     assert group.n_aborts == 1
 
 
 def test_a_link_that_cannot_be_built_is_aborted_once(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[NcclLink] = []
+    made: list[NcclTransport] = []
 
-    def fail(link: NcclLink, rank: int) -> None:
-        made.append(link)
-        link._group.go_on.set()
+    def fail(transport: NcclTransport, rank: int) -> None:
+        made.append(transport)
+        transport._group.go_on.set()
         raise EOFError("no way to the neighbour")
 
-    monkeypatch.setattr(NcclLink, "_build", fail)
+    monkeypatch.setattr(NcclTransport, "_build", fail)
     before = watchdogs()
     with pytest.raises(EOFError, match="no way"):
-        NcclLink(peers.pair("stage")[1], CPU, RECEIVER)
+        NcclTransport(peers.pair("stage")[1], CPU, RECEIVER)
     wait_until(lambda: watchdogs() <= before)
     assert made[0]._group.n_aborts == 1

@@ -16,17 +16,16 @@ import torch
 from torch import Tensor
 
 from deployments.channels.channel import Channel
-from deployments.pipeline.frames import OutcomeFrame, encode_outcome, encode_step_frame
-from deployments.pipeline.tensor_header import TensorHeader
+from deployments.pipeline.frames import OutcomeFrame, TensorHeader, encode_outcome, encode_step_frame
 from deployments.stage import step_server
 from deployments.stage.inbox import StageInbox
-from deployments.stage.transports.negotiation import accept_link, offer_link
+from deployments.stage.transports.negotiation import accept_transport, offer_transport
 from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step
 from tests.deployments.slow_stage import ForwardGate, Gated
-from tests.deployments.stage.link_peers import CPU, KINDS, LARGE, Peers, deliver, received, same
 from tests.deployments.stage.stage_steps import connected, first_step
+from tests.deployments.stage.transport_peers import CPU, KINDS, LARGE, Peers, deliver, received, same
 from tests.support.listeners import SECRET
 from tests.support.waiting import wait_until, wait_until_async
 
@@ -59,8 +58,8 @@ async def test_later_stages_plan_a_step_before_the_first_one_has_computed_it(
         pipeline.close()
 
 
-class RecordingLink:
-    """A link whose frames and tensors are there at once; remembers what is requested."""
+class RecordingTransport:
+    """A transport whose frames and tensors are there at once; remembers what is requested."""
 
     def __init__(self, kind: str, frames: Sequence[bytes | bytearray]) -> None:
         self.kind = kind
@@ -95,20 +94,22 @@ def test_only_an_idle_stage_receives_before_the_header(
     announced: tuple[TensorHeader, ...], is_idle: bool, log: list[str]
 ) -> None:
     frames = [encode_step_frame(first_step(), announced), bytes(encode_outcome(OutcomeFrame(ROWS)))]
-    link = RecordingLink("socket", frames)  # this kind needs no thread yet
-    inbox = StageInbox(link, lambda: is_idle)
+    recording = RecordingTransport("socket", frames)  # this kind needs no thread yet
+    inbox = StageInbox(recording, lambda: is_idle)
     assert inbox.take_step().tensors == announced
     activations = inbox.take_outcome().activations
     assert activations is not None
     assert activations.hidden.shape == (1, 3, 8)
-    assert link.log == log
+    assert recording.log == log
 
 
 def test_no_step_is_received_early_while_earlier_ones_wait_for_the_loop() -> None:
-    link = RecordingLink("nccl", [encode_step_frame(first_step(), ROWS), encode_outcome(OutcomeFrame(ROWS))] * 2)
-    inbox = StageInbox(link, lambda: True)
-    wait_until(lambda: len(link.log) == 6)
-    assert link.log == ["header", "header", "receive"] * 2
+    recording = RecordingTransport(
+        "nccl", [encode_step_frame(first_step(), ROWS), encode_outcome(OutcomeFrame(ROWS))] * 2
+    )
+    inbox = StageInbox(recording, lambda: True)
+    wait_until(lambda: len(recording.log) == 6)
+    assert recording.log == ["header", "header", "receive"] * 2
     for _ in range(2):
         inbox.take_step()
         assert inbox.take_outcome().activations is not None
@@ -160,7 +161,7 @@ async def test_a_stage_that_breaks_its_announcement_fails_the_step_only(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tensors_may_be_expected_before_their_header_and_abandoned(kind: str, peers: Peers) -> None:
-    sender, receiver = peers.links(KINDS[kind])
+    sender, receiver = peers.transports(KINDS[kind])
     tensors = [torch.randn(1, 3, 8), torch.randn(LARGE // 4)]
     receiving = receiver.receive([*map(TensorHeader.of, tensors)])
     sender.send(b"step", [])
@@ -173,13 +174,13 @@ def test_tensors_may_be_expected_before_their_header_and_abandoned(kind: str, pe
         receiver.header()
     receiver.close()
     del receiving
-    again, fresh = peers.links(KINDS[kind])
+    again, fresh = peers.transports(KINDS[kind])
     deliver(again, tensors)
     assert same(received(fresh), tensors)
 
 
 def test_gloo_delivers_expected_tensors_whose_header_nobody_has_read(peers: Peers) -> None:
-    sender, receiver = peers.links("gloo")
+    sender, receiver = peers.transports("gloo")
     receiving = receiver.receive(ROWS)
     sender.send(b"outcome", [torch.ones(1, 3, 8)])
     assert same(receiving(), [torch.ones(1, 3, 8)])
@@ -188,10 +189,10 @@ def test_gloo_delivers_expected_tensors_whose_header_nobody_has_read(peers: Peer
 
 def send_half(address: str, transport: str, parent: Connection) -> None:
     """A process that announces tensors of two frames, sends those of one, and some bytes of the other's if it can."""
-    link = offer_link(Channel.connect(address, SECRET, "stage"), transport, CPU)
+    sender = offer_transport(Channel.connect(address, SECRET, "stage"), transport, CPU)
     large = TensorHeader("float32", (LARGE // 4,))
-    deliver(link, [torch.ones(3)])
-    link.send(msgspec.msgpack.encode([large]), [torch.ones(LARGE // 8)] if transport == "auto" else [])
+    deliver(sender, [torch.ones(3)])
+    sender.send(msgspec.msgpack.encode([large]), [torch.ones(LARGE // 8)] if transport == "auto" else [])
     parent.recv()
 
 
@@ -203,7 +204,7 @@ def test_a_neighbour_killed_while_it_sends_is_noticed_and_replaced(kind: str, is
     mine, theirs = spawn.Pipe()
     process = spawn.Process(target=send_half, args=(peers.address, KINDS[kind], theirs), daemon=True)
     process.start()
-    receiver = accept_link(peers.accept(), KINDS[kind], CPU)
+    receiver = accept_transport(peers.accept(), KINDS[kind], CPU)
     assert same(received(receiver), [torch.ones(3)])
     large = (TensorHeader("float32", (LARGE // 4,)),)
     receiving = receiver.receive(large) if is_early else None
@@ -216,6 +217,6 @@ def test_a_neighbour_killed_while_it_sends_is_noticed_and_replaced(kind: str, is
     process.join()
     mine.close()
     receiver.close()
-    sender, fresh = peers.links(KINDS[kind])
+    sender, fresh = peers.transports(KINDS[kind])
     deliver(sender, [torch.ones(3)])
     assert same(received(fresh), [torch.ones(3)])

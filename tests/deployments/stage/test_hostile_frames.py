@@ -12,9 +12,8 @@ import torch
 
 from deployments.channels.async_channel import AsyncChannel
 from deployments.channels.channel import Channel
-from deployments.pipeline.frames import OutcomeFrame, encode_outcome, encode_step_frame
-from deployments.pipeline.tensor_header import TensorHeader
-from deployments.stage.transports.negotiation import LinkOffer
+from deployments.pipeline.frames import OutcomeFrame, TensorHeader, encode_outcome, encode_step_frame
+from deployments.stage.transports.negotiation import TransportOffer
 from engine.errors import TargetLostError
 from engine.step import Step
 from tests.deployments.stage.stage_steps import connected, first_step
@@ -44,10 +43,10 @@ BAD_FRAMES = [
 
 
 async def as_a_stage(served: Any) -> Channel:
-    """A connection to the last stage that has agreed on a link."""
+    """A connection to the last stage that has agreed on a transport."""
     last = served.stages.workers[-1]
     peer = await asyncio.to_thread(Channel.connect, last.address, served.stages.endpoints.secret, "stage")
-    peer.send(msgspec.msgpack.encode(LinkOffer(("socket",), "cpu")))
+    peer.send(msgspec.msgpack.encode(TransportOffer(("socket",), "cpu")))
     await asyncio.to_thread(peer.receive)  # the choice
     return peer
 

@@ -29,8 +29,8 @@ from engine.stage.stage import Stage
 from engine.step import Step
 from engine.target_model.info import TargetInfo, positions
 from tests.deployments.slow_stage import ForwardGate, Gated
-from tests.deployments.stage.link_peers import Peers
 from tests.deployments.stage.stage_steps import connected, first_step
+from tests.deployments.stage.transport_peers import Peers
 from tests.support.listeners import SECRET
 from tests.support.waiting import wait_until_async
 

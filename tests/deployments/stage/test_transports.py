@@ -1,4 +1,4 @@
-"""Links between neighbouring stages: agreed on, in order, and ended when a neighbour is lost or malformed."""
+"""Transports between neighbouring stages: agreed on, in order, and ended when a neighbour is lost or malformed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.pipeline.tensor_header import TensorHeader
+from deployments.pipeline.frames import TensorHeader
 from deployments.stage.transports import negotiation, process_group
 from deployments.stage.transports.channel_store import ChannelStore
-from deployments.stage.transports.negotiation import LinkChoice, LinkOffer, NoCommonLinkError, accept_link, offer_link
-from deployments.stage.transports.process_group import build_within
-from deployments.stage.transports.watchdog import Watchdog
-from tests.deployments.stage.link_peers import CPU, KINDS, LARGE, Peers, deliver, received, same
+from deployments.stage.transports.negotiation import (
+    NoCommonTransportError,
+    TransportChoice,
+    TransportOffer,
+    accept_transport,
+    offer_transport,
+)
+from deployments.stage.transports.threads import Watchdog, build_within
+from tests.deployments.stage.transport_peers import CPU, KINDS, LARGE, Peers, deliver, received, same
 from tests.support.waiting import LIMIT_S
 
 BAD_HEADS = [
@@ -37,17 +42,23 @@ BAD_HEADS = [
 
 @pytest.mark.parametrize("head", BAD_HEADS, ids=repr)
 def test_a_malformed_tensor_header_allocates_nothing(head: Any, peers: Peers) -> None:
-    sender, receiver = peers.links()
+    sender, receiver = peers.transports()
     sender.send(msgspec.msgpack.encode([head]), [])
     with pytest.raises((EOFError, msgspec.ValidationError)):
         received(receiver)
 
 
 def test_a_malformed_offer_choice_or_key_ends_the_connection(peers: Peers) -> None:
-    for sent in (b"", b"\xff", b"nonsense", msgspec.msgpack.encode([7]), msgspec.msgpack.encode(LinkChoice("nccl"))):
+    for sent in (
+        b"",
+        b"\xff",
+        b"nonsense",
+        msgspec.msgpack.encode([7]),
+        msgspec.msgpack.encode(TransportChoice("nccl")),
+    ):
         for build in (
-            lambda channel: offer_link(channel, "auto", CPU),
-            lambda channel: accept_link(channel, "auto", CPU),
+            lambda channel: offer_transport(channel, "auto", CPU),
+            lambda channel: accept_transport(channel, "auto", CPU),
             lambda channel: ChannelStore(channel, LIMIT_S).get("0/1"),
         ):
             connected, accepted = peers.pair("stage")
@@ -59,18 +70,18 @@ def test_a_malformed_offer_choice_or_key_ends_the_connection(peers: Peers) -> No
 def test_neighbours_without_a_common_link_both_get_the_reason(peers: Peers) -> None:
     connected, accepted = peers.pair("stage")
     with ThreadPoolExecutor() as threads:
-        offered = threads.submit(offer_link, connected, "gloo", CPU)
-        with pytest.raises(NoCommonLinkError, match="transport offers gloo on one stage and socket on the next"):
-            accept_link(accepted, "tcp", CPU)
-        with pytest.raises(NoCommonLinkError, match="transport offers gloo"):
+        offered = threads.submit(offer_transport, connected, "gloo", CPU)
+        with pytest.raises(NoCommonTransportError, match="transport offers gloo on one stage and socket on the next"):
+            accept_transport(accepted, "tcp", CPU)
+        with pytest.raises(NoCommonTransportError, match="transport offers gloo"):
             offered.result()
 
 
 def test_stages_on_one_gpu_do_not_use_nccl() -> None:
     mine = ("nccl", "socket")
-    assert negotiation._choose(LinkOffer(mine, "GPU-1"), mine, "GPU-2") == LinkChoice("nccl")
-    assert negotiation._choose(LinkOffer(mine, "GPU-1"), mine, "GPU-1") == LinkChoice("socket")
-    assert "share the device GPU-1" in negotiation._choose(LinkOffer(("nccl",), "GPU-1"), mine, "GPU-1").error
+    assert negotiation._choose(TransportOffer(mine, "GPU-1"), mine, "GPU-2") == TransportChoice("nccl")
+    assert negotiation._choose(TransportOffer(mine, "GPU-1"), mine, "GPU-1") == TransportChoice("socket")
+    assert "share the device GPU-1" in negotiation._choose(TransportOffer(("nccl",), "GPU-1"), mine, "GPU-1").error
 
 
 def test_two_neighbours_share_a_store_until_it_is_finished(peers: Peers) -> None:
@@ -98,7 +109,7 @@ def test_building_a_link_ends_when_it_is_abandoned_overdue_or_fails() -> None:
         going.set()
         stop.wait(LIMIT_S)
 
-    with pytest.raises(EOFError, match="no longer wanted"):
+    with pytest.raises(EOFError, match="no longer needed"):
         build_within(LIMIT_S, build, going.is_set)
     with pytest.raises(EOFError, match="no communicator within 0 seconds"):
         build_within(0.05, build, lambda: False)
@@ -112,7 +123,7 @@ def test_building_a_link_ends_when_it_is_abandoned_overdue_or_fails() -> None:
     ("kind", "peers"), [("socket", "unix"), ("socket", "tcp6"), ("gloo", "unix"), ("gloo", "tcp")], indirect=["peers"]
 )
 def test_tensors_of_every_dtype_and_size_arrive_unchanged(kind: str, peers: Peers) -> None:
-    sender, receiver = peers.links(KINDS[kind])
+    sender, receiver = peers.transports(KINDS[kind])
     assert (sender.kind, receiver.kind) == (kind, kind)
     frames: list[list[Tensor]] = [
         *([torch.randn(1, 7, 33).to(dtype)] for dtype in (torch.float32, torch.bfloat16, torch.float16)),
@@ -131,7 +142,7 @@ def test_tensors_of_every_dtype_and_size_arrive_unchanged(kind: str, peers: Peer
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sender_does_not_wait_for_a_neighbour_that_computes(kind: str, peers: Peers) -> None:
-    sender, receiver = peers.links(KINDS[kind])
+    sender, receiver = peers.transports(KINDS[kind])
     frames = [[torch.full((LARGE // 4,), float(i)), torch.full((3,), float(i))] for i in range(4)]
     for tensors in frames:  # no thread reads yet: a send that waited would wait for ever
         deliver(sender, tensors)
@@ -140,7 +151,7 @@ def test_a_sender_does_not_wait_for_a_neighbour_that_computes(kind: str, peers: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_are_sent_in_order_once_their_computation_is_done(kind: str, peers: Peers) -> None:
-    sender, receiver = peers.links(KINDS[kind])
+    sender, receiver = peers.transports(KINDS[kind])
     over, arrived = threading.Event(), threading.Event()
     late, small = torch.zeros(1000), torch.arange(3.0)
     header = bytearray(msgspec.msgpack.encode([TensorHeader.of(late)]))
@@ -169,18 +180,18 @@ def test_frames_are_sent_in_order_once_their_computation_is_done(kind: str, peer
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failed_computation_or_a_closed_neighbour_ends_its_link_only(kind: str, peers: Peers) -> None:
-    sender, receiver = peers.links(KINDS[kind])
+    sender, receiver = peers.transports(KINDS[kind])
     sender.send(bytearray(b"never"), [torch.zeros(3)], lambda: [1 // 0][0] and None)
     with pytest.raises((EOFError, OSError)):
         receiver.header()
     with pytest.raises(EOFError, match="could not be sent"):
         deliver(sender, [torch.zeros(8 << 20)])
-    closed, waiting = peers.links(KINDS[kind])
+    closed, waiting = peers.transports(KINDS[kind])
     with ThreadPoolExecutor() as threads:
         tensors = threads.submit(received, waiting)
         closed.close()
         assert isinstance(tensors.exception(LIMIT_S), EOFError | OSError)
-    again, fresh = peers.links(KINDS[kind])  # this process can build another link
+    again, fresh = peers.transports(KINDS[kind])  # this process can build another transport
     deliver(again, [torch.ones(3)])
     assert same(received(fresh), [torch.ones(3)])
 
@@ -203,17 +214,17 @@ def test_a_wait_for_a_device_ends_when_the_neighbour_is_lost(how: str, peers: Pe
 
 
 def test_a_neighbour_that_never_answers_or_sends_is_given_up(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
-    sender, receiver = peers.links("gloo")
+    sender, receiver = peers.transports("gloo")
     monkeypatch.setattr(process_group, "WAIT_S", 0.2)
     sender.send(msgspec.msgpack.encode([TensorHeader("float32", (10,))]), [])
     with pytest.raises(EOFError, match="did not come"):
         received(receiver)
     monkeypatch.setattr(negotiation, "ANSWER_S", 0.05)
-    for build in (offer_link, accept_link):
+    for build in (offer_transport, accept_transport):
         with pytest.raises(TimeoutError):
             build(peers.pair("stage")[0], "gloo", CPU)
     connected, accepted = peers.pair("stage")
     monkeypatch.setattr(negotiation, "ANSWER_S", LIMIT_S)
-    accepted.send(msgspec.msgpack.encode(LinkChoice("gloo")))
+    accepted.send(msgspec.msgpack.encode(TransportChoice("gloo")))
     with pytest.raises((EOFError, TimeoutError)):  # it chose, and builds nothing
-        offer_link(connected, "gloo", CPU)
+        offer_transport(connected, "gloo", CPU)
