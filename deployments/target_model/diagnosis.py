@@ -18,7 +18,7 @@ SUSPECT_S = 1.0  # a suspected stage must answer within this time, and be in one
 
 
 async def warm_up(endpoints: Endpoints, stages: Sequence[StageHandle]) -> None:
-    """Send a step through all stages: the first connection builds the transports, so this shows whether they can be built.
+    """Send a step through all stages: the first connection builds the transports, so this shows whether that works.
 
     Raises:
         TargetLostError: no step came out at the other end.
