@@ -20,7 +20,7 @@ from collections.abc import Callable
 from app.reporting.documents import as_line
 from deployments.channels.addresses import HANDSHAKE_S
 from deployments.channels.channel import Channel
-from deployments.channels.tls_stream import secured
+from deployments.channels.tls import secured
 
 SECRET = b"s" * 32
 SIZES = {200: 2000, 16 << 10: 1000, 1 << 20: 60, 32 << 20: 6}  # bytes -> messages of a round

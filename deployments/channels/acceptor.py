@@ -1,4 +1,4 @@
-"""Accepts the connections of a stage and hands on the channels of peers that have authenticated themselves."""
+"""Accepts the connections of a stage, authenticates their peers, and registers the channels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deployments.channels.channel import Channel
 from deployments.channels.handshake import UnauthenticatedError
 
 RETRY_S = 0.05  # pause after a connection that could not be accepted
-MAX_STRANGERS = 64  # peers of one address that have not proved themselves yet
+MAX_UNAUTHENTICATED = 64  # peers of one address that have not proved themselves yet
 
 logger = logging.getLogger(__name__)
 
@@ -23,20 +23,20 @@ class Acceptor:
     """Listens from its construction on, answers from ``start`` on.
 
     Args:
-        wanted: addresses to listen on.
+        addresses: to listen on.
         secret: of the pipeline.
-        roles: that a peer may ask for.
-        register: called with every channel before its peer learns that it is welcome.
+        roles: that a peer may request.
+        register: called with every channel, before its peer learns that it is accepted.
     """
 
     def __init__(
-        self, wanted: Sequence[str], secret: bytes, roles: Collection[str], register: Callable[[Channel], None]
+        self, addresses: Sequence[str], secret: bytes, roles: Collection[str], register: Callable[[Channel], None]
     ) -> None:
         self._secret = secret
         self._roles = roles
         self._register = register
         self._closing = False
-        listening = [listen(address) for address in wanted]
+        listening = [listen(address) for address in addresses]
         self._servers = [server for server, _ in listening]
         self.addresses = [reached for _, reached in listening]
 
@@ -54,7 +54,7 @@ class Acceptor:
             server.close()
 
     def _accept(self, server: socket.socket) -> None:
-        room = threading.Semaphore(MAX_STRANGERS)  # per address: a flood over TCP keeps no neighbour on this node out
+        room = threading.Semaphore(MAX_UNAUTHENTICATED)  # per address: a flood over TCP blocks no peer on this node
         while not self._closing:
             try:
                 connection, _ = server.accept()
@@ -64,8 +64,10 @@ class Acceptor:
             if not room.acquire(blocking=False):
                 connection.close()
                 continue
-            # A thread per connection: a stranger that connects and says nothing must not keep the router waiting.
-            thread = threading.Thread(target=self._welcome, args=(connection, room), name="stage-welcome", daemon=True)
+            # A thread per connection: a peer that connects and sends nothing must not block the router.
+            thread = threading.Thread(
+                target=self._authenticate, args=(connection, room), name="stage-authenticate", daemon=True
+            )
             try:
                 thread.start()
             except RuntimeError as error:  # no thread left: the next peer may find one
@@ -74,7 +76,7 @@ class Acceptor:
                 connection.close()
                 time.sleep(RETRY_S)
 
-    def _welcome(self, connection: socket.socket, room: threading.Semaphore) -> None:
+    def _authenticate(self, connection: socket.socket, room: threading.Semaphore) -> None:
         try:
             Channel.accept(connection, self._secret, self._roles, self._register)
         except (UnauthenticatedError, RuntimeError) as error:  # RuntimeError: ``register`` found no thread left

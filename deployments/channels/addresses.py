@@ -1,4 +1,4 @@
-"""Addresses of channels and the kernel's options of their sockets. Knows nothing of the processes that use them."""
+"""Addresses of channels, and the options of their sockets."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
-from deployments.channels.tls_stream import TlsStream
+from deployments.channels.tls import TlsStream
 
 READ_AHEAD = 1 << 22  # bytes that an asyncio reader buffers
-SEND_BUFFER = 1 << 22  # bytes the kernel should take from a sender whose peer is busy; it may allow fewer
+SEND_BUFFER = 1 << 22  # bytes the kernel should buffer for a busy peer; it may allow fewer
 HANDSHAKE_S = 5.0  # seconds for a whole handshake
 TCP = re.compile(
     r"tcp:(?:\[(?P<v6>[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(?:%[\w.-]+)?)\]|(?P<host>[^:\[\]\s]+)):(?P<port>[0-9]{1,5})"
 )
 MAX_PORT = 65535
-SILENT_S, PROBE_S, N_PROBES = 4, 2, 3  # of TCP keep-alive: a peer that vanished is noticed after about 10 s
+SILENT_S, PROBE_S, N_PROBES = 4, 2, 3  # of TCP keep-alive: a vanished peer is noticed after about 10 s
 
 
 def tcp(host: str, port: int = 0) -> str:
@@ -31,7 +31,7 @@ def parse(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
     """Socket family and address of ``unix:/path``, ``tcp:10.0.0.1:PORT`` or ``tcp:[fd00::1]:PORT``.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the address has none of these forms.
     """
     kind, _, rest = address.partition(":")
     if kind == "unix":
@@ -45,12 +45,12 @@ def parse(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
 
 
 def listen(address: str) -> tuple[socket.socket, str]:
-    """A listening socket and the address peers reach it by (a TCP port of 0 is replaced by the real one)."""
+    """A listening socket and the address of it for peers, with the real port in place of a TCP port 0."""
     family, where = parse(address)
     if family == socket.AF_UNIX:
         Path(str(where)).unlink(missing_ok=True)
     server = socket.socket(family, socket.SOCK_STREAM)
-    if family == socket.AF_INET6:  # peers of version 4 get an address of their own
+    if family == socket.AF_INET6:  # IPv4 has an address of its own
         server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     server.bind(where)
     server.listen(8)
@@ -62,7 +62,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
 
 
 def tune(connection: socket.socket | TlsStream) -> None:
-    """Send small frames at once, use large buffers, and notice TCP peers whose node died without closing anything."""
+    """Send small frames at once, use large buffers, and notice TCP peers whose node died without closing the socket."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     if connection.family == socket.AF_UNIX:
         return
@@ -77,15 +77,15 @@ def tune(connection: socket.socket | TlsStream) -> None:
 
 
 async def open_streams(address: str, tls: ssl.SSLContext | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to a listening peer, over TCP in TLS.
+    """Connect to a listening peer, over TCP in TLS.
 
     Raises:
-        OSError: no process listens there; as ``ssl.SSLError`` when the peer shows no certificate that is trusted.
+        OSError: no process listens there; as ``ssl.SSLError`` when the peer shows no trusted certificate.
     """
     family, where = parse(address)
     if family == socket.AF_UNIX:
         return await asyncio.open_unix_connection(str(where), limit=READ_AHEAD)
-    assert tls is not None, "what leaves this machine is encrypted"
+    assert tls is not None, "connections over TCP are encrypted"
     return await asyncio.open_connection(where[0], int(where[1]), limit=READ_AHEAD, ssl=tls)
 
 
@@ -94,7 +94,7 @@ async def serve_streams(
     accepted: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None],
     tls: ssl.SSLContext | None,
 ) -> asyncio.Server:
-    """Accept connections at a socket of ``listen``: over TCP those alone that shake hands by ``tls`` in time."""
+    """Accept connections at a socket of ``listen``; over TCP a peer must complete the TLS handshake in time."""
     if tls is None:
         return await asyncio.start_unix_server(accepted, sock=server, limit=READ_AHEAD)
     return await asyncio.start_server(

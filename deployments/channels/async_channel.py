@@ -1,4 +1,4 @@
-"""The asyncio half of the transport: what routers and ingresses speak with stages and with each other."""
+"""Channels on asyncio: routers and ingresses use them to stages and to each other."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Collection
 
 from deployments.channels.addresses import HANDSHAKE_S, open_streams, parse, tune
 from deployments.channels.channel import LENGTH, MAX_FRAME
-from deployments.channels.encryption import tls_context
 from deployments.channels.handshake import ClientHandshake, Handshake, ServerHandshake, UnauthenticatedError
+from deployments.channels.tls import tls_context
 from engine.errors import TargetLostError
 
 
@@ -58,13 +58,13 @@ class AsyncChannel:
 
     async def _shake_hands(self, handshake: Handshake) -> None:
         reply = handshake.opening
-        while handshake.n_wanted:
+        while handshake.n_missing:
             self._writer.write(reply)
-            reply = handshake.receive(await self._reader.read(handshake.n_wanted))
+            reply = handshake.receive(await self._reader.read(handshake.n_missing))
         self._writer.write(reply)
 
     def send(self, payload: bytes | bytearray) -> None:
-        """Hand one frame to the transport; never waits or fails (a lost peer shows in ``receive``)."""
+        """Send one frame; never waits or fails: a lost peer shows in ``receive``."""
         if not self._writer.is_closing():  # uvloop raises on a transport that the peer has closed
             self._writer.write(LENGTH.pack(len(payload)) + payload)
 
@@ -80,9 +80,9 @@ class AsyncChannel:
 
     @property
     def n_unsent(self) -> int:
-        """Bytes of sent frames that the kernel has not taken yet: the peer does not read them."""
+        """Bytes of sent frames in this process, because the peer does not read."""
         return self._writer.transport.get_write_buffer_size()
 
     def close(self) -> None:
-        """Close at once; frames that the kernel has not taken yet are dropped."""
+        """Close at once, and drop the unsent bytes."""
         self._writer.transport.abort()

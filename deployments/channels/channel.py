@@ -1,8 +1,8 @@
-"""The transport seam of the step path: authenticated, framed byte channels over Unix sockets or TCP, there in TLS.
+"""Authenticated channels that carry frames of bytes over Unix sockets, or over TCP in TLS.
 
-Frames are a 4-byte little-endian length and a payload. Nothing is read beyond the handshake
-(``deployments.channels.handshake``) before the peer has authenticated itself, and payloads are never unpickled. Stages
-use the blocking half, this one, in their loop thread; routers and ingresses the asyncio half (`async_channel`).
+A frame is a 4-byte little-endian length and a payload. Before the peer has authenticated itself, only the handshake
+(``deployments.channels.handshake``) is read. Payloads are never unpickled. Stages use these blocking channels in their
+loop thread; routers and ingresses use ``async_channel``.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from functools import partial
 
 from deployments.channels.addresses import HANDSHAKE_S, parse, tune
 from deployments.channels.handshake import ClientHandshake, Handshake, ServerHandshake, UnauthenticatedError
-from deployments.channels.tls_stream import TlsStream, secured
+from deployments.channels.tls import TlsStream, secured
 
 MAX_FRAME = 1 << 30  # bytes
 LENGTH = struct.Struct("<I")  # in front of every frame
 
 
 class Channel:
-    """Blocking half: one authenticated connection."""
+    """One authenticated connection with blocking calls."""
 
     def __init__(self, connection: socket.socket | TlsStream, role: str) -> None:
         self.role = role
@@ -36,11 +36,11 @@ class Channel:
     def accept(
         cls, connection: socket.socket, secret: bytes, roles: Collection[str], register: Callable[[Channel], None]
     ) -> None:
-        """Authenticate a peer that connected, and ``register`` its channel before the peer learns that it is welcome:
-        the peer's next action may rely on the registration. The connection is closed on failure.
+        """Authenticate a peer that connected, and ``register`` its channel before the peer learns that it is accepted:
+        the peer's next action may rely on the registration. A failure closes the connection.
 
         Raises:
-            UnauthenticatedError: the peer does not know the secret, speaks TCP without TLS, asks for a role that is not
+            UnauthenticatedError: the peer does not know the secret, uses TCP without TLS, requests a role that is not
                 in ``roles``, or needs more than ``HANDSHAKE_S`` seconds.
         """
         handshake = ServerHandshake(secret, roles)
@@ -86,16 +86,16 @@ class Channel:
 
     @property
     def local_host(self) -> str:
-        """This machine's end of the connection: an IP address; loopback for a Unix socket."""
+        """IP address of this end of the connection; loopback for a Unix socket."""
         return "127.0.0.1" if self._socket.family == socket.AF_UNIX else str(self._socket.getsockname()[0])
 
     @property
     def is_hung_up(self) -> bool:
-        """Whether the peer has gone or this end is closed, as far as the kernel knows by now; never waits."""
+        """Whether the peer is gone or this end is closed, as far as the kernel knows; never waits."""
         return self.hangs_up(within=0.0)
 
     def hangs_up(self, within: float) -> bool:
-        """Wait, for at most so many seconds, until the peer has gone or this end is closed; whether that is so."""
+        """Wait up to ``within`` seconds until the peer is gone or this end is closed; returns whether that happened."""
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLRDHUP)
@@ -123,8 +123,10 @@ class Channel:
             rest = _after(rest, self._socket.sendmsg(rest))
 
     def send_now(self, parts: Sequence[memoryview]) -> Callable[[], None] | None:
-        """Send what the kernel takes at once; returns a function that sends the rest, which must be called before
-        anything else is sent, or None when there is no rest. Both raise like ``send``."""
+        """Send what the kernel takes at once; returns a function that sends the rest, or None if all is sent.
+
+        Call that function before any other method that sends. Both raise as ``send``.
+        """
         rest = [part for part in parts if part.nbytes]
         if isinstance(self._socket, TlsStream):
             return self._socket.send_now(rest)
@@ -152,14 +154,16 @@ class Channel:
 
 
 def _shake_hands(connection: socket.socket | TlsStream, handshake: Handshake, deadline: float) -> bytes:
-    """Run a handshake up to its last reply, which is returned unsent. ``deadline`` (monotonic seconds) holds for all
-    of it: a peer that sends byte by byte gains no time."""
+    """Run a handshake up to its last reply, and return that unsent.
+
+    ``deadline`` (monotonic seconds) holds for the whole handshake: a peer that sends byte by byte gains no time.
+    """
     connection.settimeout(HANDSHAKE_S)
     reply = handshake.opening
-    while handshake.n_wanted:
+    while handshake.n_missing:
         connection.sendall(reply)
         connection.settimeout(max(0.001, deadline - time.monotonic()))
-        reply = handshake.receive(connection.recv(handshake.n_wanted))
+        reply = handshake.receive(connection.recv(handshake.n_missing))
     return reply
 
 

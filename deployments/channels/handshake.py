@@ -1,4 +1,4 @@
-"""The handshake of every channel as a state machine: bytes in, bytes out. It knows no sockets, no clocks and no Ray.
+"""The handshake of every channel as a state machine: bytes in, bytes out. It uses no sockets, no clocks and no Ray.
 
 Both peers prove that they know a shared secret by HMAC-SHA256 over the other's fresh nonce, in three messages of fixed
 size:
@@ -8,7 +8,7 @@ size:
     server -> client   proof over (the client's nonce, "server")     32 bytes
 
 A proof holds for one nonce and one role: neither a recorded handshake nor the proof of another role opens a channel.
-The server answers only a client that has proved itself, so a stranger learns nothing that was made with the secret.
+The server answers only a client that has proved itself, so other peers see nothing derived from the secret.
 """
 
 from __future__ import annotations
@@ -24,15 +24,20 @@ from engine.errors import TargetLostError
 NONCE = 16  # bytes
 PROOF = 32  # bytes
 ROLE = 8  # bytes, padded with blanks
-_SERVER = b"server"  # takes the place of the role in the server's proof
+_SERVER = b"server"  # replaces the role in the server's proof
+# Roles of the connections that a stage accepts.
+STEPS, RESULTS = "steps", "results"  # of the router: steps go in, results come out
+STAGE = "stage"  # of the previous stage
+ROWS = "rows"  # of the last stage, which requests attention rows
+STAGE_ROLES = (STEPS, RESULTS, STAGE, ROWS)
 
 
 class UnauthenticatedError(TargetLostError):
-    """The peer does not know the secret, or asks for a role that is not served."""
+    """The peer does not know the secret, or requests a role that is not served."""
 
 
 def proof(secret: bytes, nonce: bytes, role: bytes) -> bytes:
-    """``PROOF`` bytes that only a holder of ``secret`` can make of a nonce, for one role."""
+    """``PROOF`` bytes that only a holder of ``secret`` can compute from a nonce, for one role."""
     return hmac.new(secret, nonce + role, hashlib.sha256).digest()
 
 
@@ -41,19 +46,19 @@ class Handshake(ABC):
 
     Args:
         secret: shared by both sides.
-        n_wanted: bytes of the first message from the peer.
+        n_missing: bytes of the first message from the peer.
     """
 
     opening = b""  # to be sent first
 
-    def __init__(self, secret: bytes, n_wanted: int) -> None:
+    def __init__(self, secret: bytes, n_missing: int) -> None:
         self._secret = secret
         self._nonce = os.urandom(NONCE)
         self._received = b""
-        self.n_wanted = n_wanted  # bytes still missing of the peer's next message; 0: the handshake is done
+        self.n_missing = n_missing  # bytes of the peer's next message not received yet; 0: the handshake is done
 
     def receive(self, data: bytes) -> bytes:
-        """Take in up to ``n_wanted`` bytes of the peer; returns what must be sent to it, which may be nothing.
+        """Process up to ``n_missing`` bytes of the peer; returns the bytes to send to it, which may be none.
 
         Raises:
             UnauthenticatedError: the peer failed to prove itself.
@@ -61,17 +66,17 @@ class Handshake(ABC):
         """
         if not data:
             raise EOFError("the peer closed the channel")
-        assert len(data) <= self.n_wanted, "bytes after the handshake belong to the channel"
+        assert len(data) <= self.n_missing, "bytes after the handshake belong to the channel"
         self._received += data
-        self.n_wanted -= len(data)
-        if self.n_wanted:
+        self.n_missing -= len(data)
+        if self.n_missing:
             return b""
         message, self._received = self._received, b""
         return self._answer(message)
 
     @abstractmethod
     def _answer(self, message: bytes) -> bytes:
-        """Check a whole message and return the reply; sets ``n_wanted`` if another message has to follow."""
+        """Check a whole message and return the reply; sets ``n_missing`` if another message has to follow."""
 
     def _check(self, given: bytes, role: bytes, failure: str) -> None:
         if not hmac.compare_digest(given, proof(self._secret, self._nonce, role)):
@@ -122,5 +127,5 @@ class ClientHandshake(Handshake):
         if self._has_proved:
             self._check(message, _SERVER, f"{self._address} does not know the secret of this channel")
             return b""
-        self._has_proved, self.n_wanted = True, PROOF
+        self._has_proved, self.n_missing = True, PROOF
         return self._role + proof(self._secret, message, self._role) + self._nonce

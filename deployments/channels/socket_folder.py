@@ -1,4 +1,4 @@
-"""A folder for a process's Unix sockets, removed by the next process of its kind if its own process is killed."""
+"""A folder for the Unix sockets of a process. If the process is killed, the next process of its kind removes it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LOCK = "lock"  # file that the process holds locked as long as it lives
 
 
 class SocketFolder:
-    """A private folder in the system's temporary one. Those of killed processes go when one is made or removed."""
+    """A private temporary folder. Creating or removing one also removes the folders of killed processes."""
 
     def __init__(self, prefix: str = PREFIX) -> None:
         self._prefix = prefix
         _clear(prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         self._lock = _locked(self.path / "new")
-        os.rename(self.path / "new", self.path / LOCK)  # under this name the lock is never seen unheld
+        os.rename(self.path / "new", self.path / LOCK)  # so other processes never find the lock unheld
 
     def remove(self) -> None:
         """Remove the folder; may be called twice."""

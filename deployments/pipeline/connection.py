@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from deployments.channels.async_channel import AsyncChannel
-from deployments.channels.roles import RESULTS, STEPS
+from deployments.channels.handshake import RESULTS, STEPS
 from deployments.options import RouterOptions
 from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.frames import encode_step_frame
@@ -30,11 +30,11 @@ STEP_DEADLINE = RouterOptions().step_deadline  # seconds
 
 
 class TargetHungError(TargetLostError):
-    """A step was not answered in time, though the connections stand."""
+    """A step was not answered in time, though the connections are open."""
 
 
 class Pipeline:
-    """A connected pipeline. Its stages start empty: after a new connection every sequence has to be prefilled again."""
+    """A connected pipeline. Its stages start empty: a router prefills every sequence again after a new connection."""
 
     def __init__(self, endpoints: Endpoints, steps: AsyncChannel, results: AsyncChannel) -> None:
         self.endpoints = endpoints
@@ -44,9 +44,9 @@ class Pipeline:
         self._watch = asyncio.get_running_loop().create_task(self._watch_steps())
 
     async def _watch_steps(self) -> None:
-        """Let ``receive`` fail once the channel of the steps ends; no frame ever comes back on it.
+        """Make ``receive`` fail once the channel of the steps ends; the first stage never sends on it.
 
-        The last stage may not notice the loss: a stage in between that never answered has never connected to it.
+        The last stage may not notice the loss, if a stage in between never connected to it.
         """
         try:
             await self._steps.receive()
@@ -108,7 +108,7 @@ class Pipeline:
 async def measure_pipeline(
     pipeline: Pipeline, info: TargetInfo, limit: float = STEP_DEADLINE * TIMES_COLD
 ) -> StepCosts:
-    """Step times as the router sees them, channels included; the pipeline must be idle and is empty afterwards.
+    """Measure step times as the router sees them, channels included. The pipeline must be idle and is empty afterwards.
 
     Raises:
         TargetHungError: a step was not answered within ``limit`` seconds.
@@ -135,15 +135,15 @@ async def step_costs(
 ) -> StepCosts | None:
     """Step times of a target on this machine: from an earlier start, or measured now on an otherwise idle pipeline.
 
-    None for a target that fails, hangs or dies of every attempt: ``auto`` then counts nodes as free. On a pipeline that
-    another router serves on nothing is measured: that router's step times are taken.
+    None if every attempt fails: ``auto`` then counts nodes as free. On a pipeline that another router uses, nothing is
+    measured: that router's step times are returned.
 
     Args:
-        connect: waits for a pipeline; raises PipelineInUseError if another router serves on it.
+        connect: waits for a pipeline; raises PipelineInUseError if another router uses it.
         file: keeps the times between starts; "": none.
         info: of the target.
         deadline: seconds a step may take; on a pipeline that is being measured ``TIMES_COLD`` times as long.
-        report_hang: is told of a pipeline that does not answer in time.
+        report_hang: called for a pipeline that does not answer in time.
     """
     known = read_costs(Path(file)) if file else None
     if known is not None:

@@ -1,4 +1,4 @@
-"""Where a pipeline and its stages listen, and the identity by which the process of a stage can be killed for good."""
+"""Addresses of a pipeline and its stages, and the identity by which the process of a stage is killed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from dataclasses import dataclass, field
 import psutil
 
 from deployments.pipeline.leadership import NO_ROUTER, RouterStatus
-from deployments.pipeline.load_report import LoadReport
-from deployments.pipeline.replacement import StageReplacement
+from deployments.pipeline.stage_reports import LoadReport, StageReplacement
 from engine.errors import ConfigError
 from engine.target_model.info import TargetInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a pipeline listens."""
+    """Addresses of a pipeline, and what its owner reports with them."""
 
     first: str  # address of the first stage: steps go in here
     last: str  # address of the last stage: results come out here
     secret: bytes = field(repr=False)
     info: TargetInfo
-    load: LoadReport = field(default_factory=LoadReport)  # what its start took
+    load: LoadReport = field(default_factory=LoadReport)  # load times of its start
     replacements: tuple[StageReplacement, ...] = ()  # the newest of its stages, oldest first
     leader: RouterStatus = NO_ROUTER  # the router that serves on it, or did last
 
@@ -37,13 +36,13 @@ class StageEndpoint:
     tcp: str = ""
 
     def seen_from(self, node: str) -> str:
-        """The address for a peer on ``node``: the Unix socket on the stage's own, TCP elsewhere; "": there is none."""
+        """The address for a peer on ``node``: the Unix socket on the stage's own node, TCP elsewhere; "": none."""
         return self.unix if self.unix and node == self.node else self.tcp
 
 
 def neighbours(stages: Sequence[StageEndpoint]) -> list[tuple[str | None, str]]:
-    """For every stage, first to last: the address of the stage behind it (None for the last stage), and the address
-    by which the last stage reaches it.
+    """For every stage, first to last: the address of the next stage (None for the last), and its own address for the
+    last stage.
 
     Raises:
         ConfigError: two of these stages cannot reach each other.
@@ -59,7 +58,7 @@ def neighbours(stages: Sequence[StageEndpoint]) -> list[tuple[str | None, str]]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process on a node. Its start time tells it from a later process with the same id."""
+    """A process on a node. Its start time distinguishes it from a later process with the same id."""
 
     node: str  # Ray's id of the node
     ip: str
@@ -71,7 +70,7 @@ class ProcessIdentity:
 
     @classmethod
     def here(cls) -> ProcessIdentity:
-        """Of the calling process, which must be one of Ray's."""
+        """The identity of the calling process, which must be one of Ray's."""
         import ray
 
         node, ip = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
@@ -79,12 +78,12 @@ class ProcessIdentity:
 
 
 def started_at(process: psutil.Process) -> int:
-    """When a process began, in milliseconds since the machine's start: unlike the time of day, it never changes."""
+    """Start of a process in milliseconds since the machine's start, which never changes, unlike the time of day."""
     return round(1000 * (process.create_time() - psutil.boot_time()))
 
 
 def kill_here(identity: ProcessIdentity) -> bool:
-    """SIGKILL to a process of this node, stopped ones included; returns whether it was there."""
+    """Send SIGKILL to a process of this node, even a stopped one; returns whether the process existed."""
     try:
         process = psutil.Process(identity.pid)
         if started_at(process) != identity.started:

@@ -1,8 +1,8 @@
 """One leading router per pipeline: a router that has been replaced cannot take the pipeline back from its successor.
 
-A stage serves the router that connected last. Without epochs, a router that hung, was replaced and comes back to life
-would take the pipeline from its successor, which would take it back, and so on. The owner of the pipeline (the target)
-gives every router an epoch when it first asks. No clock plays a role; no sockets and no Ray are used here.
+A stage serves the router that connected last. Without epochs, a router that hung, was replaced and resumes would take
+the pipeline from its successor, which would take it back, and so on. The owner of the pipeline (the target) gives every
+router an epoch with its first request. This file uses no clock, no sockets and no Ray.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class SupersededError(TargetLostError):
 
 
 class PipelineInUseError(SpectraError):
-    """Another router serves on the pipeline, and would lose it to a second one that connects.
+    """Another router uses the pipeline, and would lose it to a second one that connects.
 
     Args:
-        costs: step times of its target, as that router has them; None: not measured.
+        costs: step times of the target, as that router has them; None: not measured.
     """
 
     def __init__(self, costs: StepCosts | None) -> None:
@@ -38,12 +38,12 @@ class PipelineInUseError(SpectraError):
 
 @dataclass(frozen=True, slots=True)
 class RouterStatus:
-    """What a router says of itself when it asks for a pipeline."""
+    """What a router reports of itself when it requests a pipeline."""
 
     incarnation: str = ""  # "": unknown, the router is admitted and supersedes no other
-    is_ready: bool = False  # to serve; before, it may still fail, and must not supersede the router that serves
-    has_led: bool = False  # was admitted as ready before, maybe by another owner
-    costs: StepCosts | None = None  # step times of the target, for the router that comes next
+    is_ready: bool = False  # to serve; before that it may still fail, and must not supersede the serving router
+    has_led: bool = False  # was admitted as ready before, perhaps by another owner
+    costs: StepCosts | None = None  # step times of the target, for the next router
 
 
 NO_ROUTER = RouterStatus()
@@ -52,10 +52,10 @@ NO_ROUTER = RouterStatus()
 class LeaderEpochs:
     """Epochs of the routers of one pipeline, in the order of their first calls; kept by the pipeline's owner.
 
-    An owner that was replaced starts without epochs and numbers the routers anew as they ask. One that led before is
-    older than all that did not: in an upgrade the old router waits for the new pipeline as the new router does, and
-    may ask last. If the older of two that led asks last, the newer one exits as superseded, Serve starts its
-    successor, and that gets the latest epoch of all.
+    A new owner starts without epochs and numbers the routers again as they call. A router that has led counts as older
+    than all that have not: in an upgrade both routers wait for the new pipeline, and the old one may call last. If the
+    older of two that have led calls last, the newer one exits as superseded, and the router that Serve starts in its
+    place gets the latest epoch.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class LeaderEpochs:
         self.leader = NO_ROUTER  # of that router
 
     def admit(self, asking: RouterStatus) -> None:
-        """Let a router use the pipeline.
+        """Admit a router to the pipeline.
 
         Raises:
             SupersededError: a router with a later epoch has been ready.
@@ -81,7 +81,7 @@ class LeaderEpochs:
 def exit_superseded(error: SupersededError) -> None:
     """End this process, a router that has been replaced: the next router resumes its requests.
 
-    If it should have led after all, Serve starts another, which gets the latest epoch.
+    If this router should have led, Serve starts another one, which gets the latest epoch.
     """
     logger.warning("exiting: %s", error)
     os._exit(1)

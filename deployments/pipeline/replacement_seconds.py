@@ -1,4 +1,4 @@
-"""How long replacements of stages took, phase by phase, as the pipelines' owners tell it."""
+"""Metric: seconds of stage replacements by phase, as the owners of the pipelines report them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from prometheus_client.registry import Collector
 from deployments.metrics.families import MODEL, OURS, REQUEST_S, Families
 from deployments.pipeline.endpoints import Endpoints
 
-TOTAL = "total"  # beside the phases: from the moment the reason was known until the pipeline was whole
+TOTAL = "total"  # all phases: from the moment the reason was known until the pipeline was whole
 
 
 class ReplacementSeconds(Collector):
-    """A histogram of what routers are told with the endpoints of their pipelines.
+    """A histogram of the replacements that routers receive with the endpoints of their pipelines.
 
     Args:
         model: name in the labels.
@@ -31,13 +31,13 @@ class ReplacementSeconds(Collector):
             "phase",
             "planned",
         )
-        self._counted: dict[str, tuple[bytes, int]] = {}  # lane -> its pipeline's secret, replacements known of it
+        self._counted: dict[str, tuple[bytes, int]] = {}  # lane -> secret of its pipeline, replacements counted
 
     def count(self, lane: str, endpoints: Endpoints) -> None:
-        """Count the replacements that are new; those that a router finds when it starts, another one has counted."""
+        """Count new replacements. An earlier router has counted those that this router finds when it starts."""
         known = max((one.number for one in endpoints.replacements), default=0)
         secret, before = self._counted.get(lane, (endpoints.secret, known))
-        if secret != endpoints.secret:  # a pipeline that began after the last one
+        if secret != endpoints.secret:  # a new pipeline
             before = 0
         for one in endpoints.replacements:
             if one.number > before:
@@ -46,5 +46,4 @@ class ReplacementSeconds(Collector):
         self._counted[lane] = endpoints.secret, known
 
     def collect(self) -> Iterator[Metric]:
-        """The family."""
         yield from self._registry.collect()

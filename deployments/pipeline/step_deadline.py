@@ -1,8 +1,7 @@
 """Notices a pipeline that hangs, by a step that is not answered in time, and reports it to the pipeline's owner.
 
-A pipeline answers in order, so only the oldest step counts: from when it was sent, or from the answer before it if that
-came later. A pipeline that is merely slow must not be replaced again and again: every hang report doubles the time that
-steps have from then on. Knows times and sizes of steps, no sockets.
+A pipeline answers in order, so only the oldest step counts: from when it was sent, or from the previous answer if that
+came later. A slow pipeline must not be replaced again and again: every hang report doubles the time of later steps.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from engine.step_cost import StepCosts
 TIMES_PREDICTED = 10.0  # a step may take so many times the time measured for steps of its size
 WARM_UP_STEPS = 4  # answers after connecting until libraries, caches and kernels are warm
 TIMES_COLD = 6.0  # how many times as long these may take
-MOST_PATIENCE = 64.0  # how many times as long steps may take at most, after several hang reports
+MAX_PATIENCE = 64.0  # how many times as long steps may take at most, after several hang reports
 CALM_ANSWERS = 256  # answers in time, one after the other, until hang reports are forgotten
 REPORT_S = 5.0  # seconds that a hang report may take
 
@@ -79,16 +78,15 @@ class StepDeadlines:
             self._patience = 1.0
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Give all steps ``seconds`` more: this process itself was held up, and may have answers left to read."""
+        """Give all steps ``seconds`` more: this process itself was blocked, and may have unread answers."""
         self._last_answer = min(now, self._last_answer + seconds)
         self._sent = {
             step_id: _PendingStep(min(now, sent.at + seconds), sent.allowed) for step_id, sent in self._sent.items()
         }
 
     def reported(self) -> None:
-        """An overdue step cost the pipeline: the next one has twice the time, or a slow stage would be replaced for
-        ever."""
-        self._patience = min(MOST_PATIENCE, 2.0 * self._patience)
+        """Double the time of later steps after an overdue step: else a slow stage would be replaced for ever."""
+        self._patience = min(MAX_PATIENCE, 2.0 * self._patience)
         self._n_calm = 0
 
     def _since(self, sent: _PendingStep) -> float:
@@ -113,7 +111,7 @@ class StepDeadlines:
 
 
 async def send_hang_report(report: ReportHang | None, name: str, reason: str) -> None:
-    """Report that the pipeline ``name`` hangs, so that its owner looks at the stages now; never fails.
+    """Report that the pipeline ``name`` hangs, so that its owner checks the stages now; never fails.
 
     Args:
         report: calls the owner; None: the pipeline has none, and nothing is done.
@@ -124,5 +122,5 @@ async def send_hang_report(report: ReportHang | None, name: str, reason: str) ->
         return
     try:
         await asyncio.wait_for(report(reason), REPORT_S)
-    except Exception as error:  # the owner may be gone as well: then it is being replaced already
-        logger.warning("the owner of %s could not be told that it hangs: %s", name, error)
+    except Exception as error:  # the owner may be lost too: then Serve is replacing it
+        logger.warning("the hang of %s could not be reported to its owner: %s", name, error)

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from deployments.options import RouterOptions
-from deployments.pipeline.load_report import LoadReport
+from deployments.pipeline.stage_reports import LoadReport
 from deployments.router.lane_connection import LaneConnection, TargetClient
 from deployments.router.poison_requests import MAX_LOSSES, Losses, PoisonRequests
 from deployments.router.service_rate import ServiceRate

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from deployments.metrics.families import MODEL, OURS, REQUEST_S, VLLM, Alias, Families
 from deployments.metrics.requests import EngineMetrics, RequestFamilies
-from deployments.pipeline.load_report import LoadReport
+from deployments.pipeline.stage_reports import LoadReport
 from deployments.router.lane import Lane
 from engine.kv.blocks import BlockAllocator
 from engine.protocol import Decision

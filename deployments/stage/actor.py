@@ -20,8 +20,7 @@ from deployments.channels.addresses import tcp
 from deployments.channels.socket_folder import SocketFolder
 from deployments.observability.logs import LogOptions, configure
 from deployments.pipeline.endpoints import ProcessIdentity, StageEndpoint
-from deployments.pipeline.load_report import StageLoad
-from deployments.pipeline.plan import StagePlan, StageRoom
+from deployments.pipeline.stage_reports import StageLoad, StagePlan, StageRoom
 from engine.errors import ConfigError, SpectraError, TargetLostError, UnsupportedModelError
 from engine.target_model.options import TargetOptions
 

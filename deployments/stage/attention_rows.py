@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from deployments.channels.channel import Channel
-from deployments.channels.handshake import UnauthenticatedError
-from deployments.channels.roles import ROWS
+from deployments.channels.handshake import ROWS, UnauthenticatedError
 from engine.stage.artefacts import AttentionRows, CapturedStep, attach_attention
 from engine.step import StepResult, WorkResult, decode_result, encode
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from deployments.pipeline.plan import StagePlan, StageRoom
+from deployments.pipeline.stage_reports import StagePlan, StageRoom
 from engine.errors import ConfigError
 from engine.model.identity import file_hashes
 from engine.model.loader import load_config

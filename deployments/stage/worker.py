@@ -14,8 +14,7 @@ import torch
 
 from deployments.channels.acceptor import Acceptor
 from deployments.channels.channel import Channel
-from deployments.channels.handshake import UnauthenticatedError
-from deployments.channels.roles import RESULTS, ROWS, STAGE, STAGE_ROLES
+from deployments.channels.handshake import RESULTS, ROWS, STAGE, STAGE_ROLES, UnauthenticatedError
 from deployments.stage.attention_rows import RowAsker, RowKeeper
 from deployments.stage.inbox import RouterInbox, StageInbox
 from deployments.stage.progress import StepProgress

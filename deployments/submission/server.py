@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from deployments.channels.addresses import listen, serve_streams, tcp
 from deployments.channels.async_channel import AsyncChannel
-from deployments.channels.encryption import tls_context
 from deployments.channels.handshake import UnauthenticatedError
 from deployments.channels.socket_folder import SocketFolder
+from deployments.channels.tls import tls_context
 from deployments.metrics.reports import Reports
 from deployments.submission.ingress_connection import IngressConnection, Problem, RunRequest
 from deployments.submission.messages import ModelCard

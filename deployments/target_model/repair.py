@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.pipeline.replacement import CONNECT, LOAD, NOTICED, PROCESS, StageReplacement
+from deployments.pipeline.stage_reports import CONNECT, LOAD, NOTICED, PROCESS, StageReplacement
 from deployments.target_model.departures import Departures
 from deployments.target_model.stage_group import StageGroup, Substitute
 from deployments.target_model.stage_handle import StageHandle

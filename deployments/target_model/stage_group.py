@@ -14,9 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from deployments.pipeline.endpoints import Endpoints, StageEndpoint, neighbours
-from deployments.pipeline.load_report import LoadReport, StageLoad
-from deployments.pipeline.plan import StagePlan
-from deployments.pipeline.replacement import StageReplacement
+from deployments.pipeline.stage_reports import LoadReport, StageLoad, StagePlan, StageReplacement
 from deployments.target_model.bundles import Bundle
 from deployments.target_model.diagnosis import warm_up
 from deployments.target_model.stage_handle import StageHandle, reason_of

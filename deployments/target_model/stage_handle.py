@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from deployments.options import PipelineOptions
 from deployments.pipeline.endpoints import ProcessIdentity, StageEndpoint, kill_here
-from deployments.pipeline.plan import StagePlan, StageRoom
+from deployments.pipeline.stage_reports import StagePlan, StageRoom
 from deployments.stage.actor import Loaded, Pulse, StageActor
 from deployments.target_model.bundles import Bundle
 from engine.errors import ConfigError, SpectraError, TargetLostError

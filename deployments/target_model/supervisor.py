@@ -17,7 +17,7 @@ from typing import Any
 from ray.exceptions import RayError
 
 from deployments.pipeline.endpoints import Endpoints
-from deployments.pipeline.replacement import StageReplacement
+from deployments.pipeline.stage_reports import StageReplacement
 from deployments.target_model.bundles import Bundle, Bundles
 from deployments.target_model.departures import Departures
 from deployments.target_model.diagnosis import mark_hung_stages_dead
@@ -149,7 +149,7 @@ class StageSupervisor:
                 return
             done = ongoing.over(len(self.replacements) + 1)
             since = "while it went on" if done.planned else "of the loss"
-            logger.warning("%s replaced within %.2f s %s: %s", self._names(done), done.seconds, since, done.told)
+            logger.warning("%s replaced within %.2f s %s: %s", self._names(done), done.seconds, since, done.phase_times)
             self.replacements.append(done)
             self._whole.set()
             self._settled.set()

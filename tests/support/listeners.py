@@ -11,9 +11,8 @@ from typing import Any
 
 from deployments.channels.addresses import listen, parse, tcp
 from deployments.channels.channel import Channel
-from deployments.channels.encryption import tls_context
-from deployments.channels.handshake import NONCE, ROLE, UnauthenticatedError, proof
-from deployments.channels.roles import STAGE_ROLES
+from deployments.channels.handshake import NONCE, ROLE, STAGE_ROLES, UnauthenticatedError, proof
+from deployments.channels.tls import tls_context
 from tests.support.waiting import LIMIT_S
 
 SECRET = b"s" * 32

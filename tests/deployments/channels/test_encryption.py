@@ -17,9 +17,8 @@ from deployments.channels.acceptor import Acceptor
 from deployments.channels.addresses import parse
 from deployments.channels.async_channel import AsyncChannel
 from deployments.channels.channel import Channel
-from deployments.channels.encryption import tls_context
-from deployments.channels.handshake import NONCE, UnauthenticatedError
-from deployments.channels.roles import STAGE_ROLES
+from deployments.channels.handshake import NONCE, STAGE_ROLES, UnauthenticatedError
+from deployments.channels.tls import tls_context
 from deployments.submission.server import SubmissionServer
 from engine.events import StepEvent
 from engine.request import Request

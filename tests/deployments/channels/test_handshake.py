@@ -45,7 +45,7 @@ def run(client: Handshake, server: Handshake, sizes: Iterator[int]) -> list[byte
     while reply := deliver(receiver, sent[-1], sizes):
         sent.append(reply)
         receiver, other = other, receiver
-    assert client.n_wanted == server.n_wanted == 0
+    assert client.n_missing == server.n_missing == 0
     return sent
 
 
@@ -96,7 +96,7 @@ def test_a_truncated_message_is_not_answered(n: int) -> None:
     client, server = ClientHandshake(SECRET, "steps", "here"), ServerHandshake(SECRET, ROLES)
     hello = client.receive(server.opening)
     assert deliver(server, hello[:n], endless([n])) == b""
-    assert server.n_wanted == len(hello) - n
+    assert server.n_missing == len(hello) - n
     with pytest.raises(EOFError, match="closed"):
         server.receive(b"")
 

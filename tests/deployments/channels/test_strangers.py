@@ -20,9 +20,8 @@ from deployments.channels.acceptor import Acceptor
 from deployments.channels.addresses import parse
 from deployments.channels.async_channel import AsyncChannel
 from deployments.channels.channel import Channel
-from deployments.channels.encryption import tls_context
-from deployments.channels.handshake import NONCE, PROOF, UnauthenticatedError
-from deployments.channels.roles import STAGE_ROLES
+from deployments.channels.handshake import NONCE, PROOF, STAGE_ROLES, UnauthenticatedError
+from deployments.channels.tls import tls_context
 from engine.errors import TargetLostError
 from tests.support.listeners import SECRET, Listener, exchange, hello
 from tests.support.waiting import LIMIT_S, wait_until
@@ -120,7 +119,7 @@ def role_of(taken: queue.Queue[Channel]) -> str:
 def test_too_many_silent_peers_of_one_address_keep_no_peer_of_another_out(
     acceptor: Acceptor, taken: queue.Queue[Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acceptor_module, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(acceptor_module, "MAX_UNAUTHENTICATED", 2)
     acceptor.start()
     unix, tcp = acceptor.addresses
     peers = [tls_context(SECRET, False).wrap_socket(silent(tcp)) for _ in range(2)]
@@ -148,7 +147,7 @@ def test_a_lack_of_threads_costs_one_connection(
     start, failures = threading.Thread.start, [RuntimeError("can't start new thread")]
 
     def scarce(thread: threading.Thread) -> None:
-        if thread.name == "stage-welcome" and failures:
+        if thread.name == "stage-authenticate" and failures:
             raise failures.pop()
         start(thread)
 

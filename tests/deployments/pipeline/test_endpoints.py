@@ -17,7 +17,7 @@ from deployments.channels.channel import Channel
 from deployments.channels.handshake import UnauthenticatedError
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import Endpoints, ProcessIdentity, StageEndpoint, kill_here, started_at
-from deployments.pipeline.plan import StagePlan
+from deployments.pipeline.stage_reports import StagePlan
 from deployments.stage.actor import StageActor
 from engine.errors import ConfigError
 from engine.model.ranges import LayerRange

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from deployments.pipeline.endpoints import Endpoints
-from deployments.pipeline.replacement import CONNECT, LOAD, StageReplacement
 from deployments.pipeline.replacement_seconds import ReplacementSeconds
+from deployments.pipeline.stage_reports import CONNECT, LOAD, StageReplacement
 from tests.support.virtual_pipeline import INFO
 
 NAME = "spectra:stage_replacement_seconds_sum"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from deployments.pipeline.plan import StageRoom
+from deployments.pipeline.stage_reports import StageRoom
 from deployments.stage.actor import StageActor
 from deployments.stage.planning import plan_stages
 from engine.errors import ConfigError

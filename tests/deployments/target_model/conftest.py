@@ -18,8 +18,7 @@ import torch
 
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import StageEndpoint
-from deployments.pipeline.plan import StagePlan, StageRoom
-from deployments.pipeline.replacement import StageReplacement
+from deployments.pipeline.stage_reports import StagePlan, StageReplacement, StageRoom
 from deployments.stage.actor import Loaded, Pulse
 from deployments.stage.worker import StageWorker
 from deployments.target_model import departures, standbys

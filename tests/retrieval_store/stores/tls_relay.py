@@ -15,7 +15,7 @@ from typing import Self
 
 import trustme
 
-from deployments.channels.tls_stream import TlsStream
+from deployments.channels.tls import TlsStream
 from tests.support.redis_server import HOST
 from tests.support.waiting import LIMIT_S
 

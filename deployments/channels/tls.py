@@ -1,27 +1,74 @@
-"""A TLS connection with the part of a socket's interface that blocking channels use.
+"""TLS of channels between nodes, from nothing but the secret that both ends know.
 
-``ssl.SSLSocket`` does not allow one thread to send while another one waits for bytes. Here the state of TLS
-is behind a lock that is never held while the kernel is waited for.
+Key and certificate are a function of the secret: both ends derive the same ones, show them, and trust no others. An
+operator runs no certificate authority and renews nothing: a certificate lives as long as its pipeline or router.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from datetime import UTC, datetime
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
-from deployments.channels.encryption import tls_context
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 RECEIVE = 1 << 18  # bytes taken from the kernel at once
 ENCRYPT = 1 << 20  # bytes encrypted before they are sent
+NAME = "spectra channel"
+ALWAYS = (datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC))  # valid by any clock
+
+
+@lru_cache(maxsize=16)  # a process has few secrets: of its own pipeline or router, and of a few peers
+def tls_context(secret: bytes, is_server: bool) -> ssl.SSLContext:
+    """A TLS context for one side of a channel; the peer must show the certificate of the same secret."""
+    # Imported here, because processes without channels between nodes do not need these libraries.
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    key = Ed25519PrivateKey.from_private_bytes(HKDF(SHA256(), 32, None, NAME.encode()).derive(secret))
+    certificate = _certificate(key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the key identifies a peer, not its address
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=certificate)
+    if is_server:
+        context.num_tickets = 0  # no connection is resumed
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    descriptor = os.memfd_create(NAME)  # Python's contexts read keys from files only; this one is on no disk
+    try:
+        os.write(descriptor, private + ssl.DER_cert_to_PEM_cert(certificate).encode())
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+    return context
+
+
+def _certificate(key: Ed25519PrivateKey) -> bytes:
+    """The certificate in DER, the same bytes at both ends: Ed25519 signs deterministically."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, *ALWAYS)
+    return builder.sign(key, None).public_bytes(Encoding.DER)
 
 
 class TlsStream:
-    """One connection; one thread at a time may send, and one receive.
+    """A TLS connection with the part of a socket's interface that blocking channels use.
+
+    One thread at a time may send, and one receive. ``ssl.SSLSocket`` does not allow both at once; here a lock guards
+    the state of TLS and is never held while a thread waits for the kernel.
 
     Args:
         connection: connected, with no timeout.
@@ -87,8 +134,10 @@ class TlsStream:
         return n
 
     def send_now(self, parts: Sequence[memoryview]) -> Callable[[], None] | None:
-        """Send what the kernel takes at once; returns a function that sends the rest and must be called next, or None
-        when there is no rest."""
+        """Send what the kernel takes at once; returns a function that sends the rest, or None if all is sent.
+
+        Call that function before any other method that sends.
+        """
         rest = memoryview(self._encrypted(parts))
         with contextlib.suppress(BlockingIOError):
             while rest:
@@ -139,7 +188,7 @@ class TlsStream:
 
 
 def secured(connection: socket.socket, secret: bytes, is_server: bool, deadline: float) -> socket.socket | TlsStream:
-    """A Unix socket as it is, because no other machine can reach it; TLS over TCP. Raises as ``TlsStream``."""
+    """Return a Unix socket as it is, because no other machine can reach it, and a TCP socket in TLS; raises OSError."""
     if connection.family == socket.AF_UNIX:
         return connection
     return TlsStream(connection, tls_context(secret, is_server), is_server, deadline)
