@@ -24,7 +24,7 @@ from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
 from app.training.running.architecture import ArchitectureOptions, new_spec
 from benchmarks.support.reporting import BenchmarkReport, table
-from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import new_network
 from engine.drafter.serving.committed import Committed

@@ -16,7 +16,7 @@ from benchmarks.gpu.measuring.clock import measure_latency
 from benchmarks.gpu.measuring.models import BLOCK, LLAMA_8B, SPREAD, Geometry, shrink
 from benchmarks.gpu.setting import GpuSetting, MeasurementPart, Row, attempt
 from engine.cuda.drafter import KernelForwards
-from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import new_network
 from engine.drafter.serving.committed import Committed

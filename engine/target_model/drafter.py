@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.checkpoint.read import read_drafter
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.part import NO_DRAFTER, DrafterPart
 from engine.drafter.serving.forwards import MakeForwards, ModuleForwards

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.networks.base import LayeredNetwork, TargetParts
 from engine.drafter.networks.build import load_network, new_network
 from engine.drafter.serving.committed import Committed

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine.drafter.checkpoint import taps
-from engine.drafter.checkpoint.configs import LayerConfig, decode
-from engine.drafter.checkpoint.layer_shape import layer_shape
+from engine.drafter.checkpoint.ids import default_taps, dflash_taps
+from engine.drafter.checkpoint.layers import LayerConfig, decode, read_layer_shape
 from engine.drafter.spec import DrafterSpec, LayerShape, MarkovHeadKind, Method
 from engine.errors import ConfigError
 from engine.model.loader import load_config
@@ -134,7 +133,7 @@ def _block(spec: DrafterSpec, asked: ArchitectureOptions) -> DrafterSpec:
 def _shape(path: Path) -> LayerShape:
     """Of the target's layers, as drafters have them: with SiLU, attending to everything."""
     config = decode(path, load_config(path).to_dict(), LayerConfig)
-    return layer_shape(path, msgspec.structs.replace(config, hidden_act=None, layer_types=None), {})
+    return read_layer_shape(path, msgspec.structs.replace(config, hidden_act=None, layer_types=None), {})
 
 
 def _draft_vocab(asked: ArchitectureOptions, target: ModelSpec) -> int:
@@ -147,8 +146,8 @@ def _draft_vocab(asked: ArchitectureOptions, target: ModelSpec) -> int:
 def _taps(method: Method, asked: ArchitectureOptions, target: ModelSpec, n_layers: int) -> tuple[int, ...]:
     """Published ones of shallow targets may coincide, or lie before the first layer."""
     if asked.taps is None:
-        eagle = taps.outputs_by_default(target.n_layers)
-        found = taps.of_dflash(None, target.n_layers, n_layers) if method == "dflash" else eagle
+        eagle = default_taps(target.n_layers)
+        found = dflash_taps(target.n_layers, n_layers) if method == "dflash" else eagle
         return tuple(sorted({min(max(0, tap), target.n_layers - 1) for tap in found}))
     if not all(-1 <= tap < target.n_layers for tap in asked.taps) or len(set(asked.taps)) < len(asked.taps):
         given = ",".join(map(str, asked.taps))

@@ -33,7 +33,7 @@ from app.training.running.measured import measured
 from app.training.running.report import write_report
 from app.training.settings import LossSettings, published
 from app.version import VERSION
-from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.checkpoint.write import write_drafter
 from engine.drafter.networks.build import AnyNetwork
 from engine.drafter.spec import DrafterSpec

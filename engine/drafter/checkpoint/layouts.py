@@ -1,105 +1,323 @@
-"""Which layout a checkpoint has, and which checkpoints are none of a drafter that is run."""
+"""The public layouts of drafter checkpoints: one row of ``LAYOUTS`` each.
+
+Layouts of one method share their fields, so one struct, ``DrafterConfig``, decodes all of them, and one function turns
+it into a spec. Tensors show what configs often omit: norms, biases, heads, and Medusa's number of heads.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
-from engine.drafter.checkpoint.configs import decode
-from engine.drafter.checkpoint.dflash import read_deepspec, read_dflash
-from engine.drafter.checkpoint.eagle import read_eagle1, read_eagle3
-from engine.drafter.checkpoint.medusa import read_medusa
-from engine.drafter.checkpoint.speculators_layout import read_speculators
-from engine.drafter.spec import DrafterSpec
+from engine.drafter.checkpoint.ids import default_taps, dflash_taps, taps_of_input_ids
+from engine.drafter.checkpoint.layers import LayerConfig, decode, read_layer_shape
+from engine.drafter.spec import DrafterSpec, MarkovHeadKind, Method
 from engine.errors import UnsupportedModelError
+from engine.model.checkpoint_files import CONFIG
 from engine.model.spec import ModelSpec
 
 OWN = "spectra_drafter"
-Reader = Callable[[Path, dict[str, Any], Mapping[str, Tensor], ModelSpec], DrafterSpec]
+SPECULATORS = ("eagle3", "peagle", "dflash", "dspark")  # supported values of speculators_model_type
+NESTED = ("eagle_config", "dflash_config", "transformer_layer_config")  # objects whose fields count as the config's
+_PROJECTORS = (None, "dflash", "dspark")
+_MEDUSA_TENSOR = re.compile(r"^(\d+)\.(\d+)\.(linear\.)?")
+Ids = tuple[int, ...]
 
 
-def refuse(folder: Path, config: Mapping[str, Any]) -> None:
-    """Whether a config is one of a drafter that is known, but not run: without a look at its weights.
+@dataclass(frozen=True, slots=True)
+class PublicCheckpoint:
+    """A checkpoint as its authors published it."""
 
-    Raises:
-        UnsupportedModelError: says why, and what could be done instead.
-    """
-    kinds = [*(config.get("architectures") or ()), config.get("model_type"), config.get("speculators_model_type")]
+    folder: Path
+    config: dict[str, Any]
+    tensors: Mapping[str, Tensor]  # by the public names in ``tensors.TABLE``, without vocabulary tables
+    has_midlayer: bool  # the authors' name of EAGLE-3's layer
+
+    @property
+    def has_pair_layer(self) -> bool:
+        """Whether the first layer reads [token embedding; state], as in EAGLE-3 and P-EAGLE."""
+        return self.has_midlayer or "layers.0.hidden_norm.weight" in self.tensors
+
+
+class ProposalMethod(msgspec.Struct, frozen=True):
+    """An element of ``proposal_methods``."""
+
+    proposal_type: str = "greedy"
+    speculative_tokens: int | None = None
+
+
+class Proposals(msgspec.Struct, frozen=True):
+    """The object ``speculators_config``."""
+
+    proposal_methods: tuple[ProposalMethod, ...] = ()
+    default_proposal_method: str = "greedy"
+
+    @property
+    def n_drafts(self) -> int | None:
+        """Tokens that the default method drafts."""
+        chosen = (one for one in self.proposal_methods if one.proposal_type == self.default_proposal_method)
+        return next((one.speculative_tokens for one in chosen), None)
+
+
+class DrafterConfig(LayerConfig, frozen=True, kw_only=True):
+    """Fields of all public layouts, those of ``NESTED`` objects included; a null counts as a missing field."""
+
+    draft_vocab_size: int | None = None
+    target_hidden_size: int | None = None
+    target_layer_ids: Ids | None = None  # by output
+    eagle_aux_hidden_state_layer_ids: Ids | None = None  # by input, but see ``taps_of_input_ids``
+    aux_hidden_state_layer_ids: Ids | None = None  # by input: speculators' DFlash
+    use_aux_hidden_state: bool = True
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False  # SpecForge before September 2026 meant only the head's input, which is always normed
+    mask_token_id: int | None = None
+    pard_token: int | None = None
+    ptd_token_id: int | None = None
+    speculators_config: Proposals = Proposals()
+    block_size: int | None = None
+    causal_head: bool = False
+    shift_label: bool | None = None
+    sample_from_anchor: bool | None = None
+    sliding_window_non_causal: bool = False
+    projector_type: str | None = None
+    markov_rank: int = 0
+    markov_head_type: MarkovHeadKind = "vanilla"
+    confidence_head_with_markov: bool | None = None
+
+    @property
+    def mask_token(self) -> int | None:
+        """The token of mask rows; the order of its three names is vLLM's."""
+        named = (self.mask_token_id, self.pard_token, self.ptd_token_id)
+        return next((token for token in named if token is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One public layout."""
+
+    name: str  # for messages
+    matches: Callable[[PublicCheckpoint], bool]
+    method: Method | None  # None: the checkpoint has a spec in our own layout
+    generation: int = 1
+    drafts_from_anchor: bool = False  # DFlash: slot 0 drafts, unless the config says otherwise
+
+    @property
+    def is_speculators(self) -> bool:
+        return self.name.startswith("speculators ")
+
+
+def _speculators(kind: str, method: Method, generation: int = 1, drafts_from_anchor: bool = False) -> Layout:
+    def matches(checkpoint: PublicCheckpoint) -> bool:
+        return bool(checkpoint.config.get("speculators_model_type") == kind)
+
+    return Layout(f"speculators {kind}", matches, method, generation, drafts_from_anchor)
+
+
+LAYOUTS = (  # the first match counts
+    Layout("spectra", lambda public: OWN in public.config, None),
+    _speculators("eagle3", "eagle", generation=3),
+    _speculators("peagle", "p-eagle"),
+    _speculators("dflash", "dflash"),
+    _speculators("dspark", "dflash", drafts_from_anchor=True),
+    Layout("P-EAGLE", lambda public: public.has_pair_layer and "mask_hidden" in public.tensors, "p-eagle"),
+    Layout("DeepSpec EAGLE-3", lambda public: public.has_pair_layer and "ttt_length" in public.config, "eagle", 3),
+    Layout("EAGLE-3", lambda public: public.has_pair_layer, "eagle", 3),
+    Layout("DFlash", lambda public: "dflash_config" in public.config, "dflash"),  # JetSpec and DSpark, too
+    Layout("DeepSpec", lambda public: "target_layer_ids" in public.config, "dflash", drafts_from_anchor=True),
+    Layout("Medusa", lambda public: any(_MEDUSA_TENSOR.match(name) for name in public.tensors), "medusa"),
+    Layout("EAGLE", lambda public: "fc.weight" in public.tensors, "eagle"),  # EAGLE-1 and 2
+)
+
+
+def refuse_unsupported(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raises UnsupportedModelError if the config belongs to a known drafter that is not supported; reads no weights."""
+    speculators = config.get("speculators_model_type")
+    kinds = [*(config.get("architectures") or ()), config.get("model_type"), speculators]
     described = " ".join(str(kind) for kind in kinds).lower()
     if any(field.startswith("hydra_") for field in config) or any(folder.glob("hydra_lm_head.*")):
         raise UnsupportedModelError(
-            f"{folder} holds Hydra heads: each reads the tokens drafted before it, so that a tree takes one run per "
-            f"level; they are not run. Medusa's heads and EAGLE's drafters are"
+            f"{folder} holds Hydra heads, which are not supported: each reads the tokens drafted before it, so a tree "
+            "takes one run per level; use Medusa's heads or an EAGLE drafter"
         )
     if "mtp" in described:
-        raise _no_mtp(folder)
+        raise _mtp_error(folder)
     if "pard_token" in config and "forcausallm" in described and "eagle" not in described:
         raise UnsupportedModelError(
-            f"{folder} holds a whole language model with mask tokens (PARD, pard_token): no drafter on the target's "
-            f"states. It would be a draft model (--draft-model), which drafts token by token"
+            f"{folder} holds a whole language model with mask tokens (PARD, pard_token), which does not read the "
+            "target's states; use it as a draft model (--draft-model), which drafts token by token"
+        )
+    if speculators is not None and speculators not in SPECULATORS:
+        raise UnsupportedModelError(
+            f"{folder}: speculators_model_type is {speculators!r}; supported are {', '.join(SPECULATORS)}"
         )
 
 
-def recognise(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[str, Reader]:
-    """The name of a checkpoint's layout, and what reads its description.
-
-    Args:
-        folder: of the checkpoint.
-        config: its config.json.
-        tensors: under normalised names.
+def find_layout(public: PublicCheckpoint) -> Layout:
+    """The first layout that matches.
 
     Raises:
-        UnsupportedModelError: it is none that is known.
+        UnsupportedModelError: none does.
     """
-    if OWN in config:
-        return "spectra", read_own
-    if "speculators_model_type" in config:
-        return f"speculators {config['speculators_model_type']}", read_speculators
-    if any(name.startswith("mtp.") for name in tensors):
-        raise _no_mtp(folder)
-    if {"layers.0.hidden_norm.weight", "layers.0.embed_norm.weight"} & tensors.keys():
-        return _eagle3_name(config, tensors), read_eagle3
-    if "dflash_config" in config:
-        return "DFlash", read_dflash
-    if "target_layer_ids" in config:
-        return "DeepSpec", read_deepspec
-    if any(name.startswith("heads.") for name in tensors):
-        return "Medusa", read_medusa
-    if "fc.weight" in tensors:
-        return "EAGLE", read_eagle1
+    if any(name.startswith("mtp.") for name in public.tensors) and OWN not in public.config:
+        raise _mtp_error(public.folder)
+    for layout in LAYOUTS:
+        if layout.matches(public):
+            return layout
     raise UnsupportedModelError(
-        f"{folder} holds no drafter that is known; read are EAGLE, EAGLE-3, P-EAGLE, Medusa, DFlash, DeepSpec, "
-        f"speculators and ParallelSpec. A language model of its own is a draft model (--draft-model)"
+        f"{public.folder} holds no known drafter; supported are EAGLE, EAGLE-3, P-EAGLE, Medusa, DFlash, DeepSpec, "
+        "speculators and ParallelSpec. Use a complete language model as a draft model (--draft-model)"
     )
 
 
-def read_own(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor], target: ModelSpec) -> DrafterSpec:
-    """The description in our own layout, which is a description already."""
-    spec = decode(folder, config[OWN], DrafterSpec)
-    if not spec.method.startswith("parallelspec"):
+def read_spec(layout: Layout, public: PublicCheckpoint, target: ModelSpec) -> DrafterSpec:
+    """The spec of a checkpoint with this layout.
+
+    Raises:
+        UnsupportedModelError: a field is missing, has a wrong type, or has an unsupported value.
+    """
+    if layout.method is None:
+        return _read_own_spec(public)
+    if layout.method == "medusa":
+        return _read_medusa_spec(public)
+    tensors, fields = public.tensors, _decode_fields(public)
+    _check_fields(layout, public, fields)
+    layers = read_layer_shape(public.folder, fields, tensors)
+    own_head, markov = tensors.get("lm_head.weight"), tensors.get("markov_head.markov_w1.weight")
+    has_confidence, with_markov = "confidence_head.proj.weight" in tensors, fields.confidence_head_with_markov
+    return DrafterSpec(
+        method=layout.method,
+        generation=layout.generation,
+        target_hidden_size=fields.target_hidden_size or fields.hidden_size,
+        vocab_size=fields.vocab_size,
+        draft_vocab_size=fields.draft_vocab_size or (fields.vocab_size if own_head is None else len(own_head)),
+        taps=_read_taps(layout, fields, target),
+        layers=layers,
+        n_drafts=_read_n_drafts(layout, fields),
+        own_embedding="embed_tokens.weight" in tensors,
+        own_head=own_head is not None,
+        fc_bias="fc.bias" in tensors,
+        norm_before_fc=fields.norm_before_fc or "input_norm.weight" in tensors,
+        fc_norm=fields.fc_norm or "fc_norm.0.weight" in tensors,
+        norm_output=fields.norm_output,
+        norm_before_residual=fields.norm_before_residual,
+        mask_token_id=fields.mask_token if layout.method in ("p-eagle", "dflash") else None,
+        has_mask_state="mask_hidden" in tensors,
+        causal_block=layout.method == "dflash" and _has_causal_block(layout, fields, layers.window),
+        sample_from_anchor=_drafts_from_anchor(layout, fields),
+        markov_rank=fields.markov_rank or (0 if markov is None else markov.shape[-1]),
+        markov_head=fields.markov_head_type,
+        has_confidence=has_confidence,
+        confidence_with_markov=has_confidence and (layout.is_speculators if with_markov is None else with_markov),
+    )
+
+
+def _decode_fields(public: PublicCheckpoint) -> DrafterConfig:
+    config = public.config
+    flat = dict[str, Any]()
+    for fields in (config, *(config.get(name) or {} for name in NESTED)):
+        if not isinstance(fields, dict):
+            raise UnsupportedModelError(f"{public.folder / CONFIG}: {', '.join(NESTED)} must be objects, if given")
+        flat |= {name: value for name, value in fields.items() if value is not None}
+    return decode(public.folder, flat, DrafterConfig)
+
+
+def _check_fields(layout: Layout, public: PublicCheckpoint, fields: DrafterConfig) -> None:
+    file = public.folder / CONFIG
+    if layout.method == "eagle" and not fields.use_aux_hidden_state:
         raise UnsupportedModelError(
-            f"{folder / 'config.json'}: {OWN}.method is {spec.method!r}; this layout is ParallelSpec's, and other "
-            f"methods have public ones"
+            f"{file}: eagle_config.use_aux_hidden_state is false; an EAGLE-3 must read the states of target layers"
+        )
+    if layout.method == "eagle":
+        return
+    if fields.projector_type not in _PROJECTORS:
+        raise UnsupportedModelError(
+            f"{file}: projector_type is {fields.projector_type!r}; it must be 'dflash' or 'dspark', or be left out"
+        )
+    missing = ["mask_token_id"] if fields.mask_token is None else []
+    if layout.method == "dflash" and not layout.is_speculators and fields.block_size is None:
+        missing.append("block_size")
+    if missing:
+        raise UnsupportedModelError(f"{file} lacks {' and '.join(missing)}, which {layout.name} needs")
+
+
+def _read_taps(layout: Layout, fields: DrafterConfig, target: ModelSpec) -> tuple[int, ...]:
+    if layout.method == "eagle" and layout.generation == 1:
+        return ()
+    if layout.method == "dflash" and layout.is_speculators:
+        ids = fields.aux_hidden_state_layer_ids
+        return default_taps(target.n_layers) if ids is None else tuple(layer - 1 for layer in ids)
+    if fields.target_layer_ids is not None:
+        return fields.target_layer_ids
+    if layout.method == "dflash":
+        return dflash_taps(target.n_layers, fields.num_hidden_layers)
+    return taps_of_input_ids(fields.eagle_aux_hidden_state_layer_ids, target.n_layers)
+
+
+def _read_n_drafts(layout: Layout, fields: DrafterConfig) -> int | None:
+    if layout.method == "dflash":
+        size = 8 if fields.block_size is None else fields.block_size  # 8: speculators' default
+        return size if _drafts_from_anchor(layout, fields) else size - 1
+    return fields.speculators_config.n_drafts if layout.method == "p-eagle" else None
+
+
+def _drafts_from_anchor(layout: Layout, fields: DrafterConfig) -> bool:
+    options = (fields.sample_from_anchor, fields.shift_label, layout.drafts_from_anchor)
+    return layout.method == "dflash" and next(bool(option) for option in options if option is not None)
+
+
+def _has_causal_block(layout: Layout, fields: DrafterConfig, window: int | None) -> bool:
+    if layout.is_speculators:
+        return window is not None and not fields.sliding_window_non_causal
+    return fields.causal_head
+
+
+def _read_own_spec(public: PublicCheckpoint) -> DrafterSpec:
+    file, spec = public.folder / CONFIG, decode(public.folder, public.config[OWN], DrafterSpec)
+    if not spec.is_parallelspec:
+        raise UnsupportedModelError(
+            f"{file}: {OWN}.method is {spec.method!r}; this layout is ParallelSpec's, other methods have public layouts"
         )
     if spec.layers is None or not spec.n_drafts or spec.n_drafts < 2:
         raise UnsupportedModelError(
-            f"{folder / 'config.json'}: {OWN} needs layers and n_drafts, which is at least 2; it has n_drafts "
-            f"{spec.n_drafts}"
+            f"{file}: {OWN} has n_drafts {spec.n_drafts} and {'no ' if spec.layers is None else ''}layers; it needs "
+            "layers and n_drafts, which is at least 2"
         )
     return spec
 
 
-def _no_mtp(folder: Path) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{folder} holds a multi-token-prediction layer (mtp): it is part of a target that was trained with it, and no "
-        f"family that is served has one"
+def _read_medusa_spec(public: PublicCheckpoint) -> DrafterSpec:
+    """The spec of Medusa heads, read from tensors alone: public configs say 2 heads and mean 5."""
+    matches = [match for match in map(_MEDUSA_TENSOR.match, public.tensors) if match]
+    n_heads = 1 + max(int(match[1]) for match in matches)
+    n_blocks = 1 + max((int(match[2]) for match in matches if match[3]), default=-1)
+    out = public.tensors.get(f"0.{n_blocks}.weight")
+    if out is None or out.dim() != 2:
+        raise UnsupportedModelError(f"{public.folder} lacks the output matrix of Medusa head 0 (0.{n_blocks}.weight)")
+    vocab_size, hidden = out.shape
+    return DrafterSpec(
+        method="medusa",
+        generation=1,
+        target_hidden_size=hidden,
+        vocab_size=vocab_size,
+        draft_vocab_size=vocab_size,
+        taps=(),
+        layers=None,
+        n_drafts=n_heads,
+        n_heads=n_heads,
+        n_head_layers=n_blocks,
     )
 
 
-def _eagle3_name(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    if "mask_state" in tensors:
-        return "P-EAGLE"
-    return "DeepSpec EAGLE-3" if "ttt_length" in config else "EAGLE-3"
+def _mtp_error(folder: Path) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{folder} holds a multi-token-prediction layer (mtp), which belongs to the target that was trained with it; "
+        "no supported model family has one"
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.spec import DrafterSpec
 from engine.model.ranges import LayerRange
 

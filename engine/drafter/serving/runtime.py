@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import AnyNetwork, load_network
 from engine.drafter.networks.dflash import DFlash

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from deployments.router.draft_client import InlineDraftClient
-from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.model.shard import ModelShard
 from engine.stage.stage import Stage
 from engine.target_model.drafter import describe_drafter, drafter_part

@@ -14,7 +14,7 @@ from engine.cuda import graphs
 from engine.cuda.drafter import KernelForwards
 from engine.cuda.executor import Executor
 from engine.cuda.layer import StepOnDevice
-from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
 from engine.loop import Engine
 from engine.model.spec import ModelSpec

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint, describe_tensors
 from engine.drafter.networks.base import LayeredNetwork, TargetParts
 from engine.drafter.networks.build import load_network, new_network
 from engine.drafter.serving.committed import Committed
@@ -209,3 +209,10 @@ def test_a_checkpoint_with_other_tensors_is_refused(change: dict[str, torch.Tens
 def test_a_spec_that_contradicts_itself_is_refused(spec: DrafterSpec, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         new_network(spec, NO_TARGET)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_table_of_tensors_has_the_names_and_shapes_of_the_network(name: str) -> None:
+    network = new_network(ALL[name], NO_TARGET)
+    shapes = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
+    assert {name: one.shape for name, one in describe_tensors(ALL[name]).items()} == shapes

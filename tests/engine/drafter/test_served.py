@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.serving import blocks, levels, runtime
 from engine.drafter.serving.pairs import PairDrafting
 from engine.drafter.trees.rounds import BlockAsk

@@ -11,8 +11,8 @@ import torch
 
 from app.training.running.architecture import ArchitectureOptions, check_asked, new_spec
 from app.training.running.initial import new_drafter
-from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.checkpoint.read import read_drafter
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.checkpoint.write import write_drafter
 from engine.drafter.networks.medusa import Medusa
 from engine.drafter.spec import DrafterSpec, Method

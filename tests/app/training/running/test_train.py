@@ -12,8 +12,8 @@ import torch
 from app.training.data.split import Split
 from app.training.losses import DraftLoss
 from app.training.running import train
-from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.checkpoint.read import read_drafter
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.loop import Engine
 from engine.model.loader import load_spec
 from tests.support.spectra_command import CliRun, run_cli

@@ -210,5 +210,5 @@ def test_a_narrow_drafter_needs_its_own_embedding_and_head(tmp_path: Path) -> No
     wide = replace(TARGET, hidden_size=48)
     assert read_drafter(public.save(tmp_path), wide).spec.target_hidden_size == 48
     del public.tensors["embed_tokens.weight"]
-    with pytest.raises(ConfigError, match="width 32 and no embedding of its own; the target's is of width 48"):
+    with pytest.raises(ConfigError, match="width 32 and no embedding of its own; the target's has width 48"):
         read_drafter(public.save(tmp_path), wide)

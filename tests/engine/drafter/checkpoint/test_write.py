@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from engine.drafter.checkpoint import taps as tap_ids
-from engine.drafter.checkpoint import vocabulary
-from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint import ids as layout_ids
 from engine.drafter.checkpoint.read import read_drafter
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.checkpoint.write import write_drafter
 from engine.drafter.spec import DrafterSpec
 from engine.errors import ConfigError, UnsupportedModelError
@@ -89,7 +88,7 @@ def test_a_drafter_without_a_layout_is_refused(tmp_path: Path) -> None:
     read = read_drafter(LAYOUTS["peagle"]().save(tmp_path / "public"), TARGET)
     tensors = {name: tensor for name, tensor in read.tensors.items() if name != "mask_state"}
     deep = replace(read.spec, method="eagle", generation=3, has_mask_state=False, mask_token_id=None, n_drafts=None)
-    with pytest.raises(ConfigError, match="EAGLE-3's layout has one layer, this drafter 2"):
+    with pytest.raises(ConfigError, match="the drafter has 2 layers; EAGLE-3's layout allows only one"):
         write_drafter(tmp_path / "deep", replace(read, spec=deep, tensors=tensors), TARGET)
     with pytest.raises(UnsupportedModelError, match="lacks tensors 'mask_state'"):
         write_drafter(tmp_path / "lacking", replace(read, tensors=tensors), TARGET)
@@ -109,25 +108,24 @@ PUBLISHED = {  # ids in public files, by layers of their target: what they name
 
 def test_published_ids_are_outputs_of_layers() -> None:
     for (ids, n_layers), expected in PUBLISHED.items():
-        assert tap_ids.of_inputs(ids, n_layers) == expected
+        assert layout_ids.taps_of_input_ids(ids, n_layers) == expected
     evenly = {(36, 5): (1, 9, 17, 25, 33), (24, 5): (1, 6, 11, 16, 21), (32, 5): (1, 8, 15, 22, 29), (36, 1): (18,)}
     for (n_layers, n_draft_layers), expected in evenly.items():  # DFlash without ids
-        assert tap_ids.of_dflash(None, n_layers, n_draft_layers) == expected
+        assert layout_ids.dflash_taps(n_layers, n_draft_layers) == expected
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(4, 60))
 def test_written_ids_are_read_again(chosen: list[int], n_layers: int) -> None:
-    assert tap_ids.of_inputs(tap_ids.as_inputs(chosen), n_layers) == tuple(chosen)
-    assert tap_ids.of_dflash(chosen, n_layers, 3) == tuple(chosen)
+    assert layout_ids.taps_of_input_ids(layout_ids.input_ids_of_taps(chosen), n_layers) == tuple(chosen)
 
 
 @given(st.sets(st.integers(0, 96), min_size=1, max_size=96), st.booleans(), st.booleans())
 def test_written_tables_of_draft_ids_are_read_again(chosen: set[int], offsets: bool, drafted: bool) -> None:
     ids = torch.tensor(sorted(chosen))
     spec = replace(BASE, draft_vocab_size=len(ids))
-    d2t = vocabulary.offset_table(ids) if offsets or not drafted else None
-    t2d = vocabulary.membership_table(ids, 97) if drafted else None
-    read = vocabulary.draft_ids(Path("x"), spec, d2t, t2d)
+    tables = layout_ids.write_draft_ids(ids, 97)
+    d2t, t2d = tables["d2t"] if offsets or not drafted else None, tables["t2d"] if drafted else None
+    read = layout_ids.read_draft_ids(Path("x"), spec, d2t, t2d)
     assert read is not None
     assert read.tolist() == sorted(chosen)
 
