@@ -35,7 +35,7 @@ class Head:
 
     def __init__(self, shard: ModelShard, products: Products) -> None:
         self._products = products
-        self._norm, self._head = Norm.of(shard.final_norm), matrix_of(shard.head_module)
+        self._norm, self._head = Norm.of(shard.final_norm, shard.spec), matrix_of(shard.head_module)
         self._cap = shard.spec.logit_softcap
 
     @property

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from engine.cuda.kernels.attention import Heads
 from engine.cuda.kernels.gemm import INPUT_LEAVES, leaves_of
 from engine.errors import UnsupportedModelError
+from engine.model.families import get_family
 from engine.model.scaled import ScaledLinear
 from engine.model.shard import ModelShard, window_of
+from engine.model.spec import ModelSpec
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -38,14 +40,13 @@ class Norm:
 
     weight: Tensor
     eps: float
-    offset: float  # added to the weight: 1 in Gemma's norms, else 0
+    offset: float  # added to the weight
 
     @classmethod
-    def of(cls, module: nn.Module) -> Norm:
-        """From a module of Llama's kind (``variance_epsilon``) or of Gemma's (``eps``)."""
-        weight: Tensor = module.weight  # type: ignore[assignment]
-        eps = getattr(module, "variance_epsilon", None)
-        return cls(weight, module.eps, 1.0) if eps is None else cls(weight, eps, 0.0)  # type: ignore[arg-type]
+    def of(cls, module: Any, spec: ModelSpec) -> Norm:
+        """Wrap a Hugging Face RMS norm, whose epsilon has one of two names."""
+        eps: float | None = getattr(module, "variance_epsilon", None)
+        return cls(module.weight, module.eps if eps is None else eps, get_family(spec.family).norm_offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def matrix_of(module: nn.Module) -> Matrix:
 def _pack(layer: Any, shard: ModelShard, local: int) -> LayerWeights:
     attention, mlp, spec = layer.self_attn, layer.mlp, shard.spec
     config = attention.config
-    name = getattr(config, "hidden_activation", None) or config.hidden_act
+    name = getattr(config, get_family(spec.family).activation_field)
     if name not in ACTIVATIONS:
         raise UnsupportedModelError(f"the activation {name!r} has no kernel; there are {', '.join(ACTIVATIONS)}")
     frequencies, scaling = shard.frequencies(local)
@@ -110,22 +111,22 @@ def _pack(layer: Any, shard: ModelShard, local: int) -> LayerWeights:
         frequencies=frequencies,
         rope_scaling=scaling,
         activation=ACTIVATIONS[name],
-        before_attention=Norm.of(layer.input_layernorm),
+        before_attention=Norm.of(layer.input_layernorm, spec),
         qkv=_fused([attention.q_proj, attention.k_proj, attention.v_proj]),
-        q_norm=_norm_if_any(attention, "q_norm"),
-        k_norm=_norm_if_any(attention, "k_norm"),
+        q_norm=_norm_if_any(attention, "q_norm", spec),
+        k_norm=_norm_if_any(attention, "k_norm", spec),
         attention_out=_fused([attention.o_proj], INPUT_LEAVES),
-        after_attention=None if second is None else Norm.of(layer.post_attention_layernorm),
-        before_mlp=Norm.of(layer.post_attention_layernorm if second is None else second),
+        after_attention=None if second is None else Norm.of(layer.post_attention_layernorm, spec),
+        before_mlp=Norm.of(layer.post_attention_layernorm if second is None else second, spec),
         gate_up=_fused([mlp.gate_proj, mlp.up_proj]),
         down=_fused([mlp.down_proj], INPUT_LEAVES),
-        after_mlp=_norm_if_any(layer, "post_feedforward_layernorm"),
+        after_mlp=_norm_if_any(layer, "post_feedforward_layernorm", spec),
     )
 
 
-def _norm_if_any(owner: nn.Module, name: str) -> Norm | None:
+def _norm_if_any(owner: nn.Module, name: str, spec: ModelSpec) -> Norm | None:
     module = getattr(owner, name, None)
-    return None if module is None else Norm.of(module)
+    return None if module is None else Norm.of(module, spec)
 
 
 def _fused(modules: Sequence[Any], leaves: int | None = None) -> Matrix:

@@ -1,9 +1,4 @@
-"""What the engine has to know about a checkpoint's architecture, read from its Hugging Face config.
-
-A family is supported when its layers can be driven one by one through the attention hook and its parts are where
-Llama's are (``embed_tokens``, ``layers``, ``norm``, ``rotary_emb``, ``lm_head``). The tested list is explicit: a wrong
-guess would not crash, it would write wrong text.
-"""
+"""Reads a model's sizes and limits from its Hugging Face config, and refuses what the engine does not support."""
 
 from __future__ import annotations
 
@@ -12,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import UnsupportedModelError
+from engine.model.families import get_family
 from engine.model.quantization import stored_quantization
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
-# Tables of cos and sin by position are exact only where the frequencies do not depend on the sequence's length.
+# A table of cos and sin by position is exact only if frequencies do not depend on the sequence's length.
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 _DYNAMIC_ROPE = ("dynamic", "longrope")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
-_DTYPE_ALIASES = {"float": "float32", "half": "float16", "double": "float64"}  # as torch also calls them
+_DTYPE_ALIASES = {"float": "float32", "half": "float16", "double": "float64"}  # torch's
 _SLIDING = "sliding_attention"
 _AT_LEAST_1 = (
     "num_hidden_layers",
@@ -36,9 +31,9 @@ _AT_LEAST_1 = (
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Sizes and limits of a target, independent of weights."""
+    """Sizes and limits of a target model."""
 
-    family: str
+    family: str  # model type of a ``Family``, or another name for a model without weights
     n_layers: int
     n_heads: int
     n_kv_heads: int
@@ -48,7 +43,7 @@ class ModelSpec:
     max_positions: int  # tokens, prompt + output
     layer_types: tuple[str, ...]  # [n_layers], "full_attention" or "sliding_attention"
     eos_ids: tuple[int, ...]
-    dtype: str  # the checkpoint's, as torch names it: "bfloat16"
+    dtype: str  # the checkpoint's, by torch's name: "bfloat16"
     logit_softcap: float | None
 
     @property
@@ -58,12 +53,12 @@ class ModelSpec:
 
 
 def read_spec(config: Any, eos_ids: tuple[int, ...] | None = None) -> ModelSpec:
-    """The spec of a Hugging Face text config.
+    """Return the spec of a Hugging Face text config.
 
     Raises:
-        UnsupportedModelError: names what the model has that the engine lacks.
+        UnsupportedModelError: the engine lacks something that the model needs; names it.
     """
-    check_family(config.model_type)
+    get_family(config.model_type)
     _check_rope(config)
     _check_window(config)
     stored_quantization(config)  # refuses every other quantisation
@@ -88,26 +83,15 @@ def read_spec(config: Any, eos_ids: tuple[int, ...] | None = None) -> ModelSpec:
     )
 
 
-def check_family(model_type: Any) -> None:
-    """Raises UnsupportedModelError if models of this ``model_type`` are not supported; names those that are."""
-    if model_type is None:
-        raise UnsupportedModelError(f"model_type is missing; it must be one of {', '.join(FAMILIES)}")
-    if model_type not in FAMILIES:
-        raise UnsupportedModelError(
-            f"model type {model_type!r} is not supported: its layers have not been tested with the attention hook; "
-            f"model_type must be one of {', '.join(FAMILIES)}"
-        )
-
-
 def check_values(stored: Mapping[str, Any]) -> None:
-    """Check the values of a config.json that transformers would take, and then fail on without a word of the key.
+    """Check values of a config.json that transformers accepts, and on which it later fails without naming the key.
 
     Raises:
         UnsupportedModelError: names the key, its value and what is allowed.
     """
-    from transformers.activations import ACT2FN  # loads torch, which commands that read no model do without
+    from transformers.activations import ACT2FN  # imports torch, which some commands do not need
 
-    check_family(stored.get("model_type"))
+    family = get_family(stored.get("model_type"))
     for name in _AT_LEAST_1:
         value = stored.get(name)
         if value is not None and (type(value) is not int or value < 1):
@@ -117,17 +101,18 @@ def check_values(stored: Mapping[str, Any]) -> None:
     for name in ("quantization_config", "rope_parameters", "rope_scaling"):
         if stored.get(name) and not isinstance(stored[name], dict):
             raise UnsupportedModelError(f"{name} is {stored[name]!r}; it must be an object or null")
-    name = "hidden_activation" if stored["model_type"] == "gemma3_text" else "hidden_act"
-    activation = stored.get(name, "silu")
+    activation = stored.get(family.activation_field, "silu")
     if not isinstance(activation, str) or activation not in ACT2FN:
-        raise UnsupportedModelError(f"{name} is {activation!r}, which is no activation that transformers knows")
+        raise UnsupportedModelError(
+            f"{family.activation_field} is {activation!r}, which is no activation that transformers knows"
+        )
 
 
 def declared_dtype(stored: Mapping[str, Any]) -> str:
-    """The dtype that a config.json names, as torch spells it; float32 if it leaves the choice to whoever loads it.
+    """Return the dtype of a config.json by torch's name; float32 if it is missing or ``auto``.
 
     Raises:
-        UnsupportedModelError: it names no dtype that weights can have.
+        UnsupportedModelError: weights cannot have this dtype.
     """
     name = stored.get("dtype", stored.get("torch_dtype"))
     short = name
@@ -142,10 +127,10 @@ def declared_dtype(stored: Mapping[str, Any]) -> str:
 
 
 def token_ids(value: Any, name: str) -> tuple[int, ...]:
-    """The ids of a field that holds one, several or none.
+    """Return the ids in the field ``name``, whose value is one id, a list or None.
 
     Raises:
-        UnsupportedModelError: it holds something else; the message begins with ``name``.
+        UnsupportedModelError: the value is something else.
     """
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(one) is int for one in ids):
@@ -154,13 +139,16 @@ def token_ids(value: Any, name: str) -> tuple[int, ...]:
 
 
 def _check_window(config: Any) -> None:
-    window, family = getattr(config, "sliding_window", None), config.model_type
+    window = getattr(config, "sliding_window", None)
     if window is None and _SLIDING in (getattr(config, "layer_types", None) or ()):
         raise UnsupportedModelError(f"sliding_window is null, but layer_types names {_SLIDING}")
     if window is not None and (type(window) is not int or window < 1):
         raise UnsupportedModelError(f"sliding_window is {window!r}; it must be null or a whole number of at least 1")
-    if window is not None and family == "llama":  # transformers cuts its cache by it, and not the prompt's attention
-        raise UnsupportedModelError(f"sliding_window is {window}, which layers of model type {family!r} do not have")
+    if window is not None and get_family(config.model_type).window is None:
+        # transformers would apply it to its cache, but not to the attention of the prompt.
+        raise UnsupportedModelError(
+            f"sliding_window is {window}, which layers of model type {config.model_type!r} do not have"
+        )
 
 
 def _check_rope(config: Any) -> None:

@@ -1,7 +1,7 @@
-"""A checkpoint folder for a GGUF file, in the user's cache.
+"""Converts a GGUF file into a checkpoint folder in the user's cache.
 
-The folder has the usual files. Weights that take at most ``KEPT_BYTES`` in fp32 are kept there as model.safetensors; of
-larger models the folder refers to the GGUF file, whose rows are dequantised whenever layers are loaded.
+Weights of at most ``KEPT_BYTES`` in fp32 are stored there as model.safetensors. The folder of a larger model refers to
+the GGUF file, whose rows are dequantized whenever layers are loaded.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from tqdm import tqdm
 
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.kept_files import cache_folder, hold_lock
-from engine.model.gguf.blocks import read_tensor
 from engine.model.gguf.config import read_config
 from engine.model.gguf.header import GgufHeader, read_gguf_header
-from engine.model.gguf.names import StoredTensor, stored_tensors
-from engine.model.gguf.settings import Metadata
+from engine.model.gguf.metadata import GgufMetadata
+from engine.model.gguf.tensors import GgufTensor, map_tensors
 from engine.model.gguf.tokenizer import build_tokenizer, end_ids
 
-RECIPE = 1  # grows when other files are written, so that older folders are not used
+RECIPE = 1  # version of the folder's contents; older folders are not used
 KEPT_BYTES = 2_000_000_000  # of all weights in fp32
 WEIGHTS = "model.safetensors"
 SOURCE = "gguf.json"
@@ -37,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class GgufSource(msgspec.Struct, frozen=True):
-    """What ``gguf.json`` in a folder says: the file that was converted, and the sizes of the folder's other files."""
+    """Contents of ``gguf.json`` in a folder: the converted file, and the sizes of the folder's other files."""
 
     path: str  # absolute, of the GGUF file
     key: str  # its ``GgufHeader.key``
@@ -45,10 +44,10 @@ class GgufSource(msgspec.Struct, frozen=True):
 
 
 def checkpoint_folder(file: Path) -> Path:
-    """Folder for a GGUF file; converted now if it is not there. Processes that ask meanwhile wait.
+    """Return the folder of a GGUF file, and convert the file first if necessary. Other processes wait meanwhile.
 
     Raises:
-        UnsupportedModelError: the file cannot be read, or is of a kind that is not supported.
+        UnsupportedModelError: the file cannot be read, or is not supported.
         ConfigError: the folder cannot be written.
     """
     header = read_gguf_header(file)
@@ -73,21 +72,21 @@ def checkpoint_folder(file: Path) -> Path:
 
 
 def is_converted(folder: Path) -> bool:
-    """Whether a checkpoint folder was converted from a GGUF file."""
+    """Return whether a checkpoint folder was converted from a GGUF file."""
     return _read_source(folder) is not None
 
 
 def refers_to_gguf(folder: Path) -> bool:
-    """Whether the weights of a checkpoint folder are in a GGUF file elsewhere."""
+    """Return whether a checkpoint folder's weights are in a GGUF file elsewhere."""
     source = _read_source(folder)
     return source is not None and WEIGHTS not in source.files
 
 
 def referred_file(folder: Path) -> GgufHeader:
-    """Header of the GGUF file that a folder refers to.
+    """Read the header of the GGUF file that a folder refers to.
 
     Raises:
-        UnsupportedModelError: the file is no longer there, or is not the one that was converted.
+        UnsupportedModelError: the file was removed or changed.
     """
     source = _read_source(folder)
     assert source is not None
@@ -106,7 +105,7 @@ def referred_file(folder: Path) -> GgufHeader:
 
 
 def _read_source(folder: Path) -> GgufSource | None:
-    """What ``gguf.json`` says; None: the folder has none, or a damaged one."""
+    """Return ``gguf.json``; None if it is missing or damaged."""
     try:
         return msgspec.json.decode((folder / SOURCE).read_bytes(), type=GgufSource)
     except (OSError, msgspec.DecodeError):
@@ -114,7 +113,7 @@ def _read_source(folder: Path) -> GgufSource | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder has all files that belong to it."""
+    """Return whether a folder has all files that ``gguf.json`` lists."""
     source = _read_source(folder)
     try:
         return source is not None and all((folder / name).stat().st_size == n for name, n in source.files.items())
@@ -124,9 +123,9 @@ def _is_whole(folder: Path) -> bool:
 
 def _convert(header: GgufHeader, key: str, folder: Path) -> None:
     config = read_config(header)
-    tensors = stored_tensors(header, config)
+    tensors = map_tensors(header, config)
     print(f"Converting {header.path} into {folder} (once) ...", file=sys.stderr, flush=True)
-    for old in (folder, *folder.parent.glob(f".{folder.name}.*")):  # damaged, or of a process that was stopped
+    for old in (folder, *folder.parent.glob(f".{folder.name}.*")):  # damaged, or left by a process that was stopped
         shutil.rmtree(old, ignore_errors=True)
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
     unfinished.mkdir()
@@ -148,8 +147,7 @@ def _keeps_weights(header: GgufHeader) -> bool:
 
 
 def _write_texts(header: GgufHeader, config: dict[str, Any], folder: Path) -> None:
-    """Everything except the weights."""
-    data = Metadata(header)
+    data = GgufMetadata(header)
     tokenizer, settings = build_tokenizer(header)
     if tokenizer.get_vocab_size() > config["vocab_size"]:
         raise data.refusal(
@@ -170,8 +168,8 @@ def _write_json(file: Path, value: dict[str, Any]) -> None:
     file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _write_weights(header: GgufHeader, tensors: dict[str, StoredTensor], file: Path) -> None:
-    """All tensors in fp32, one after the other, as a safetensors file."""
+def _write_weights(header: GgufHeader, tensors: dict[str, GgufTensor], file: Path) -> None:
+    """Write all tensors in fp32 as a safetensors file."""
     places: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, stored in tensors.items():
@@ -182,7 +180,7 @@ def _write_weights(header: GgufHeader, tensors: dict[str, StoredTensor], file: P
     with file.open("wb") as out, tqdm(desc=file.name, total=end, unit="B", unit_scale=True, disable=None) as bar:
         out.write(len(head).to_bytes(8, "little") + head)
         for stored in tensors.values():
-            for rows in read_tensor(header, stored):
+            for rows in stored.read(header):
                 out.write(rows.data)
                 bar.update(rows.nbytes)
         out.flush()

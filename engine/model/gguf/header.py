@@ -1,7 +1,6 @@
-"""The header of a GGUF file: metadata and the places of tensors.
+"""Reads the header of a GGUF file: metadata and the offsets of tensors.
 
-Lengths and counts in the file are checked before memory is taken for them, so that a damaged or hostile file is refused
-with a sentence.
+Lengths and counts are checked before memory is allocated for them, so a damaged or hostile file is refused.
 """
 
 from __future__ import annotations
@@ -17,13 +16,18 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from engine.errors import UnsupportedModelError
-from engine.model.gguf.tensor_types import BLOCKS, type_name
 
+BLOCKS = {  # tensor types by number: name, weights of a block, bytes of a block
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2),
+    2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136),
+}  # fmt: skip
 LONGEST_HEADER = 100_000_000  # bytes; vocabularies of 260,000 tokens take about 10 MB
-SAMPLE = 4096  # bytes of every tensor that the key covers
+SAMPLE = 4096  # bytes of every tensor in the key
 VERSIONS = (2, 3)
 
-_CHUNK = 8 << 20  # bytes that are read at once
+_CHUNK = 8 << 20  # bytes of a read
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8"}
 _SCALARS |= {12: "<f8"}
 _STRING, _ARRAY = 8, 9
@@ -35,7 +39,7 @@ _LARGEST_ALIGNMENT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor is in the file, and its type."""
+    """A tensor's type, shape and offset in the file."""
 
     type: int  # of ``BLOCKS``
     shape: tuple[int, ...]  # rows first, as in torch
@@ -50,7 +54,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Everything that a file contains except its weights."""
+    """The contents of a file except its weights."""
 
     path: Path
     size: int  # bytes of the file
@@ -60,11 +64,10 @@ class GgufHeader:
 
     @property
     def n_weights(self) -> int:
-        """Weights of all tensors."""
         return sum(prod(info.shape) for info in self.tensors.values())
 
     def key(self) -> str:
-        """Hash of the size, the header, and ``SAMPLE`` bytes from the middle of every tensor: 32 hexadecimal digits.
+        """Hash the size, the header, and ``SAMPLE`` bytes from the middle of every tensor to 32 hexadecimal digits.
 
         Raises:
             UnsupportedModelError: the file cannot be read.
@@ -81,22 +84,22 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """The header of a file.
+    """Read the header of a file.
 
     Raises:
-        UnsupportedModelError: it is not GGUF, is damaged, or is of a kind that is not read; names the cause.
+        UnsupportedModelError: the file is not GGUF, is damaged, or is not supported; names the cause.
     """
     try:
         with path.open("rb", buffering=0) as file:
-            return _Parser(file, path).parse()
+            return _HeaderParser(file, path).parse()
     except OSError as error:
         raise UnsupportedModelError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UnsupportedModelError(f"{path} cannot be loaded: a name in its header is not UTF-8 ({error})") from error
 
 
-class _Parser:
-    """Reads a header from its beginning to its end."""
+class _HeaderParser:
+    """Parses one header."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path = file, path
@@ -107,7 +110,7 @@ class _Parser:
     def parse(self) -> GgufHeader:
         part = _PART.search(self._path.name)
         if part:
-            raise self._refusal(_split(int(part[1])))
+            raise self._refusal(_split_refusal(int(part[1])))
         magic, version = self._take(4), self._number("<I")
         if magic != b"GGUF":
             raise self._refusal("it does not begin with the letters GGUF")
@@ -123,7 +126,7 @@ class _Parser:
                 raise self._refusal(f"the key {name!r} occurs twice in its metadata")
             metadata[name] = self._value(self._number("<I"))
         if str(metadata.get("split.count", 1)) not in ("0", "1"):
-            raise self._refusal(_split(metadata["split.count"]))
+            raise self._refusal(_split_refusal(metadata["split.count"]))
         stored = [self._tensor() for _ in range(n_tensors)]
         tensors = self._placed(stored, self._first_byte(metadata))
         if n_tensors != len(tensors):
@@ -132,7 +135,7 @@ class _Parser:
         return GgufHeader(self._path, self._size, metadata, tensors, digest)
 
     def _first_byte(self, metadata: dict[str, Any]) -> int:
-        """Where the tensors' bytes begin."""
+        """Return the offset of the first tensor."""
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 1 <= alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
             raise self._refusal(
@@ -145,7 +148,7 @@ class _Parser:
         for name, kind, shape, offset in stored:
             if kind not in BLOCKS:
                 known = ", ".join(block[0] for block in BLOCKS.values())
-                raise self._refusal(f"its tensor {name!r} has type {type_name(kind)}; supported are {known}")
+                raise self._refusal(f"its tensor {name!r} has type {_type_name(kind)}; supported are {known}")
             block, n_weights, n_bytes = BLOCKS[kind]
             if shape[-1] % n_weights:
                 raise self._refusal(
@@ -189,7 +192,7 @@ class _Parser:
         return np.frombuffer(self._take(dtype.itemsize * count), dtype)
 
     def _strings(self, count: int) -> list[str]:
-        """An array of strings, most of which take no call: vocabularies have several 100,000."""
+        """Read an array of strings, most of them without a call: vocabularies have several 100,000."""
         found: list[str] = []
         while len(found) < count:
             data, at, end = self._data, self._at, len(self._data)
@@ -201,7 +204,7 @@ class _Parser:
                 at += 8 + n_bytes
             self._at = at
             if len(found) < count:
-                found.append(self._string())  # which reads on
+                found.append(self._string())  # reads the next chunk
         return found
 
     def _string(self) -> str:
@@ -224,7 +227,7 @@ class _Parser:
         return taken
 
     def _load(self, n_bytes: int) -> None:
-        """Read on until ``n_bytes`` more are here."""
+        """Read chunks until ``n_bytes`` more are in memory."""
         end = self._at + n_bytes
         if end > self._size:
             raise self._refusal(
@@ -243,5 +246,15 @@ class _Parser:
         return UnsupportedModelError(f"{self._path} cannot be loaded as a GGUF file: {why}")
 
 
-def _split(n_parts: Any) -> str:
+def _type_name(kind: int) -> str:
+    """Return ggml's name of a tensor type, or its number if the library does not know it."""
+    from gguf.constants import GGMLQuantizationType
+
+    try:
+        return str(GGMLQuantizationType(kind).name)
+    except ValueError:
+        return str(kind)
+
+
+def _split_refusal(n_parts: Any) -> str:
     return f"it is one of {n_parts} parts of a split file; merge them with llama-gguf-split --merge FIRST MERGED"

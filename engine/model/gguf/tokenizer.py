@@ -1,4 +1,4 @@
-"""tokenizer.json and tokenizer_config.json from the metadata of a GGUF file."""
+"""Builds tokenizer.json and tokenizer_config.json from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from engine.model.families import GGUF_FAMILIES
 from engine.model.gguf.header import GgufHeader
-from engine.model.gguf.settings import Metadata
+from engine.model.gguf.metadata import GgufMetadata
 
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # of tokenizer.ggml.model
 MODELS = (BYTE_LEVEL, SENTENCEPIECE)
@@ -26,7 +27,7 @@ _GPT2 = ""  # ByteLevel's own
 SPLITS = {  # tokenizer.ggml.pre -> the pattern that splits texts before merges
     "gpt-2": _GPT2,
     "default": _GPT2,
-    "smollm": _GPT2,  # after digits, each of which stands alone
+    "smollm": _GPT2,  # each digit is a piece of its own
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
@@ -34,19 +35,19 @@ SPLITS = {  # tokenizer.ggml.pre -> the pattern that splits texts before merges
     "deepseek-r1-qwen": _QWEN2,
     "tekken": _TEKKEN,
 }
-_WHOLE = {_LLAMA3, _TEKKEN}  # whose words that are tokens are not merged piece by piece, and whose texts begin with BOS
+_WHOLE = {_LLAMA3, _TEKKEN}  # words that are tokens are not merged, and texts begin with BOS
 _CONTROL, _USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
 _SPACE = "▁"
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 def build_tokenizer(header: GgufHeader) -> tuple[Tokenizer, dict[str, Any]]:
-    """The tokenizer, and what tokenizer_config.json holds.
+    """Return the tokenizer, and the contents of tokenizer_config.json.
 
     Raises:
-        UnsupportedModelError: the file has none, or one of a kind that is not read.
+        UnsupportedModelError: the file has no tokenizer, or one that is not supported.
     """
-    data = Metadata(header)
+    data = GgufMetadata(header)
     kind = data.text("tokenizer.ggml.model", "")
     if kind not in MODELS:
         raise data.refusal(f"tokenizer.ggml.model is {kind!r}; supported are {' and '.join(MODELS)}")
@@ -54,7 +55,7 @@ def build_tokenizer(header: GgufHeader) -> tuple[Tokenizer, dict[str, Any]]:
     if len(set(tokens)) < len(tokens):
         raise data.refusal("tokenizer.ggml.tokens has one token twice")
     special = {name: _token(data, tokens, key) for name, key in _SPECIAL.items()}
-    _token(data, tokens, "eot")  # which ``end_ids`` returns
+    _token(data, tokens, "eot")  # checks the id that ``end_ids`` returns
     if kind == BYTE_LEVEL:
         tokenizer, adds_bos = _byte_level(data, tokens)
     else:
@@ -75,13 +76,13 @@ def build_tokenizer(header: GgufHeader) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def end_ids(header: GgufHeader) -> list[int]:
-    """Ids that end a text: EOS, and the end of a turn if the file names one."""
-    data = Metadata(header)
+    """Return the ids that end a text: EOS, and the end of a turn if the file names one."""
+    data = GgufMetadata(header)
     ids = {data.integer(f"tokenizer.ggml.{key}_token_id", None) for key in ("eos", "eot")}
     return sorted(ids - {None})
 
 
-def _token(data: Metadata, tokens: list[str], key: str) -> str | None:
+def _token(data: GgufMetadata, tokens: list[str], key: str) -> str | None:
     name = f"tokenizer.ggml.{key}_token_id"
     index = data.integer(name, None)
     if index is None:
@@ -92,8 +93,8 @@ def _token(data: Metadata, tokens: list[str], key: str) -> str | None:
     return token
 
 
-def _byte_level(data: Metadata, tokens: list[str]) -> tuple[Tokenizer, bool]:
-    """Byte-level BPE, and whether texts begin with BOS where the file does not say so."""
+def _byte_level(data: GgufMetadata, tokens: list[str]) -> tuple[Tokenizer, bool]:
+    """Return byte-level BPE, and whether texts begin with BOS by default."""
     pre = data.text("tokenizer.ggml.pre", "default")
     if pre not in SPLITS:
         raise data.refusal(f"tokenizer.ggml.pre is {pre!r}; supported are {', '.join(SPLITS)}")
@@ -113,13 +114,10 @@ def _byte_level(data: Metadata, tokens: list[str]) -> tuple[Tokenizer, bool]:
     return tokenizer, pattern in _WHOLE
 
 
-def _sentencepiece(data: Metadata, tokens: list[str], unknown: str | None) -> Tokenizer:
-    """BPE of a sentencepiece model, whose merges follow from the scores of its tokens.
-
-    Gemma's files spell tokens of spaces with spaces, and their order is that of the tokens.
-    """
-    is_gemma = data.architecture.startswith("gemma")
-    if is_gemma:
+def _sentencepiece(data: GgufMetadata, tokens: list[str], unknown: str | None) -> Tokenizer:
+    """Return BPE of a sentencepiece model, whose merges follow from the scores or the order of its tokens."""
+    has_order = GGUF_FAMILIES[data.architecture].gguf.scores_by_order
+    if has_order:
         tokens = [_SPACE * len(token) if token.strip(" ") == "" else token for token in tokens]
         scores = [float(-index) for index in range(len(tokens))]
     else:
@@ -127,7 +125,7 @@ def _sentencepiece(data: Metadata, tokens: list[str], unknown: str | None) -> To
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = _merges(vocabulary, scores)
     tokenizer = Tokenizer(_bpe(data, vocabulary, merges, unk_token=unknown, byte_fallback=True, fuse_unk=True))
-    prefixed = data.flag("tokenizer.ggml.add_space_prefix", not is_gemma)
+    prefixed = data.flag("tokenizer.ggml.add_space_prefix", not has_order)
     to_spaces: list[Any] = [normalizers.Replace(" ", _SPACE)]
     from_spaces: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefixed:
@@ -139,7 +137,7 @@ def _sentencepiece(data: Metadata, tokens: list[str], unknown: str | None) -> To
 
 
 def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every cut of a token into two tokens, those of high scores first."""
+    """Return every cut of a token into two tokens, high scores first."""
     found = []
     for token, index in vocabulary.items():
         for cut in range(1, len(token)):
@@ -149,15 +147,15 @@ def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, 
     return [merge for *_, merge in sorted(found)]
 
 
-def _bpe(data: Metadata, vocabulary: dict[str, int], merges: list[Any], **settings: Any) -> models.BPE:
+def _bpe(data: GgufMetadata, vocabulary: dict[str, int], merges: list[Any], **settings: Any) -> models.BPE:
     try:
         return models.BPE(vocab=vocabulary, merges=merges, **settings)
     except Exception as error:  # the library raises no other class
         raise data.refusal(f"tokenizer.ggml.merges do not fit the vocabulary: {error}") from error
 
 
-def _add_tokens(tokenizer: Tokenizer, data: Metadata, tokens: list[str]) -> None:
-    """Tokens that texts contain whole: control tokens, which are special, and user-defined ones."""
+def _add_tokens(tokenizer: Tokenizer, data: GgufMetadata, tokens: list[str]) -> None:
+    """Add tokens that are never split: control tokens, which are special, and user-defined ones."""
     if "tokenizer.ggml.token_type" not in data:
         return
     types = data.numbers("tokenizer.ggml.token_type", len(tokens))
@@ -169,7 +167,7 @@ def _add_tokens(tokenizer: Tokenizer, data: Metadata, tokens: list[str]) -> None
 
 
 def _add_ends(tokenizer: Tokenizer, special: dict[str, str | None], ends: list[str]) -> None:
-    """Make every text begin with BOS and end with EOS if these are among ``ends``."""
+    """Let every text begin with BOS and end with EOS if these are among ``ends``."""
     first = [token for token in ends if token == special["bos_token"]][:1]
     last = [token for token in ends if token == special["eos_token"] and token not in first]
     if ends:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedModelError
-from engine.model.gguf.blocks import AT_ONCE, dequantise, unit_bytes
 from engine.model.gguf.config import read_config
 from engine.model.gguf.folder import referred_file
-from engine.model.gguf.names import StoredTensor, stored_tensors
+from engine.model.gguf.tensors import WEIGHTS_AT_ONCE, GgufTensor, map_tensors
 from engine.model.weights.sinks import Sink
 from engine.model.weights.tensor_file import OpenFile, TensorLocation
 
@@ -29,7 +28,7 @@ class GgufFile(OpenFile):
 
     def __init__(self, folder: Path) -> None:
         header = referred_file(folder)
-        self._stored = stored_tensors(header, read_config(header))
+        self._stored = map_tensors(header, read_config(header))
         super().__init__(header.path)
 
     @property
@@ -62,10 +61,10 @@ class Dequantised:
         sink: takes fp32.
     """
 
-    def __init__(self, file: GgufFile, stored: StoredTensor, sink: Sink) -> None:
+    def __init__(self, file: GgufFile, stored: GgufTensor, sink: Sink) -> None:
         info = stored.info
         self.place = TensorLocation(file, torch.uint8, (info.n_bytes,), info.first, info.n_bytes)
-        self.unit = unit_bytes(stored)
+        self.unit = stored.unit_bytes
         self._stored, self._sink = stored, sink
         self._weights = prod(info.shape) * self.unit // info.n_bytes  # of a unit
 
@@ -75,7 +74,7 @@ class Dequantised:
 
     def put(self, first: int, stored: Tensor) -> None:
         """As ``Sink`` says."""
-        raw, step = stored.numpy(), self.unit * max(1, AT_ONCE // self._weights)
+        raw, step = stored.numpy(), self.unit * max(1, WEIGHTS_AT_ONCE // self._weights)
         for begin in range(0, len(raw), step):
-            rows = torch.from_numpy(dequantise(self._stored, raw[begin : begin + step]))
+            rows = torch.from_numpy(self._stored.dequantize(raw[begin : begin + step]))
             self._sink.put(4 * self._weights * ((first + begin) // self.unit), rows)

@@ -12,6 +12,7 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
+from engine.model import families
 from engine.model.gguf.config import read_config
 from engine.model.gguf.header import GgufHeader, TensorInfo
 from engine.model.loader import load_spec
@@ -29,6 +30,10 @@ def _logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = model(ids).logits
     return logits
+
+
+def test_every_supported_family_is_tested() -> None:
+    assert set(FAMILIES) == set(families.FAMILIES)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
