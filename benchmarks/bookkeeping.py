@@ -28,7 +28,7 @@ from engine.model.spec import ModelSpec
 from engine.protocol import Needs, Outcome
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.scheduling.options import SchedulerOptions
+from engine.scheduling.batch_limits import SchedulerOptions
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
 from engine.target_model.info import TargetInfo

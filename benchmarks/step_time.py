@@ -29,6 +29,7 @@ from benchmarks.support.timing import interleaved
 from engine.protocol import Needs
 from engine.request import Request
 from engine.sampling.params import SamplingParams
+from engine.scheduling.batching_policy import BatchingPolicy
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, SequenceState
 from engine.target_model.local import LocalTarget
@@ -50,7 +51,7 @@ def engine_step(
     target: LocalTarget, prompt: list[int], tree: TokenTree, needs: Needs | None = None
 ) -> Callable[[], object]:
     """One decode step through scheduler and target; the sequence is wound back after each, outside the cache."""
-    scheduler = Scheduler(target.info)
+    scheduler = Scheduler(BatchingPolicy(target.info))
     sequence = Sequence.of(0, Request(prompt, SamplingParams(max_tokens=512), max_nodes=4096), needs or Needs())
     scheduler.submit(sequence)
     while sequence.state is not SequenceState.DRAFTING:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from engine.events import RequestStats, StepEvent, TokenLogprob
 from engine.protocol import DraftPool, Needs
 from engine.request import Request
+from engine.scheduling.batching_policy import BatchingPolicy
 from engine.scheduling.drafting import AUTOREGRESSIVE, apply_drafts, start_round
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence
@@ -49,7 +50,7 @@ class Engine:
     ) -> None:
         self.target = target
         self.pool = pool
-        self.scheduler = Scheduler(target.info, options, costs)
+        self.scheduler = Scheduler(BatchingPolicy(target.info, options, costs))
         self._sequences: dict[int, Sequence] = {}
         self._next_id = 0
         self._next_step = 0

@@ -84,7 +84,7 @@ class Pause(NamedTuple):
     decision: Decision | None = None  # about each of them
 
 
-NO_REST = Pause()
+NO_PAUSE = Pause()
 
 
 class Draft(list[Branch]):
@@ -94,19 +94,19 @@ class Draft(list[Branch]):
     a request that needs it, drafts behind that step, or behind the one of this draft if there is no rest.
     """
 
-    __slots__ = ("decision", "rest", "wants_next")
+    __slots__ = ("decision", "drafts_next", "pause")
 
     def __init__(
         self,
         branches: Iterable[Branch] = (),
         decision: Decision | None = None,
-        rest: Pause = NO_REST,
-        wants_next: bool = True,
+        pause: Pause = NO_PAUSE,
+        drafts_next: bool = True,
     ) -> None:
         super().__init__(branches)
         self.decision = decision
-        self.rest = rest
-        self.wants_next = wants_next
+        self.pause = pause
+        self.drafts_next = drafts_next
 
 
 @dataclass(slots=True, frozen=True)

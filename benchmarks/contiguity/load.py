@@ -14,7 +14,8 @@ from random import Random
 
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.scheduling.options import SchedulerOptions
+from engine.scheduling.batch_limits import SchedulerOptions
+from engine.scheduling.batching_policy import BatchingPolicy
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult, WorkResult
@@ -72,7 +73,7 @@ class SimulatedLoad:
         self._occupancy = occupancy
         self._sharing = sharing
         self._random = Random(seed)
-        self.scheduler = Scheduler(info, SchedulerOptions(max_sequences=512, prefix_cache=sharing))
+        self.scheduler = Scheduler(BatchingPolicy(info, SchedulerOptions(max_sequences=512, prefix_cache=sharing)))
         self.counts = Counts()
         self._lengths: dict[int, int] = {}  # of the answers of live sequences
         self._systems = [self._text(self._random.randrange(200, 1500)) for _ in range(8)]

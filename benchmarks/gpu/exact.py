@@ -28,7 +28,7 @@ from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.scheduling.options import SchedulerOptions
+from engine.scheduling.batch_limits import SchedulerOptions
 from engine.target_model.info import TargetInfo, positions
 from engine.target_model.local import LocalTarget
 from speculators.pool import SpeculatorPool

@@ -18,6 +18,7 @@ from deployments.router.lane_connection import LaneConnection, TargetClient
 from deployments.router.poison_requests import MAX_LOSSES, Losses, PoisonRequests
 from deployments.router.service_rate import ServiceRate
 from engine.errors import TargetLostError
+from engine.scheduling.batching_policy import BatchingPolicy
 from engine.scheduling.commit import Commit
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, SequenceState
@@ -70,7 +71,7 @@ class Lane:
         observer: LaneObserver,
     ) -> None:
         self.target = target
-        self.scheduler = Scheduler(info, options.scheduler, costs)
+        self.scheduler = Scheduler(BatchingPolicy(info, options.scheduler, costs))
         self.poison_requests = PoisonRequests(self.scheduler)
         self.service_rate = ServiceRate()
         self.n_lost = 0  # pipelines

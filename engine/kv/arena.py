@@ -1,7 +1,7 @@
-"""The KV cache of one stage: one tensor, preallocated under a fixed memory budget, addressed by arena rows.
+"""The KV cache of one stage: one tensor, allocated once under a fixed memory budget, addressed by arena rows.
 
-A *slot* is a position within one sequence's cache (committed tokens first, the tree of the current step behind
-them); a *row* is where it lies in the arena: ``row = table[slot // block_size] * block_size + slot % block_size``.
+A *slot* is a position within one sequence's cache (committed tokens first, then the tree of the current step). A *row*
+is its place in the arena: ``row = table[slot // block_size] * block_size + slot % block_size``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PIECE = 1024  # rows copied at once
 
 
 class ArenaMove(NamedTuple):
-    """Rows that move together; the places do not overlap."""
+    """Rows that are copied together; source and target do not overlap."""
 
     source: int  # first row
     target: int
@@ -28,7 +28,7 @@ class ArenaMove(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class KVLayer:
-    """One layer's share of the arena, as the views its users want: making them costs more than what they lead to."""
+    """One layer's share of the arena as ready-made views: making a view takes longer than using it."""
 
     keys: Tensor  # [n_rows, n_kv_heads, head_dim], for writing
     values: Tensor
@@ -37,15 +37,15 @@ class KVLayer:
 
     @classmethod
     def of(cls, keys: Tensor, values: Tensor) -> KVLayer:
-        """Views of ``keys`` and ``values`` ``[n_rows, n_kv_heads, head_dim]``."""
+        """Return the views of ``keys`` and ``values`` ``[n_rows, n_kv_heads, head_dim]``."""
         return cls(keys, values, keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0))
 
 
 class KVArena:
     """Keys and values of ``n_layers`` layers for all sequences.
 
-    Shape ``[n_layers, 2, n_blocks * block_size, n_kv_heads, head_dim]``: a token's heads lie together, so that
-    writing is one copy per token and a paged kernel can use the same memory as ``[n_blocks, block_size, ..]``.
+    Shape ``[n_layers, 2, n_blocks * block_size, n_kv_heads, head_dim]``: a token's heads are adjacent, so a token is
+    written by one copy, and a paged kernel can use the same memory as ``[n_blocks, block_size, ..]``.
     """
 
     def __init__(
@@ -65,33 +65,34 @@ class KVArena:
 
     @staticmethod
     def bytes_per_block(n_layers: int, block_size: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        """Bytes one block takes over all layers of a stage."""
+        """Return the bytes of one block over all layers of a stage."""
         return n_layers * 2 * block_size * n_kv_heads * head_dim * dtype.itemsize
 
     def layer(self, layer: int) -> KVLayer:
-        """A layer's keys and values."""
         return self._layers[layer]
 
     @property
     def keys_and_values(self) -> tuple[Tensor, Tensor]:
-        """Those of all layers, ``[n_layers, n_rows, n_kv_heads, head_dim]`` each, as views."""
+        """Views of all layers, ``[n_layers, n_rows, n_kv_heads, head_dim]`` each."""
         return self._data[:, 0], self._data[:, 1]
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy rows over all layers at once: how the accepted paths of a step become committed context.
+        """Copy rows in all layers at once: accepted paths of a step become committed context.
 
-        O(rows moved); sources are read before any target is written. Both are int64 ``[n]``, on the arena's device.
+        Sources are read before any target is written. Both are int64 ``[n]``, on the arena's device.
         """
         self._data.index_copy_(2, target, self._data.index_select(2, source))
 
     def move_runs(self, runs: Iterable[ArenaMove]) -> None:
-        """Copy runs of rows over all layers, one after the other; needs no further memory."""
+        """Copy runs of rows in all layers, one after the other, without extra memory."""
         for run in runs:
             self._data.narrow(2, run.target, run.n).copy_(self._data.narrow(2, run.source, run.n))
 
     def copy(self, source: Tensor, target: Tensor, is_apart: bool) -> None:
-        """``move`` for many rows: piece by piece, so that little memory is needed, unless a row is both read and
-        written (``is_apart`` is false)."""
+        """Copy many rows as ``move`` does, but piece by piece to need little memory.
+
+        If a row is both read and written (``is_apart`` is false), the copy is made in one piece.
+        """
         size = PIECE if is_apart else max(1, len(source))
         for piece, to in zip(torch.split(source, size), torch.split(target, size), strict=True):
             self.move(piece, to)
@@ -110,13 +111,12 @@ class BlockTable:
 
     @property
     def block_array(self) -> NDArray[np.int32]:
-        """``blocks`` as an array, ``[n_blocks]``; not to be changed."""
+        """``blocks`` as a read-only array, ``[n_blocks]``."""
         if self._array is None or len(self._array) != len(self.blocks):
             self._array = np.array(self.blocks, np.int32)
         return self._array
 
     def extend(self, blocks: Iterable[int]) -> None:
-        """Append newly allocated blocks."""
         for block in blocks:
             if not self.blocks:
                 self.base = block * self.block_size
@@ -125,12 +125,12 @@ class BlockTable:
             self.blocks.append(block)
 
     def replace(self, blocks: Sequence[int]) -> None:
-        """Other blocks for the whole sequence, at least as many."""
+        """Replace all blocks of the sequence by at least as many others."""
         self.blocks, self.base, self._array = [], None, None
         self.extend(blocks)
 
     def runs_to(self, blocks: Sequence[int]) -> list[ArenaMove]:
-        """The runs of rows that have to move so that ``blocks``, at least as many, hold what these blocks hold."""
+        """Return the runs of rows to copy when ``blocks``, at least as many, replace the blocks of this table."""
         size, runs = self.block_size, list[ArenaMove]()
         for old, new in zip(self.blocks, blocks, strict=False):
             last = runs[-1] if runs else ArenaMove(0, 0, 0)
@@ -143,18 +143,17 @@ class BlockTable:
         return runs
 
     def row(self, slot: int) -> int:
-        """Arena row of a slot."""
         if self.base is not None:
             return self.base + slot
         return self.blocks[slot // self.block_size] * self.block_size + slot % self.block_size
 
     def row_numbers(self, first: int, last: int) -> NDArray[np.int64]:
-        """Arena rows of slots ``first`` to ``last - 1``, ``[last - first]``."""
+        """Return the arena rows of slots ``first`` to ``last - 1``, ``[last - first]``."""
         if self.base is not None:
             return np.arange(self.base + first, self.base + last)
         slots = np.arange(first, last)
         return np.asarray(self.blocks)[slots // self.block_size] * self.block_size + slots % self.block_size
 
     def rows(self, first: int, last: int, device: torch.device) -> Tensor:
-        """``row_numbers`` on a device."""
+        """Return ``row_numbers`` as a tensor on a device."""
         return torch.from_numpy(self.row_numbers(first, last)).to(device)

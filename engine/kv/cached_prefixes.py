@@ -1,7 +1,7 @@
 """Cached prefixes: texts whose keys and values are still in free blocks, for new sequences that begin alike.
 
-Knows block numbers and tokens, no tensors. A cached prefix owns nothing: its blocks are free, and taking one of them
-cuts the prefix before it. So nothing has to be evicted to make room, and no block can leak.
+Knows block numbers and tokens, no tensors. A cached prefix owns nothing: its blocks are free, and allocating one of
+them evicts the prefix from that block on. So no block can leak.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ STRIDE = 256  # tokens compared at once
 
 @dataclass(slots=True, eq=False)
 class CachedPrefix:
-    """Tokens from the beginning of a text, whose rows lie in ``blocks``."""
+    """The first tokens of a text, whose rows lie in ``blocks``."""
 
-    scope: str  # of requests; prefixes of one scope are never offered to another
+    scope: str  # only requests of the same scope may share the prefix
     tokens: list[int]
     blocks: list[int]
-    top_ids: PromptTopIds  # what was read back behind these tokens, if anything
-    is_drafted: bool = False  # whether the drafter's rows of these tokens lie in the same blocks of its cache
+    top_ids: PromptTopIds  # best next ids after these tokens, if they were read back
+    is_drafted: bool = False  # whether the trained drafter's cache holds these tokens in the same blocks
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
-    """Tokens at the beginning, at most ``limit``, that two texts share."""
+    """Return how many first tokens two texts share, at most ``limit``."""
     limit = min(limit, len(a), len(b))
     n = 0
     while n < limit and a[n : n + STRIDE] == b[n : n + STRIDE]:
@@ -39,25 +39,25 @@ def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
 
 
 def _first_rows(top_ids: PromptTopIds, n: int) -> PromptTopIds:
-    """The first ``n`` positions in one array of their own: views would hold all that steps and chunks came with."""
-    made = PromptTopIds()
+    """Return a copy of the first ``n`` positions in one array; views would keep the arrays of whole steps alive."""
+    copied = PromptTopIds()
     ids, logprobs = top_ids.part(0, min(n, top_ids.n))
     if ids is not None:
-        made.append(ids.copy(), None if logprobs is None else logprobs.copy())
-    return made
+        copied.append(ids.copy(), None if logprobs is None else logprobs.copy())
+    return copied
 
 
 class CachedPrefixes:
-    """The cached prefixes of one KV cache; the least recently used one is dropped first.
+    """The cached prefixes of one KV cache; the least recently used one is evicted first.
 
     Args:
         n_blocks: blocks in the cache.
-        block_size: tokens per block; shorter texts are not worth a copy.
+        block_size: tokens per block; shorter texts are not cached.
     """
 
     def __init__(self, n_blocks: int, block_size: int) -> None:
         self.block_size = block_size
-        self.mask = np.zeros(n_blocks, dtype=np.bool_)  # blocks that hold something
+        self.mask = np.zeros(n_blocks, dtype=np.bool_)  # blocks that hold a prefix
         self._by_block: dict[int, CachedPrefix] = {}
         self._by_start: dict[tuple[str, tuple[int, ...]], dict[CachedPrefix, None]] = {}
         self._all: dict[CachedPrefix, None] = {}  # in order of their last use
@@ -66,8 +66,8 @@ class CachedPrefixes:
         """Cached prefixes."""
         return len(self._all)
 
-    def keep(self, text: CachedPrefix) -> None:
-        """Remember a prefix whose blocks have just become free."""
+    def add(self, text: CachedPrefix) -> None:
+        """Cache a prefix whose blocks have just become free."""
         if len(text.tokens) < self.block_size:
             return
         text.top_ids = _first_rows(text.top_ids, len(text.tokens))
@@ -77,26 +77,26 @@ class CachedPrefixes:
         self._all[text] = None
 
     def sharing_first_block(self, scope: str, tokens: list[int]) -> list[CachedPrefix]:
-        """The prefixes of a scope whose first block holds the same tokens as that of ``tokens``."""
+        """Return the prefixes of a scope whose first block holds the same tokens as that of ``tokens``."""
         return [*self._by_start.get(self._start(scope, tokens), ())]
 
-    def use(self, text: CachedPrefix) -> None:
+    def mark_used(self, text: CachedPrefix) -> None:
         """Mark a prefix as most recently used."""
         del self._all[text]
         self._all[text] = None
 
-    def take(self, block: int) -> None:
-        """A sequence owns ``block`` from now on: the prefix in it is cut before that block."""
+    def evict_from(self, block: int) -> None:
+        """Cut the prefix that ``block`` holds before that block, which a sequence now owns."""
         text = self._by_block.get(block)
         if text is not None:
             self._cut(text, text.blocks.index(block))
 
-    def drop_oldest(self) -> None:
-        """Forget the least recently used prefix."""
+    def evict_oldest(self) -> None:
+        """Evict the least recently used prefix."""
         self._cut(next(iter(self._all)), 0)
 
-    def clear(self) -> None:
-        """Forget all prefixes: the target's state is gone."""
+    def evict_all(self) -> None:
+        """Evict every prefix, because the target's state is lost."""
         self.mask[:] = False
         self._by_block.clear()
         self._by_start.clear()
@@ -111,9 +111,9 @@ class CachedPrefixes:
         del text.tokens[n_blocks * self.block_size :]
         if n_blocks == 0:
             del self._all[text]
-            same = self._by_start[start]
-            del same[text]
-            if not same:
+            alike = self._by_start[start]
+            del alike[text]
+            if not alike:
                 del self._by_start[start]
         else:
             text.top_ids = _first_rows(text.top_ids, len(text.tokens))
@@ -122,7 +122,7 @@ class CachedPrefixes:
         return scope, tuple(tokens[: self.block_size])
 
     def check_integrity(self) -> None:
-        """Assert that every block belongs to the one text that it is listed for; for tests and debugging."""
+        """Assert that every block belongs to the text that it is listed for; for tests and debugging."""
         blocks = [block for text in self._all for block in text.blocks]
         assert len(blocks) == len(set(blocks)), "a block holds two texts"
         assert set(blocks) == set(self._by_block) == set(np.flatnonzero(self.mask).tolist())

@@ -1,4 +1,4 @@
-"""What a target's answer does to a sequence, and what its client and its speculator learn of it."""
+"""Applies a target's answer to a sequence; returns the event for its client and the outcome for its speculator."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from engine.tree import EMPTY_TREE, TokenTree
 
 
 class Commit(NamedTuple):
-    """What a step did to one sequence."""
+    """How a step changed one sequence."""
 
     sequence: Sequence
     event: StepEvent | None  # None: nothing was emitted (a prompt chunk that is not the last)
-    outcome: Outcome | None  # for its speculator; None when the speculator has nothing to learn
+    outcome: Outcome | None  # for its speculator; None: nothing to report
 
 
 def step_time(step: Step, result: StepResult) -> StepTime | None:
-    """How long the target took for a step in which all sequences decode; None for any other."""
+    """Return the target's time for a step in which all sequences decode; None for any other step."""
     n = len(step.work)
     rows, context = n, 0
     for work in step.work:
@@ -46,15 +46,15 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepT
         sequence.n_cached = work.n_cached + len(work.tokens)
         if answer.prompt_top_ids is not None:
             sequence.prompt_top_ids.append(answer.prompt_top_ids, answer.prompt_top_logprobs)
-        if answer.prompt_logprobs is not None:  # not twice, when it is read again after a preemption
+        if answer.prompt_logprobs is not None:  # once, even if the prompt is read again after a preemption
             sequence.prompt_logprobs += answer.prompt_logprobs[len(sequence.prompt_logprobs) - work.n_cached :]
-        news = _chunk_outcome(sequence, work, answer)
+        outcome = _chunk_outcome(sequence, work, answer)
         sequence.state = SequenceState.PREFILLING
         if sequence.n_cached == sequence.n_prefill:
             sequence.state = SequenceState.DRAFTING
             sequence.stats.count_prefilled()
     else:
-        news = _outcome(work, answer, took)
+        outcome = _tree_outcome(work, answer, took)
         _keep_top_ids(sequence, answer)
         sequence.n_cached += 1 + len(answer.accepted)
         sequence.n_observed = sequence.n_cached
@@ -63,7 +63,7 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepT
         drafts = sequence.stats.count_step(work.tree, answer.accepted, len(answer.tokens))
         trace = _trace(work.tree, answer.accepted) if sequence.request.trace else None
     sequence.tokens.extend(answer.tokens)
-    return Commit(sequence, _event(sequence, answer, drafts, trace) if answer.tokens else None, news)
+    return Commit(sequence, _event(sequence, answer, drafts, trace) if answer.tokens else None, outcome)
 
 
 def _trace(tree: TokenTree, accepted: list[int]) -> StepTrace:
@@ -82,10 +82,10 @@ def _trace(tree: TokenTree, accepted: list[int]) -> StepTrace:
 
 
 def _keep_top_ids(sequence: Sequence, answer: WorkResult) -> None:
-    """What was read back behind the root and the accepted nodes goes on where the prompt's top ids end.
+    """Append the top ids after the root and the accepted nodes to the prompt's.
 
-    So the text is as good a prefix as its prompt: of a later turn, and of the sequence itself when it is preempted. A
-    step whose speculator rested reads nothing back, and the top ids end before it.
+    So the output is as good a cached prefix as the prompt, for a later turn and after a preemption. A step of a pause
+    reads nothing back, and the top ids end before it.
     """
     kept, needs, top = sequence.prompt_top_ids, sequence.needs, answer.top_ids
     if not needs.prompt_top_k or kept.n != sequence.n_cached or not len(top) or top.ids.shape[1] < needs.prompt_top_k:
@@ -102,7 +102,9 @@ def _event(
     sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCounts] | None, trace: StepTrace | None
 ) -> StepEvent:
     last, is_first = answer.tokens[-1], sequence.n_output == len(answer.tokens)
-    of_prompt = sequence.prompt_logprobs if is_first and sequence.request.params.prompt_logprobs is not None else None
+    prompt_logprobs = (
+        sequence.prompt_logprobs if is_first and sequence.request.params.prompt_logprobs is not None else None
+    )
     stopped = last in sequence.request.params.stop_ids
     reason = ABORT if answer.error else STOP if stopped else LENGTH if sequence.max_new <= 0 else None
     return StepEvent(
@@ -110,7 +112,7 @@ def _event(
         finish_reason=reason,
         stop_reason=last if reason == STOP else None,
         logprobs=answer.logprobs,
-        prompt_logprobs=of_prompt,
+        prompt_logprobs=prompt_logprobs,
         drafts=drafts,
         stats=sequence.stats.freeze() if reason is not None else None,
         trace=trace,
@@ -119,10 +121,10 @@ def _event(
 
 
 def _chunk_outcome(sequence: Sequence, work: Work, answer: WorkResult) -> Outcome | None:
-    """What a chunk tells the speculator; nothing twice, when a sequence is prefilled again after a preemption.
+    """Return the outcome of a prompt chunk, each position once, even if it is prefilled again after a preemption.
 
-    A resumed sequence's chunks also tell of the tokens that its former router emitted, its first chunk of the prefix
-    that the cache held.
+    The first chunk also reports the prefix that the cache held. The chunks of a resumed sequence also report the tokens
+    that its former router emitted.
     """
     first, last = sequence.n_observed, work.n_cached + len(work.tokens)
     if first >= last and not answer.tokens:
@@ -141,8 +143,7 @@ def _chunk_outcome(sequence: Sequence, work: Work, answer: WorkResult) -> Outcom
     )
 
 
-def _outcome(work: Work, answer: WorkResult, took: StepTime | None) -> Outcome:
-    """A tree's answer as speculators see it."""
+def _tree_outcome(work: Work, answer: WorkResult, took: StepTime | None) -> Outcome:
     assert work.tree is not None
     return Outcome(
         tokens=answer.tokens,
@@ -155,8 +156,8 @@ def _outcome(work: Work, answer: WorkResult, took: StepTime | None) -> Outcome:
     )
 
 
-def _artefacts(answer: WorkResult, known: int = 0) -> Artefacts | None:
-    """Inner states, without those of a chunk's first ``known`` positions."""
+def _artefacts(answer: WorkResult, n_known: int = 0) -> Artefacts | None:
+    """Return hidden states and attention, without a chunk's first ``n_known`` positions."""
     if answer.hidden is None and answer.attention is None:
         return None
-    return Artefacts(None if answer.hidden is None else answer.hidden[known:], answer.attention)
+    return Artefacts(None if answer.hidden is None else answer.hidden[n_known:], answer.attention)

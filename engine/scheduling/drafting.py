@@ -1,4 +1,4 @@
-"""A round of drafting: what the speculators learn from a step's commits, and what they are asked for."""
+"""A draft round: reports a step's commits to the speculators and turns their drafts into trees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AUTOREGRESSIVE = "autoregressive"
 
 @dataclass(slots=True)
 class DraftRound:
-    """One call of ``DraftPool.advance`` and the sequences it is about."""
+    """Arguments of one ``DraftPool.advance``, and the sequences that draft or have finished."""
 
     outcomes: list[tuple[int, Outcome]] = field(default_factory=list)
     budgets: dict[int, int] = field(default_factory=dict)
@@ -29,12 +29,12 @@ class DraftRound:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no speculator has anything to learn or to draft."""
+        """Whether there is nothing to report and nothing to draft."""
         return not (self.outcomes or self.budgets)
 
 
 def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
-    """Sort a step's commits into a round; sequences without a speculator, or with one that rests, are ready at once."""
+    """Return the round of a step's commits; a sequence whose speculator pauses, or that has none, is ready at once."""
     draft_round = DraftRound()
     for commit in commits:
         sequence = commit.sequence
@@ -42,11 +42,11 @@ def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
             draft_round.finished.append(sequence)
         elif sequence.request.method == AUTOREGRESSIVE:
             scheduler.set_tree(sequence, EMPTY_TREE)
-        elif sequence.rest.n_steps and sequence.state is SequenceState.DRAFTING:
-            sequence.rest = Pause(sequence.rest.n_steps - 1, sequence.rest.decision)
-            scheduler.set_tree(sequence, EMPTY_TREE, reads_back=False, decision=sequence.rest.decision)
+        elif sequence.pause.n_steps and sequence.state is SequenceState.DRAFTING:
+            sequence.pause = Pause(sequence.pause.n_steps - 1, sequence.pause.decision)
+            scheduler.set_tree(sequence, EMPTY_TREE, reads_back=False, decision=sequence.pause.decision)
         else:
-            outcome = _with_unheard(sequence, commit.outcome)
+            outcome = _with_unreported(sequence, commit.outcome)
             if outcome is not None:
                 draft_round.outcomes.append((sequence.seq, outcome))
             if sequence.state is SequenceState.DRAFTING:
@@ -55,24 +55,23 @@ def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
     return draft_round
 
 
-def _with_unheard(sequence: Sequence, outcome: Outcome | None) -> Outcome | None:
-    """The outcome, with the tokens of the steps in which the speculator rested."""
-    n_told, sequence.n_told = sequence.n_told, len(sequence.tokens)
-    n_news = 0 if outcome is None else len(outcome.tokens)
-    if n_told + n_news == sequence.n_told:
+def _with_unreported(sequence: Sequence, outcome: Outcome | None) -> Outcome | None:
+    """Return the outcome with the tokens of the pause before it, and count its tokens as reported."""
+    n_reported, sequence.n_reported = sequence.n_reported, len(sequence.tokens)
+    n_new = 0 if outcome is None else len(outcome.tokens)
+    if n_reported + n_new == sequence.n_reported:
         return outcome
-    unheard = sequence.tokens[n_told:]
-    return Outcome(unheard, EMPTY_TREE) if outcome is None else replace(outcome, tokens=unheard)
+    unreported = sequence.tokens[n_reported:]
+    return Outcome(unreported, EMPTY_TREE) if outcome is None else replace(outcome, tokens=unreported)
 
 
 def apply_drafts(draft_round: DraftRound, drafts: Mapping[int, Items[Branch]], scheduler: Scheduler) -> None:
-    """Compose the drafts into trees; a sequence that no speculator knows decodes without one, and read-backs."""
+    """Set the trees composed from the drafts; a sequence without an entry decodes without nodes and read-backs."""
     for sequence in draft_round.drafting:
         branches = drafts.get(sequence.seq)
         tree = compose(branches or (), draft_round.budgets[sequence.seq])
-        decision, heard = None, branches is not None
+        decision, reads_back = None, branches is not None
         if isinstance(branches, Draft):
-            decision, sequence.rest = branches.decision, branches.rest
-            sequence.wants_draft = branches.wants_next
-            heard = heard if decision is None else decision.reads_back
-        scheduler.set_tree(sequence, tree, heard, decision)
+            decision, sequence.pause, sequence.drafts_next = branches.decision, branches.pause, branches.drafts_next
+            reads_back = reads_back if decision is None else decision.reads_back
+        scheduler.set_tree(sequence, tree, reads_back, decision)

@@ -1,4 +1,4 @@
-"""Which requests can ever be served."""
+"""Refuses requests and methods that can never be served."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ONLY_TEXT = (
 
 
 def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
-    """Refuse a sequence that no queueing can help.
+    """Refuse a sequence that can never be served.
 
     Raises:
-        PromptTooLongError: prompt and wanted tokens exceed the context.
-        RequestError: the prompt is empty, holds ids outside the vocabulary, no token is wanted, or the method wants
-            states that the target does not have, or a grammar is given that cannot be kept to.
+        PromptTooLongError: prompt and ``max_tokens`` exceed the context.
+        RequestError: the prompt is empty or holds ids outside the vocabulary, ``max_tokens`` leaves no token to emit,
+            the method needs states that the target lacks, or the grammar cannot be enforced.
     """
     if missing := _missing(sequence.needs, info.spec):
         raise RequestError(f"method {sequence.request.method!r}: {missing}", "method")
@@ -38,7 +38,7 @@ def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
     if max_tokens < 1:
         raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1", "max_tokens")
     if sequence.max_new < 1:
-        raise RequestError(f"all of max_tokens {max_tokens} is written already", "max_tokens")
+        raise RequestError(f"all of max_tokens {max_tokens} was emitted already; ask for more", "max_tokens")
     _check_grammar(sequence.request.params, info)
     size = info.spec.vocab_size
     if min(sequence.tokens) < 0 or max(sequence.tokens) >= size:
@@ -50,23 +50,25 @@ def _check_grammar(params: SamplingParams, info: TargetInfo) -> None:
     if params.grammar is None:
         return
     if info.spec.family == SIMULATED:
-        raise RequestError("a simulated target writes recorded answers, whatever grammar is asked for", "grammar")
+        raise RequestError(
+            "a simulated target replays recorded answers and cannot follow a grammar; leave it out", "grammar"
+        )
     if not set(info.spec.eos_ids) & set(params.stop_ids):
-        raise RequestError("a grammar is given, and no token that ends the text is among stop_ids", "grammar")
+        raise RequestError("a grammar is given, but stop_ids has no end-of-sequence token; add one", "grammar")
 
 
 def check_needs(needs: Needs, spec: ModelSpec) -> None:
-    """Refuse a method at the start whose states no stage could read back: they would be missing without a word.
+    """Refuse a method at the start if no stage can read back the states that it needs.
 
     Raises:
-        ConfigError: a layer or a head is out of the model's range, or the target is a simulated one.
+        ConfigError: the model has no such layer or head, or the target is simulated.
     """
     if missing := _missing(needs, spec):
         raise ConfigError(f"method: {missing}")
 
 
 def _missing(needs: Needs, spec: ModelSpec) -> str:
-    """What the target lacks of ``needs``, and what it has; "" if it lacks nothing."""
+    """Return what the target lacks of ``needs``, and what it has; "" if it lacks nothing."""
     if spec.family == SIMULATED:
         return "" if needs == Needs() else ONLY_TEXT
     layer = needs.hidden_layer

@@ -1,7 +1,7 @@
-"""Continuous batching: which sequences share the next step, and what a step's answer does to them.
+"""Continuous batching: which sequences share the next step, and how a step's answer changes them.
 
-Pure bookkeeping: no tensors, no threads, no clock but for statistics. The offline loop and the router drive the same
-scheduler: ``submit`` / ``next_step`` / ``commit`` / ``set_tree`` / ``cancel``. Several steps may be in flight; a
+Pure bookkeeping: no tensors, no threads, and a clock only for statistics. The offline loop and the router drive the
+same scheduler: ``submit`` / ``next_step`` / ``commit`` / ``set_tree`` / ``cancel``. Several steps may be in flight; a
 sequence is in one of them at most, or in several with one chunk of its text each.
 """
 
@@ -14,17 +14,15 @@ from engine.errors import OverloadedError
 from engine.kv.blocks import BlockAllocator
 from engine.kv.cached_prefixes import CachedPrefixes
 from engine.protocol import Decision, StepTime
+from engine.scheduling.batch_limits import SchedulerOptions
 from engine.scheduling.batching_policy import BatchingPolicy
 from engine.scheduling.commit import Commit, apply_answer, step_time
 from engine.scheduling.fair_queue import FairQueue, QueueSnapshot
-from engine.scheduling.options import SchedulerOptions
 from engine.scheduling.prefix_matcher import PrefixMatcher
 from engine.scheduling.request_validation import check_prompt
 from engine.scheduling.running_set import RunningSet
 from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult, Work, WorkResult
-from engine.step_cost import StepCosts
-from engine.target_model.info import TargetInfo
 from engine.tree import EMPTY_TREE, TokenTree
 
 __all__ = ["Scheduler", "SchedulerOptions"]
@@ -34,23 +32,21 @@ class Scheduler:
     """Owns every live sequence and every KV block.
 
     Args:
-        info: of the target.
-        options: limits.
-        costs: the target's step times, for the size of micro-batches; None: not measured.
+        policy: forms the steps, with the target and the options that it was made for.
     """
 
-    def __init__(
-        self, info: TargetInfo, options: SchedulerOptions | None = None, costs: StepCosts | None = None
-    ) -> None:
+    def __init__(self, policy: BatchingPolicy) -> None:
+        info = policy.info
         self.info = info
-        self.options = options or SchedulerOptions()
+        self.options = policy.options
         cached = CachedPrefixes(info.n_blocks, info.block_size) if self.options.prefix_cache else None
         self.blocks = BlockAllocator(info.n_blocks, info.block_size, cached)
         self._waiting = FairQueue()
         prefixes = PrefixMatcher(self.blocks, cached)
         n_scratch = 0 if info.drafter is None else info.drafter.n_scratch
         self._running = RunningSet(self.blocks, prefixes, self._waiting.push_front, n_scratch)
-        self._builder = BatchingPolicy(info, self.options, costs, self._waiting, self._running)
+        self._policy = policy
+        policy.bind(self._waiting, self._running)
         self._live: dict[int, Sequence] = {}
         self.decisions: Counter[Decision] = Counter()  # of methods that decide about every step, since the start
 
@@ -68,29 +64,29 @@ class Scheduler:
 
     @property
     def sequences(self) -> Collection[Sequence]:
-        """All that are not finished; for reading at once."""
+        """A live view of the sequences that are not finished."""
         return self._live.values()
 
     @property
     def running(self) -> Iterable[Sequence]:
-        """Those that own blocks; for reading at once."""
+        """A live view of the sequences that own blocks."""
         return self._running
 
     def snapshot_queue(self) -> QueueSnapshot:
-        """The queue of this moment; tells any number of newcomers their places."""
+        """Return the current queue, in which any number of new sequences can look up their places."""
         return self._waiting.snapshot()
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence is alive or the target has something to forget."""
+        """Whether any sequence is alive, or the target still holds one that has ended."""
         return bool(self._live or self._running.has_ends)
 
     def find(self, seq: int) -> Sequence:
-        """A sequence that is not finished, by its number."""
+        """Return a sequence that is not finished, by its number."""
         return self._live[seq]
 
     def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence; its trees are no larger than ``SchedulerOptions.max_tree_nodes``, whatever it asks for.
+        """Queue a sequence.
 
         Raises:
             PromptTooLongError: its text can never fit.
@@ -100,11 +96,11 @@ class Scheduler:
         check_prompt(sequence, self.info)
         if len(self._waiting) >= self.options.max_waiting:
             raise OverloadedError(f"{len(self._waiting)} requests are waiting already", retry_after=1.0)
-        sequence.max_nodes = min(sequence.max_nodes, self.options.max_tree_nodes)
+        self._policy.limit_tree(sequence, self.options.max_step_rows)
         self.adopt(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Forget a sequence; while steps with it are in flight, at the end of the last."""
+        """Finish a sequence without an event; while steps with it are in flight, after the last of them."""
         if sequence.state is SequenceState.FINISHED:
             return
         sequence.cancelled = True
@@ -112,24 +108,24 @@ class Scheduler:
             self._finish(sequence)
 
     def fail(self, sequence: Sequence) -> None:
-        """A step could not be run: forget a sequence that was in it, once no other step with it is in flight.
+        """Cancel a sequence after a step with it failed.
 
-        What comes of its later chunks is worth nothing, but their rows are written to its blocks until then.
+        Its blocks are freed only when no other step with it is in flight: later chunks still write to them.
         """
         sequence.in_flight = max(0, sequence.in_flight - 1)
         self.cancel(sequence)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Give a sequence that is in no step away, to another scheduler that will ``adopt`` it."""
+        """Remove a sequence that is in no step, so that another scheduler can ``adopt`` it."""
         assert not sequence.in_flight, "a step in flight holds the sequence"
         self._finish(sequence)
         sequence.state = SequenceState.WAITING
-        sequence.n_cached, sequence.keep, sequence.last_step, sequence.passed_over = 0, [], -1, -1
+        sequence.n_cached, sequence.keep, sequence.last_step, sequence.last_skipped = 0, [], -1, -1
 
     def adopt(self, sequence: Sequence) -> None:
         """Queue a sequence that another scheduler has withdrawn; it was admitted there and is not refused here."""
         self._live[sequence.seq] = sequence
-        if sequence.n_output:  # it had its turn, here or with a router that is gone
+        if sequence.n_output:  # it has run before, here or with a lost router
             self._waiting.push_front(sequence)
         else:
             self._waiting.push(sequence)
@@ -140,21 +136,21 @@ class Scheduler:
         sequence.state = SequenceState.FINISHED
         sequence.tree = EMPTY_TREE
         self._live.pop(sequence.seq, None)
-        self._running.leave(sequence)
+        self._running.free(sequence)
 
     def lose_target(self) -> None:
-        """The target's state is gone: every live sequence goes back to the queue and will be prefilled again."""
+        """Preempt every running sequence, because the target's state is lost; all of them are prefilled again."""
         self._running.forget_target()
         for sequence in [*self._running]:
             if sequence.cancelled:
                 self._finish(sequence)
             else:
-                self._running.evict(sequence)
+                self._running.preempt(sequence)
 
     # -- forming a step ------------------------------------------------------------------------------------------
 
     def next_step(self, step_id: int, n_in_flight: int = 0) -> Step | None:
-        """The next micro-batch, or None when nothing should be sent now.
+        """Return the next micro-batch, or None when nothing should be sent now.
 
         Call it until it returns None, whenever an answer or a draft has come: it decides how many steps are in flight.
 
@@ -162,7 +158,7 @@ class Scheduler:
             step_id: the step's number, larger than all before.
             n_in_flight: steps sent and not answered.
         """
-        return self._builder.next_step(step_id, n_in_flight)
+        return self._policy.next_step(step_id, n_in_flight)
 
     # -- a step's answer -----------------------------------------------------------------------------------------
 
@@ -188,12 +184,12 @@ class Scheduler:
     def set_tree(
         self, sequence: Sequence, tree: TokenTree, reads_back: bool = True, decision: Decision | None = None
     ) -> None:
-        """The speculator's draft is there: the sequence may join a step.
+        """Set a sequence's draft, so that it may join a step.
 
         Args:
             sequence: of the draft.
             tree: it may be empty.
-            reads_back: whether the speculator will learn what the target says behind the nodes.
+            reads_back: whether the target's top ids after the nodes are read back.
             decision: of a method that decides about every step; counted.
         """
         if sequence.state is SequenceState.DRAFTING:

@@ -1,4 +1,4 @@
-"""Counting what speculation did for one request."""
+"""Counts steps, drafted and accepted nodes of one request, and its times."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from engine.tree import TokenTree
 
 @dataclass(slots=True)
 class StatsCounter:
-    """Running figures of one request; every decode forward of the target counts, also those without a draft."""
+    """Running figures of one request; every decode step counts, also those without a draft."""
 
     n_prompt: int
     began: float = field(default_factory=time.perf_counter)  # seconds
     entered: float | None = None  # seconds; when the sequence first owned KV blocks
-    prefilled: float | None = None  # seconds; when its text was in the cache, and its first token drawn
+    prefilled: float | None = None  # seconds; when its text was in the cache and its first token drawn
     step_tokens: list[int] = field(default_factory=list)
-    step_accepted: list[int] = field(default_factory=list)  # drafted nodes that each decode forward accepted
+    step_accepted: list[int] = field(default_factory=list)  # drafted nodes that each decode step accepted
     n_drafted: int = 0
     n_accepted: int = 0
     max_nodes: int = 0
     by_source: dict[str, SourceCounts] = field(default_factory=dict)
-    decisions: Counter[Decision] = field(default_factory=Counter)  # of a method that decides: decode forwards by them
+    decisions: Counter[Decision] = field(default_factory=Counter)  # decode steps by the method's decision
     n_preempted: int = 0
-    n_cached: int = 0  # tokens of the prompt that were found in the cache
+    n_cached: int = 0  # tokens of the prompt that the cache held
 
     def count_entry(self) -> None:
-        """The sequence leaves the queue; only the first time counts."""
+        """Record the first time that the sequence leaves the queue."""
         if self.entered is None:
             self.entered = time.perf_counter()
 
     def count_prefilled(self) -> None:
-        """All of the text is in the cache; only the first time counts."""
+        """Record the first time that all of the text is in the cache."""
         if self.prefilled is None:
             self.prefilled = time.perf_counter()
 
     def count_step(self, tree: TokenTree, accepted: Sequence[int], n_emitted: int) -> dict[str, SourceCounts]:
-        """One decode forward; returns the step's own counts by source."""
+        """Count one decode step; return its own counts by source."""
         self.step_tokens.append(n_emitted)
         self.step_accepted.append(len(accepted))
         if not tree.tokens:
@@ -56,7 +56,7 @@ class StatsCounter:
         return step
 
     def freeze(self) -> RequestStats:
-        """The figures as they leave the engine."""
+        """Return the figures as they leave the engine."""
         now = time.perf_counter()
         prefilled = now if self.prefilled is None else self.prefilled
         entered = prefilled if self.entered is None else self.entered
@@ -80,7 +80,7 @@ class StatsCounter:
 
 
 def count_sources(tree: TokenTree, accepted: Sequence[int]) -> dict[str, SourceCounts]:
-    """What every source did in one tree; sources that proposed nothing to be accepted are left out."""
+    """Return the counts of one tree by source; sources that proposed only probes are left out."""
     names = tree.source_names
     counts = [[0] * len(SourceCounts._fields) for _ in names]
     kinds = list(zip(tree.sources, tree.proposers, strict=True))

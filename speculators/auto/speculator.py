@@ -155,15 +155,15 @@ class Auto(PerRequest[RequestState]):
         """Return an empty draft; without sources that observe every step, the request also skips its next steps."""
         state.observes_next = False
         is_full = decision is decisions.BATCH_TOO_LARGE
-        wants_next = not is_full and self._tiers.drafts_ahead(state, price)
+        drafts_next = not is_full and self._tiers.drafts_ahead(state, price)
         if self._sources.always_observing:
             if not self._sources.can_pause:
                 decision = decision._replace(reads_back=True)
-            return Draft((), decision, wants_next=wants_next and not state.pause)
-        rest = (
+            return Draft((), decision, drafts_next=drafts_next and not state.pause)
+        pause = (
             Pause(BATCH_PAUSE, decisions.BATCH_TOO_LARGE) if is_full else Pause(state.skip_steps(), decisions.BACKS_OFF)
         )
-        return Draft((), decision, rest, wants_next)
+        return Draft((), decision, pause, drafts_next)
 
     def _draft(self, asked: list[Proposal], price: Price | None, context: float, drafts: list[list[Branch]]) -> None:
         """Set the drafts of all requests that are asked; ``price`` is of a step with few nodes."""
@@ -209,7 +209,7 @@ class Auto(PerRequest[RequestState]):
         decision = decisions.DRAFTS_FROM_TEXT
         if proposal.all_draft:
             decision = decisions.DRAFTS_FROM_ALL if state.next_wait == FIRST_WAIT else decisions.PROBES_ALL
-        return Draft(branches, decision, wants_next=self._tiers.drafts_ahead(state, price))
+        return Draft(branches, decision, drafts_next=self._tiers.drafts_ahead(state, price))
 
     def _failed(self, proposal: Proposal, price: Price | None, bucket: int) -> Draft:
         """Back off after a draft that is not worth it, and return an empty one."""
@@ -225,7 +225,7 @@ class Auto(PerRequest[RequestState]):
             return self._off(state, decisions.NOT_WORTH_IT if proposal.ranked else decisions.NO_PROPOSAL, price)
         state.observes_next = proposal.all_draft or self._sources.text_learns
         decision = decisions.OBSERVES if proposal.all_draft else decisions.NOT_WORTH_IT
-        return Draft((), decision, wants_next=self._tiers.drafts_ahead(state, price))
+        return Draft((), decision, drafts_next=self._tiers.drafts_ahead(state, price))
 
 
 def _source_names(settings: AutoConfig, options: SpeculatorOptions) -> list[str]:

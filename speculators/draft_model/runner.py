@@ -95,7 +95,7 @@ class DraftModelRunner:
     def end(self, seq: int) -> None:
         """Remove a sequence and free its blocks; an unknown one is ignored."""
         if self.cached.pop(seq, None) is not None:
-            self.blocks.release(seq)
+            self.blocks.free(seq)
             self._stage.admit(Step(0, [], ends=[seq]))
 
     def reserve(self, view: RequestView, n_tokens: int) -> bool:
@@ -104,7 +104,7 @@ class DraftModelRunner:
         A sequence that cannot draft must not hold blocks that others could draft with.
         """
         try:
-            self.cached[view.request_id].new_blocks += self.blocks.grow(view.request_id, n_tokens)
+            self.cached[view.request_id].new_blocks += self.blocks.allocate(view.request_id, n_tokens)
         except OutOfBlocksError:
             self.evict(view)
             return False
@@ -112,7 +112,7 @@ class DraftModelRunner:
 
     def evict(self, view: RequestView) -> None:
         """Free the blocks of a live sequence, whose text must then be read again."""
-        if self.blocks.release(view.request_id) or self.cached[view.request_id].n:
+        if self.blocks.free(view.request_id) or self.cached[view.request_id].n:
             self._stage.admit(Step(0, [], ends=[view.request_id]))
             self.begin(view)
 

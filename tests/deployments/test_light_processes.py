@@ -26,6 +26,7 @@ from deployments.pipeline.frames import encode_step_frame
 from engine.model.resolve import resolve
 from engine.request import Request
 from engine.sampling.params import SamplingParams
+from engine.scheduling.batching_policy import BatchingPolicy
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from speculators.pool import SpeculatorPool
@@ -38,7 +39,7 @@ assert library(checked(ServeConfig(model=sys.argv[1], draft_model=sys.argv[1], r
 assert deployments.target_model.deployment.replica_placement(pipeline, target.stages, 0.1)
 assert resolve(target.model).is_dir()
 pool = SpeculatorPool(speculator_options(config))
-scheduler = Scheduler(INFO, router_options(config).scheduler)
+scheduler = Scheduler(BatchingPolicy(INFO, router_options(config).scheduler))
 for seq, method in enumerate(("auto", "pld", "anpd", "lookahead", "spectra-core", "suffix", "token-recycling")):
     params = SamplingParams(max_tokens=8)
     pool.begin(seq, Request([5, 6, 7, 5, 6], params, method), INFO.spec.vocab_size)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from engine.model.spec import ModelSpec
 from engine.request import Request
 from engine.sampling.params import SamplingParams
+from engine.scheduling.batching_policy import BatchingPolicy
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult, Work, WorkResult
@@ -116,5 +117,5 @@ def virtual_pipeline(
 ) -> VirtualPipeline:
     """Stages that take ``stage_seconds(decoding sequences)`` for a step, and a scheduler that has measured them."""
     costs = flat_costs(lambda batch: n_stages * stage_seconds(batch), batches) if is_measured else None
-    scheduler = Scheduler(INFO, SchedulerOptions(n_micro_batches=n_stages, prefix_cache=False), costs)
+    scheduler = Scheduler(BatchingPolicy(INFO, SchedulerOptions(n_micro_batches=n_stages, prefix_cache=False), costs))
     return VirtualPipeline(scheduler, lambda step: stage_seconds(max(1, n_trees(step))), trip)

@@ -14,6 +14,7 @@ from deployments.router.admission import Admission
 from engine.errors import OverloadedError
 from engine.request import Request
 from engine.sampling.params import SamplingParams
+from engine.scheduling.batching_policy import BatchingPolicy
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence
 from tests.deployments.conftest import METHODS, Serving, job_of
@@ -30,7 +31,9 @@ class BusyLane:
 
     def __init__(self, max_sequences: int, n_blocks: int) -> None:
         limits = SchedulerOptions(max_sequences=max_sequences, max_waiting=sys.maxsize)
-        self.scheduler = Scheduler(replace(INFO, n_blocks=n_blocks, max_model_len=64 * n_blocks), limits)
+        self.scheduler = Scheduler(
+            BatchingPolicy(replace(INFO, n_blocks=n_blocks, max_model_len=64 * n_blocks), limits)
+        )
         self.service_rate = measured_rate()
         self.n_looks = 0
         self._snapshot_queue = self.scheduler.snapshot_queue

@@ -22,7 +22,7 @@ def is_run(table: list[int]) -> bool:
 
 
 class Allocator(RuleBasedStateMachine):
-    """Any order of growing and releasing, against a plain model of which sequence owns which block."""
+    """Any order of allocating and freeing, against a plain model of which sequence owns which block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,30 +30,30 @@ class Allocator(RuleBasedStateMachine):
         self.tables: dict[int, list[int]] = {}
 
     @rule(seq=st.integers(0, 4), n_tokens=st.integers(0, N_BLOCKS * BLOCK + 5))
-    def grow(self, seq: int, n_tokens: int) -> None:
+    def allocate(self, seq: int, n_tokens: int) -> None:
         before = self.tables.get(seq, [])
         missing = max(0, -(-n_tokens // BLOCK) - len(before))
         free = N_BLOCKS - sum(map(len, self.tables.values()))
-        assert self.blocks.missing(seq, n_tokens) == missing
+        assert self.blocks.n_missing(seq, n_tokens) == missing
         if missing > free:
             with pytest.raises(OutOfBlocksError):
-                self.blocks.grow(seq, n_tokens)
+                self.blocks.allocate(seq, n_tokens)
             assert self.blocks.table(seq) == before
             return
-        added = self.blocks.grow(seq, n_tokens)
+        added = self.blocks.allocate(seq, n_tokens)
         assert len(added) == missing
         if added:
             self.tables[seq] = before + added
 
     @rule(seq=st.integers(0, 4))
-    def release(self, seq: int) -> None:
-        assert self.blocks.release(seq) == len(self.tables.pop(seq, []))
+    def free(self, seq: int) -> None:
+        assert self.blocks.free(seq) == len(self.tables.pop(seq, []))
 
     @rule(seq=st.integers(0, 4))
-    def regroup(self, seq: int) -> None:
+    def defragment(self, seq: int) -> None:
         before = self.tables.get(seq, [])
         free = set(range(N_BLOCKS)).difference(*self.tables.values())
-        n, moved = len(before), self.blocks.regroup(seq)
+        n, moved = len(before), self.blocks.defragment(seq)
         places = [range(start, start + n) for start in range(N_BLOCKS - n + 1)]
         if moved is None:
             assert is_run(before) or not any(free.issuperset(place) for place in places)
@@ -96,12 +96,12 @@ def test_a_new_sequence_is_contiguous_if_a_free_run_is_long_enough(
     blocks = BlockAllocator(N_BLOCKS, BLOCK)
     for seq, n_tokens, ends in history:
         if ends:
-            blocks.release(seq)
-        elif blocks.missing(seq, n_tokens) <= blocks.n_free:
-            blocks.grow(seq, n_tokens)
+            blocks.free(seq)
+        elif blocks.n_missing(seq, n_tokens) <= blocks.n_free:
+            blocks.allocate(seq, n_tokens)
     longest = blocks.longest_free_run
     if n <= blocks.n_free:
-        blocks.grow(9, n * BLOCK)
+        blocks.allocate(9, n * BLOCK)
         assert is_run(blocks.table(9)) or n > longest
 
 
@@ -109,7 +109,7 @@ def test_sequences_that_grow_together_stay_contiguous() -> None:
     blocks = BlockAllocator(64, BLOCK)
     for n_tokens in range(1, 16 * BLOCK, 3):
         for seq in range(4):
-            blocks.grow(seq, n_tokens)
+            blocks.allocate(seq, n_tokens)
     assert all(is_run(blocks.table(seq)) for seq in range(4))
 
 
@@ -118,18 +118,18 @@ class Cache(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept = CachedPrefixes(N_BLOCKS, BLOCK)
-        self.blocks = BlockAllocator(N_BLOCKS, BLOCK, self.kept)
+        self.cached = CachedPrefixes(N_BLOCKS, BLOCK)
+        self.blocks = BlockAllocator(N_BLOCKS, BLOCK, self.cached)
         self.tokens: dict[int, list[int]] = {}
         self.cells = [-1] * (N_BLOCKS * BLOCK)
 
     @rule(seq=st.integers(0, 4), start=st.integers(0, 2), n=st.integers(1, 20))
-    def grow(self, seq: int, start: int, n: int) -> None:
+    def allocate(self, seq: int, start: int, n: int) -> None:
         tokens = self.tokens.get(seq, [start])
         tokens = tokens + [100 * seq + len(tokens) + i for i in range(n)] if seq in self.tokens else [start] * n
         free = self.blocks.n_free
         try:
-            added = self.blocks.grow(seq, len(tokens))
+            added = self.blocks.allocate(seq, len(tokens))
         except OutOfBlocksError:
             return
         assert self.blocks.n_free == free - len(added)
@@ -138,33 +138,33 @@ class Cache(RuleBasedStateMachine):
             self.cells[self._cell(self.blocks.table(seq), slot)] = token
 
     @rule(seq=st.integers(0, 4))
-    def release(self, seq: int) -> None:
+    def free(self, seq: int) -> None:
         if seq not in self.tokens:
             return
         tokens, table = self.tokens.pop(seq), self.blocks.table(seq)
-        self.blocks.release(seq)
-        self.kept.keep(CachedPrefix("", tokens, table[: self.blocks.blocks_for(len(tokens))], PromptTopIds()))
+        self.blocks.free(seq)
+        self.cached.add(CachedPrefix("", tokens, table[: self.blocks.blocks_for(len(tokens))], PromptTopIds()))
 
     @rule(seq=st.integers(0, 4))
-    def regroup(self, seq: int) -> None:
+    def defragment(self, seq: int) -> None:
         table = BlockTable(BLOCK)
         table.extend(self.blocks.table(seq))
-        moved = self.blocks.regroup(seq)
+        moved = self.blocks.defragment(seq)
         if moved is not None:
             for run in table.runs_to(moved):
                 self.cells[run.target : run.target + run.n] = self.cells[run.source : run.source + run.n]
 
     @rule(start=st.integers(0, 2))
-    def use(self, start: int) -> None:
-        for text in self.kept.sharing_first_block("", [start] * BLOCK)[:1]:
-            self.kept.use(text)
+    def mark_used(self, start: int) -> None:
+        for text in self.cached.sharing_first_block("", [start] * BLOCK)[:1]:
+            self.cached.mark_used(text)
 
     @invariant()
     def cached_prefixes_are_intact(self) -> None:
         self.blocks.check_integrity()
         for start in range(3):
-            assert self.kept.sharing_first_block("other", [start] * BLOCK) == []
-            for text in self.kept.sharing_first_block("", [start] * BLOCK):
+            assert self.cached.sharing_first_block("other", [start] * BLOCK) == []
+            for text in self.cached.sharing_first_block("", [start] * BLOCK):
                 cells = [self.cells[self._cell(text.blocks, slot)] for slot in range(len(text.tokens))]
                 assert cells == text.tokens
 
@@ -183,44 +183,44 @@ TestCache = Cache.TestCase
 TestCache.settings = settings(stateful_step_count=40)
 
 
-def keep(blocks: BlockAllocator, kept: CachedPrefixes, seq: int, n_blocks: int) -> None:
-    blocks.grow(seq, n_blocks * BLOCK)
+def cache(blocks: BlockAllocator, cached: CachedPrefixes, seq: int, n_blocks: int) -> None:
+    blocks.allocate(seq, n_blocks * BLOCK)
     table = blocks.table(seq)
-    blocks.release(seq)
-    kept.keep(CachedPrefix("", [seq] * (n_blocks * BLOCK), table, PromptTopIds()))
+    blocks.free(seq)
+    cached.add(CachedPrefix("", [seq] * (n_blocks * BLOCK), table, PromptTopIds()))
 
 
 def test_the_least_recently_used_prefix_is_evicted_first() -> None:
-    kept = CachedPrefixes(N_BLOCKS, BLOCK)
-    blocks = BlockAllocator(N_BLOCKS, BLOCK, kept)
+    cached = CachedPrefixes(N_BLOCKS, BLOCK)
+    blocks = BlockAllocator(N_BLOCKS, BLOCK, cached)
     for seq in range(3):
-        keep(blocks, kept, seq, 4)
-    assert len(kept) == 3  # blocks that hold nothing were taken first
-    kept.use(kept.sharing_first_block("", [0] * BLOCK)[0])
-    blocks.grow(7, 4 * BLOCK)
-    assert [len(kept.sharing_first_block("", [seq] * BLOCK)) for seq in range(3)] == [1, 0, 1]
-    blocks.grow(8, 8 * BLOCK)
-    assert len(kept) == 0
+        cache(blocks, cached, seq, 4)
+    assert len(cached) == 3  # blocks without a prefix were allocated first
+    cached.mark_used(cached.sharing_first_block("", [0] * BLOCK)[0])
+    blocks.allocate(7, 4 * BLOCK)
+    assert [len(cached.sharing_first_block("", [seq] * BLOCK)) for seq in range(3)] == [1, 0, 1]
+    blocks.allocate(8, 8 * BLOCK)
+    assert len(cached) == 0
     blocks.check_integrity()
 
 
-def test_a_prefix_and_its_top_ids_end_before_the_first_taken_block() -> None:
-    kept, rows = CachedPrefixes(N_BLOCKS, BLOCK), np.arange(5 * BLOCK + 1, dtype=np.int32)[:, None]
+def test_a_prefix_and_its_top_ids_end_before_the_first_allocated_block() -> None:
+    cached, rows = CachedPrefixes(N_BLOCKS, BLOCK), np.arange(5 * BLOCK + 1, dtype=np.int32)[:, None]
     top_ids = PromptTopIds()
     for first, last in ((0, 8), (8, 9), (9, len(rows))):
         top_ids.append(rows[first:last], rows[first:last].astype(np.float32))
     text = CachedPrefix("", [0] * (8 * BLOCK), [*range(8)], top_ids)
-    kept.keep(text)
+    cached.add(text)
     for n_blocks in (6, 3, 1):
-        kept.take(n_blocks)
+        cached.evict_from(n_blocks)
         n = min(len(rows), n_blocks * BLOCK)
         assert (len(text.blocks), len(text.tokens), text.top_ids.n) == (n_blocks, n_blocks * BLOCK, n)
         for part in text.top_ids.part(0, n):
             np.testing.assert_array_equal(part, rows[:n])
     assert top_ids.n == len(rows), "a sequence that still has the rows keeps them"
-    kept.take(0)
-    assert len(kept) == 0
-    kept.check_integrity()
+    cached.evict_from(0)
+    assert len(cached) == 0
+    cached.check_integrity()
 
 
 def test_common_beginnings_are_counted_to_the_token() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine.request import Request
 from engine.sampling.params import SamplingParams
+from engine.scheduling.batching_policy import BatchingPolicy
 from engine.scheduling.fair_queue import FairQueue, QueueSnapshot, work_of
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence, SequenceState
@@ -114,7 +115,7 @@ def test_no_waiting_tenant_is_served_less_than_another_by_more_than_a_request(en
 
 @pytest.mark.parametrize("max_sequences", [1, 4])
 def test_a_flood_delays_another_tenants_request_by_one_request(max_sequences: int) -> None:
-    scheduler = Scheduler(INFO, SchedulerOptions(max_sequences=max_sequences))
+    scheduler = Scheduler(BatchingPolicy(INFO, SchedulerOptions(max_sequences=max_sequences)))
     made = VirtualPipeline(scheduler, lambda step: 0.01)
     flood = [made.submit([5] * 10, 20, tenant="flood") for _ in range(100)]
     made.run(until=1.0)
@@ -130,7 +131,7 @@ def test_a_flood_delays_another_tenants_request_by_one_request(max_sequences: in
 
 
 def test_a_resumed_request_is_served_before_new_ones() -> None:
-    scheduler = Scheduler(INFO, SchedulerOptions(max_sequences=1))
+    scheduler = Scheduler(BatchingPolicy(INFO, SchedulerOptions(max_sequences=1)))
     made = VirtualPipeline(scheduler, lambda step: 0.01)
     made.submit([5] * 10, 20)
     made.run(until=0.05)

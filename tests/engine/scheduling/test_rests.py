@@ -27,8 +27,8 @@ class Resting:
     name = "resting"
     needs = Needs(node_top_k=2, prompt_top_k=2)
 
-    def __init__(self, rests: Sequence[int], wants_next: bool = True) -> None:
-        self.rests, self.wants_next = rests, wants_next
+    def __init__(self, rests: Sequence[int], drafts_next: bool = True) -> None:
+        self.rests, self.drafts_next = rests, drafts_next
         self.asked: dict[int, list[int]] = {}  # lengths of the text
         self.heard: dict[int, list[int]] = {}  # tokens
 
@@ -41,8 +41,8 @@ class Resting:
         n_steps = self.rests[len(asked) % len(self.rests)]
         asked.append(len(view.context))
         if n_steps == 0:
-            return Draft([Branch([5, 6], self.name)], Decision("full", "pays"), wants_next=self.wants_next)
-        return Draft((), ASKED, Pause(n_steps, RESTING), self.wants_next)
+            return Draft([Branch([5, 6], self.name)], Decision("full", "pays"), drafts_next=self.drafts_next)
+        return Draft((), ASKED, Pause(n_steps, RESTING), self.drafts_next)
 
     def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         return [self.propose(view, budget) for view, budget in zip(views, budgets, strict=True)]
@@ -102,17 +102,17 @@ def test_a_speculator_is_asked_again_when_its_rest_is_over(n_steps: int) -> None
     assert engine.scheduler.decisions[RESTING] == done.stats.decisions["off:rests"] == 24 - len(lengths)
 
 
-@pytest.mark.parametrize(("n_steps", "wants_next", "first"), [(0, True, True), (3, True, False), (3, False, True)])
+@pytest.mark.parametrize(("n_steps", "drafts_next", "first"), [(0, True, True), (3, True, False), (3, False, True)])
 def test_a_drafter_drafts_after_the_last_step_of_a_rest_if_that_is_requested(
-    n_steps: int, wants_next: bool, first: bool
+    n_steps: int, drafts_next: bool, first: bool
 ) -> None:
-    speculator = Resting([n_steps], wants_next)
+    speculator = Resting([n_steps], drafts_next)
     speculator.needs = Needs(drafter=True, drafts_first=first)
     engine = make_engine(make_target("llama"), extra={"resting": lambda _: speculator})
     with watched(engine) as steps:
         complete_all(engine, [Request(random_prompts(1)[0], SamplingParams(max_tokens=25), "resting")], 1)
     asked = [work.draft_nodes > 0 for step in steps for work in step.work]
     assert asked[0] == first
-    period = [False] * n_steps + [wants_next]
+    period = [False] * n_steps + [drafts_next]
     assert asked[1:] == (period * len(asked))[: len(asked) - 1]
     assert len(asked) > 8

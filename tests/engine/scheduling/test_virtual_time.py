@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.scheduling.batching_policy import BatchingPolicy
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import SequenceState
 from engine.step import Step
@@ -32,7 +33,9 @@ def stage_seconds(step: Step) -> float:
 
 def pipeline(n_stages: int, max_stall: float, is_measured: bool = True) -> VirtualPipeline:
     options = SchedulerOptions(n_micro_batches=n_stages, max_stall=max_stall, prefix_cache=False)
-    return VirtualPipeline(Scheduler(INFO, options, costs(n_stages) if is_measured else None), stage_seconds)
+    return VirtualPipeline(
+        Scheduler(BatchingPolicy(INFO, options, costs(n_stages) if is_measured else None)), stage_seconds
+    )
 
 
 def gaps(made: VirtualPipeline, first: float, last: float) -> list[float]:

@@ -14,7 +14,7 @@ from engine.drafter.checkpoint.write import write_drafter
 from engine.drafter.settings import DrafterSettings
 from engine.errors import ConfigError
 from engine.model.loader import load_config, load_spec
-from engine.scheduling.options import SchedulerOptions
+from engine.scheduling.batch_limits import SchedulerOptions
 from engine.simulated.profile import PipelineProfile, Simulation
 from engine.target_model.info import TargetInfo
 from engine.target_model.loading import describe_target, load_parts, memory_of_stages, stage_ranges

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.composer import compose
-from engine.protocol import NO_REST, Branch, Needs, RequestView
+from engine.protocol import NO_PAUSE, Branch, Needs, RequestView
 from engine.step_cost import StepCosts
 from speculators.auto.config import AutoConfig
 from speculators.auto.prices import Prices
@@ -81,7 +81,7 @@ class AutoRun:
         self.speculator, self.target = speculator, target
         self.requests = [make_request(first + i) for i in range(n)]
         self.rows: list[int] = []  # of every step
-        self.pauses = {request.request_id: NO_REST for request in self.requests}
+        self.pauses = {request.request_id: NO_PAUSE for request in self.requests}
         self.unobserved: dict[int, list[int]] = {request.request_id: [] for request in self.requests}
         self.decisions: dict[int, list[Any]] = {request.request_id: [] for request in self.requests}  # step by step
         for request in self.requests:
@@ -108,7 +108,7 @@ class AutoRun:
             branches = drafts.get(number, ())
             decision = self.pauses[number].decision
             if number in drafts:
-                self.pauses[number], decision = branches.rest, branches.decision
+                self.pauses[number], decision = branches.pause, branches.decision
             self.decisions[number].append(decision)
             tree = compose(branches, budget)
             outcome = self.target.score(request.context.view.tolist() + self.unobserved[number], tree)

@@ -178,8 +178,8 @@ def test_the_targets_drafter_drafts_ahead_where_the_next_draft_is_one_of_all_sou
             state = auto.states[request.request_id]
             if draft.decision is not BACKS_OFF:
                 outcomes[drafts_ahead, state.all_draft] += 1
-            drafts_ahead = draft.wants_next
-            for _ in range(1 + draft.rest.n_steps):
+            drafts_ahead = draft.drafts_next
+            for _ in range(1 + draft.pause.n_steps):
                 outcome = TARGET.score(request.context.view.tolist(), compose(draft, 16))
                 request.context.extend(outcome.tokens)
                 draft = Draft()
