@@ -30,8 +30,9 @@ from engine.stage.logit_readback import ReadBack, logit_rows
 from engine.step import Work
 from engine.tree import TokenTree
 from engine.upload import Upload
-from engine.verify.at_once import DrawnAtOnce
+from engine.verify.all_rows import AllRowDraws
 from engine.verify.batch import Walk, WalkItem, verify
+from engine.verify.walk import walk_trees
 
 N_NODES = 64
 Timed = tuple[str, Callable[[], object]]
@@ -61,9 +62,11 @@ def draws(logits: torch.Tensor, params: SamplingParams, tree: TokenTree, rng: ra
 
     def drawn() -> None:
         upload = Upload(logits.device)
-        walks = DrawnAtOnce([(at_once, Walk())], vocab, upload)
+        pairs = [(at_once, Walk())]
+        draws = AllRowDraws(pairs, vocab, upload)
         upload.send()
-        walks.finish(iter(fetch(walks.begin(logits))))
+        draws.receive(iter(fetch(draws.begin(logits))))
+        walk_trees(pairs, draws)
 
     n = len(logits)
     return [

@@ -4,9 +4,9 @@ No GPU is needed: planning is the part of a step that the CPU does before the fi
 step: sequences with one token tree each. Columns, each the minimum over all runs:
 
 * ``plan``: `make_plan`, parents and blocks given as int32 arrays;
-* ``answer``: `answer_of`, which rows are drawn and read back;
+* ``answer``: `StepAnswer`, which rows are drawn and read back;
 * ``sum``: of both;
-* ``step``: `pack_plan` and `answer_of` for the works of a step whose trees have just arrived.
+* ``step``: `pack_plan` and `StepAnswer` for the works of a step whose trees have just arrived.
 
 Some seconds. The last line of stdout is one JSON document.
 
@@ -33,9 +33,8 @@ from engine.cuda.plan.plan import PlanShape, make_plan
 from engine.kv.arena import BlockTable, KVArena
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
-from engine.stage.answer import StageSequence
+from engine.stage.answer import StageSequence, StepAnswer
 from engine.stage.packing import Span, pack_plan
-from engine.stage.planned_answer import answer_of
 from engine.step import SequenceStart, Work
 from engine.tree import TokenTree
 from engine.upload import Upload
@@ -82,13 +81,13 @@ class PlannedSteps:
 
     def answer(self, works: list[Work]) -> None:
         """Plan the answer."""
-        answer_of(works, self._spans, self._sequences, Upload(CPU), SHARD, ANSWERS, None)
+        StepAnswer(works, self._spans, self._sequences, Upload(CPU), SHARD, ANSWERS, None)
 
     def step(self, works: list[Work]) -> None:
         """Plan both from works."""
         upload = Upload(CPU)
         packed = pack_plan(works, self._tables, self._arena, upload, SHAPE)
-        answer_of(works, packed.spans, self._sequences, upload, SHARD, ANSWERS, None)
+        StepAnswer(works, packed.spans, self._sequences, upload, SHARD, ANSWERS, None)
 
 
 def least_ms(run: Callable[[list[Work]], None], works: Callable[[], list[Work]], runs: int) -> float:

@@ -1,34 +1,38 @@
-"""What the last stage makes of a step behind its layers: logits where they are needed, walks, read-backs.
+"""The last stage's answer to a step: logits where they are needed, walks, read-backs.
 
-Planned with the step, so that the device hears of it in the step's one upload; what it answers is fetched in one go.
+It is planned with the step, so its arrays travel in the step's one upload; its tensors are fetched in one copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
+from engine.cuda.plan.answer import MOST_BEST
 from engine.device import fetch
-from engine.events import TokenLogprob
 from engine.grammar.compiler import Grammars
 from engine.grammar.state import GrammarState
+from engine.model.shard import ModelShard
 from engine.sampling.history import History
+from engine.stage.answer_sources import AnswerSource, KernelAnswerSource, LogitUses, TorchAnswerSource
 from engine.stage.artefacts import StatesReadBack
 from engine.stage.base import Activations
-from engine.stage.logit_readback import ReadBack, TopRows, logit_rows
+from engine.stage.logit_readback import HeadRows, PromptLogprobs, ReadBack, logit_rows
 from engine.stage.packing import Span
-from engine.stage.prompt_logprobs import PromptLogprobs
 from engine.step import SequenceStart, Work, WorkResult
-from engine.tree import EMPTY_TREE, FloatArray
+from engine.tree import EMPTY_TREE
 from engine.upload import Upload
-from engine.verify.batch import Verification, Walk, WalkItem
+from engine.verify.batch import Verification
+from engine.verify.walk import Walk, WalkItem
+
+if TYPE_CHECKING:  # needs Triton
+    from engine.cuda.answers import LogitsReader
 
 
 @dataclass(slots=True)
 class StageSequence:
-    """What a stage remembers of a sequence."""
+    """A sequence as its stage knows it."""
 
     start: SequenceStart
     text: list[int]  # copied tokens and chunks so far, kept only until the first draw
@@ -37,7 +41,7 @@ class StageSequence:
     draws: bool = False  # the first token was drawn: histories and grammars follow the walks from there
 
     def remember(self, work: Work, grammars: Grammars | None) -> None:
-        """Keep the text that penalties, a minimum length and a grammar look at; the walk itself adds what it commits.
+        """Keep the text that penalties, a minimum length and a grammar read; the walk adds the tokens that it commits.
 
         ``grammars`` compiles the grammar, unless it has been compiled since ``Stage.admit``.
         """
@@ -54,22 +58,22 @@ class StageSequence:
             self.draws, self.text = True, []
 
     def walk_item(self, work: Work, root: int) -> WalkItem:
-        """What is to be walked; ``root`` is the row of the tree's root, or of the chunk's last token."""
+        """Return the item to walk; ``root`` is the row of the tree's root, or of the chunk's last token."""
         context, tree = work.n_cached + len(work.tokens), work.tree or EMPTY_TREE
         return WalkItem(tree, root, self.start.params, self.history, context, work.max_new, self.grammar)
 
 
 class StepAnswer:
-    """One step's answer in the making.
+    """Plans one step's answer, then returns it: by the kernels of an executor if they can answer it, else by torch.
 
     Args:
         works: of the step.
         spans: rows of every work.
         sequences: of every work; they remember its text.
-        vocab: width of the logits.
-        upload: takes what has to be on the device, to be sent before ``results``.
-        head: makes logits ``[n, vocab]`` of hidden states ``[n, hidden]``.
-        grammars: of the model; None: no sequence may have one.
+        upload: carries the plan to the device; send it before ``results``.
+        shard: has the head.
+        kernels: of the stage's executor; None: it has none.
+        grammars: of the model; None: no sequence has one.
     """
 
     def __init__(
@@ -77,68 +81,66 @@ class StepAnswer:
         works: Sequence[Work],
         spans: Sequence[Span],
         sequences: Sequence[StageSequence],
-        vocab: int,
         upload: Upload,
-        head: Callable[[Tensor], Tensor],
-        grammars: Grammars | None = None,
+        shard: ModelShard,
+        kernels: LogitsReader | None,
+        grammars: Grammars | None,
     ) -> None:
-        self._works, self._head = works, head
+        self._works = works
+        head = shard.logits if kernels is None else kernels.logits
+        if kernels is not None and not all(_most_ids(sequence.start) <= MOST_BEST for sequence in sequences):
+            kernels = None
         needs = [sequence.start.needs for sequence in sequences]
         needed = [logit_rows(work, need) for work, need in zip(works, needs, strict=True)]
-        picked: list[int] = []
-        firsts: list[int] = []
+        rows = HeadRows(works, spans, needed, has_prompts_apart=kernels is not None)
         items: list[WalkItem] = []
-        for work, span, rows, sequence in zip(works, spans, needed, sequences, strict=True):
-            firsts.append(len(picked))
-            picked.extend(span.first + row for row in rows.rows)
+        for work, root, sequence in zip(works, rows.roots, sequences, strict=True):
             sequence.remember(work, grammars)
             if work.draw:
-                items.append(sequence.walk_item(work, firsts[-1] + (len(rows.rows) - 1 if work.tree is None else 0)))
-        is_all = len(picked) == sum(span.n for span in spans)
-        self._picked = None if is_all else upload.add(picked)  # rows of the step that go through the head
-        self._verification = Verification(items, vocab, upload)
-        self._read_back = ReadBack(works, needs, needed, firsts, upload)
+                items.append(sequence.walk_item(work, root))
+        vocab = shard.spec.vocab_size if kernels is None else kernels.vocab
+        torch_upload = upload if kernels is None else None
         ks = [sequence.start.params.prompt_logprobs or 0 for sequence in sequences]
-        self._prompt_logprobs = PromptLogprobs(works, ks, firsts, vocab, upload)
+        uses = LogitUses(
+            Verification(items, vocab, upload, has_kernels=kernels is not None),
+            ReadBack(works, needs, needed, rows.firsts, torch_upload),
+            PromptLogprobs(works, ks, rows.firsts, vocab, torch_upload),
+        )
+        self._source: AnswerSource
+        if kernels is None:
+            self._source = TorchAnswerSource(rows, sum(span.n for span in spans), uses, upload, head)
+        else:
+            self._source = KernelAnswerSource(rows, uses, upload, kernels)
         self._states = StatesReadBack(works, needs, spans)
 
     def results(self, activations: Activations) -> list[WorkResult]:
-        """The answer to every work, in order."""
-        hidden = activations.hidden[0]
-        logits = self._head(hidden if self._picked is None else hidden.index_select(0, self._picked.tensor))
-        begun = [
-            *self._verification.begin(logits),
-            *self._read_back.begin(logits),
-            *self._prompt_logprobs.begin(logits),
-        ]
-        # Here the host waits; later only for levels of the rejection rule, and for states that walks choose from.
+        """Return the answer to every work, in order."""
+        begun = self._source.begin(activations.hidden[0])
+        # The host waits here. Later it waits only for levels of the rejection rule, and for states chosen by walks.
         arrays = iter(fetch([*begun, *self._states.begin(activations.tapped)]))
-        drawn = iter(self._verification.finish(arrays))
+        found, tops, of_prompts = self._source.finish(arrays)
+        drawn = iter(found)
         walks = [next(drawn) if work.draw else Walk() for work in self._works]
-        tops, of_prompts = self._read_back.finish(arrays), self._prompt_logprobs.finish(arrays)
-        return assemble(self._works, walks, tops, of_prompts, self._states.finish(arrays, walks))
+        states = self._states.finish(arrays, walks)
+        return [
+            WorkResult(
+                work.seq,
+                walk.tokens,
+                walk.accepted,
+                walk.logprobs,
+                top.nodes,
+                top.prompt_ids,
+                hidden,
+                prompt_top_logprobs=top.prompt_logprobs,
+                prompt_logprobs=prompt,
+                error=walk.error,
+            )
+            for work, walk, top, prompt, hidden in zip(self._works, walks, tops, of_prompts, states, strict=True)
+        ]
 
 
-def assemble(
-    works: Sequence[Work],
-    walks: Sequence[Walk],
-    tops: Sequence[TopRows],
-    of_prompts: Sequence[list[TokenLogprob] | None],
-    states: Sequence[FloatArray | None],
-) -> list[WorkResult]:
-    """The answers, of what every work has of each kind."""
-    return [
-        WorkResult(
-            work.seq,
-            walk.tokens,
-            walk.accepted,
-            walk.logprobs,
-            top.nodes,
-            top.prompt_ids,
-            its_states,
-            prompt_top_logprobs=top.prompt_logprobs,
-            prompt_logprobs=its_prompt,
-            error=walk.error,
-        )
-        for work, walk, top, its_prompt, its_states in zip(works, walks, tops, of_prompts, states, strict=True)
-    ]
+def _most_ids(start: SequenceStart) -> int:
+    """Return the largest number of best ids that a sequence reads from a row."""
+    needs, params = start.needs, start.params
+    top_k = max(needs.node_top_k, needs.probe_top_k, needs.prompt_top_k)
+    return max(top_k, params.logprobs or 0, params.prompt_logprobs or 0)

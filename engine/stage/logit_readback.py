@@ -1,4 +1,4 @@
-"""Which rows of a step need logits, and what is read back from them besides the drawn tokens."""
+"""Which rows of a step need logits, and what is read back from them apart from the drawn tokens."""
 
 from __future__ import annotations
 
@@ -6,63 +6,100 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from engine.cuda.plan.answer import AnswerTable
-from engine.device import Array, is_host
+from engine.device import Array
+from engine.events import TokenLogprob
 from engine.protocol import Needs
+from engine.sampling.logprobs import as_logprobs, logprobs_in_pieces, split_rows, top_ids
+from engine.stage.packing import Span
 from engine.step import Work
 from engine.top_ids import NO_TOP_IDS, TopIds
 from engine.tree import ROOT, FloatArray, IntArray
 from engine.upload import Upload, Uploaded
 
-_PIECE = 1 << 20  # logits handled at once on a CPU: what is made of them takes no new memory every time
 _NO_NEEDS = Needs()
-_LONG, _BLOCK = 1 << 14, 64  # ids of a row from which on blocks of it are looked at first, and of a block
 
 
 @dataclass(slots=True)
 class LogitRows:
-    """Rows of one work that go through the head, relative to its span.
+    """Rows of one work that need logits, relative to its span.
 
-    The first ``n_walk`` rows are the root and all nodes up to the last that can be accepted (a chunk: its last
-    token), in tree order, because verification addresses nodes by offset. Leaves of probes follow; inner probe
-    nodes cost no head.
+    First come the root and all nodes up to the last that can be accepted (a chunk: its last token), in tree order,
+    because verification addresses nodes by offset. Leaves of probes follow; inner probe nodes need no logits.
     """
 
     rows: Sequence[int]
-    n_walk: int
-    top_k: int = 0
+    top_k: int = 0  # best ids read back from rows; 0: none
     nodes: Sequence[int] = ()  # node of every row (-1 the root), trees only
 
 
 def logit_rows(work: Work, needs: Needs) -> LogitRows:
-    """The rows of a work that need logits."""
+    """Return the rows of a work that need logits."""
     if work.tree is None:
         n = len(work.tokens)
         top_k = needs.prompt_top_k if work.reads_back else 0
         if top_k or work.logprobs_of:
-            return LogitRows(range(n), n, top_k)
-        return LogitRows([n - 1] if work.draw else [], int(work.draw))
+            return LogitRows(range(n), top_k)
+        return LogitRows(range(n - 1, n) if work.draw else ())
     tree, n = work.tree, len(work.tree)
     if not work.reads_back:
         needs = _NO_NEEDS
     top_k = max(needs.node_top_k, needs.probe_top_k)
     if not tree.has_probes:
-        return LogitRows(range(n + 1), n + 1, top_k, range(ROOT, n))
+        return LogitRows(range(n + 1), top_k, range(ROOT, n))
     n_walk = 1 + max((node + 1 for node, probe in enumerate(tree.probe) if not probe), default=0)
     nodes = list(range(ROOT, n_walk - 1))
     if needs.node_top_k:
         nodes += range(n_walk - 1, n)
     elif needs.probe_top_k and n_walk <= n:
         nodes += sorted(node for node in tree.probe_ends if node >= n_walk - 1)
-    return LogitRows([node + 1 for node in nodes], n_walk, top_k, nodes)
+    return LogitRows([node + 1 for node in nodes], top_k, nodes)
+
+
+class HeadRows:
+    """The rows of a step that go through the head; logits are numbered in this order.
+
+    Args:
+        works: of the step.
+        spans: of every work.
+        needed: of every work.
+        has_prompts_apart: whether rows of prompts that are read back come last, a drawn one twice.
+    """
+
+    def __init__(
+        self, works: Sequence[Work], spans: Sequence[Span], needed: Sequence[LogitRows], has_prompts_apart: bool
+    ) -> None:
+        self.walks: list[int] = []  # numbers in the step
+        self.prompts: list[int] = []
+        self.roots: list[int] = []  # row of the logits of every work's root, or of the last token of its chunk
+        in_prompts: list[int | None] = []
+        firsts: list[int] = []
+        for work, span, logits in zip(works, spans, needed, strict=True):
+            rows = logits.rows
+            is_apart = has_prompts_apart and work.tree is None and bool(logits.top_k or work.logprobs_of)
+            in_prompts.append(len(self.prompts) if is_apart else None)
+            if is_apart:
+                self.prompts += _shift(rows, span.first)
+                rows = rows[-1:] if work.draw else ()
+            firsts.append(len(self.walks))
+            self.walks += _shift(rows, span.first)
+            self.roots.append(firsts[-1] if work.tree is not None else len(self.walks) - 1)
+        n = len(self.walks)
+        # the first row of the logits that is read back, for every work
+        self.firsts = [first if at is None else n + at for first, at in zip(firsts, in_prompts, strict=True)]
+
+
+def _shift(rows: Sequence[int], first: int) -> Sequence[int]:
+    if isinstance(rows, range):  # faster than a list
+        return range(first + rows.start, first + rows.stop)
+    return [first + row for row in rows]
 
 
 @dataclass(slots=True)
 class TopRows:
-    """The best next ids of one work: behind nodes, or behind every token of a chunk."""
+    """The best next ids of one work: after nodes, or after every token of a chunk."""
 
     nodes: TopIds = NO_TOP_IDS
     prompt_ids: IntArray | None = None  # [chunk, k]
@@ -70,16 +107,16 @@ class TopRows:
 
 
 @dataclass(slots=True)
-class _Alike:
+class _ReadGroup:
     """Rows of any works that are read back to one width."""
 
     rows: list[int] = field(default_factory=list)  # of the logits
     members: list[tuple[int, Sequence[int] | None, int]] = field(default_factory=list)  # work, nodes or None, rows
-    index: Uploaded | None = None  # of the rows; None: they lie side by side
+    index: Uploaded | None = None  # of the rows; None: they are adjacent
 
     @property
     def is_run(self) -> bool:
-        """Whether the rows lie side by side."""
+        """Whether the rows are adjacent."""
         return self.rows == [*range(self.rows[0], self.rows[0] + len(self.rows))]
 
     @property
@@ -96,8 +133,8 @@ class ReadBack:
         needs: of every work.
         rows: the rows of every work that have logits.
         firsts: where they begin in the logits.
-        upload: carries the row numbers to the device; send it before ``begin``. None: an executor answers all rows,
-            and ``chosen`` replaces ``begin``.
+        upload: carries the row numbers to the device; send it before ``begin``. None: kernels read, and ``select``
+            replaces ``begin``.
     """
 
     def __init__(
@@ -106,115 +143,123 @@ class ReadBack:
         needs: Sequence[Needs],
         rows: Sequence[LogitRows],
         firsts: Sequence[int],
-        upload: Upload | None = None,
+        upload: Upload | None,
     ) -> None:
         self._n_works = len(works)
-        self._alike: dict[tuple[int, bool], _Alike] = {}  # by width, and whether log-probabilities are wanted
-        for i, (work, need, its, first) in enumerate(zip(works, needs, rows, firsts, strict=True)):
-            if not its.top_k:
+        self._groups: dict[tuple[int, bool], _ReadGroup] = {}  # by width, and whether log-probabilities are read
+        for i, (work, need, own, first) in enumerate(zip(works, needs, rows, firsts, strict=True)):
+            places = _read_places(work, need, own) if own.top_k else ()
+            if not places:
                 continue
-            places = _places(work, need, its)
-            if places:
-                group = self._alike.setdefault((its.top_k, need.top_logprobs), _Alike())
-                n, nodes = len(places), its.nodes
-                if n == len(its.rows):
-                    group.rows += range(first, first + n)
-                else:
-                    group.rows += [first + place for place in places]
-                    nodes = [nodes[place] for place in places]
-                group.members.append((i, None if work.tree is None else nodes, n))
-        for group in self._alike.values():
+            group = self._groups.setdefault((own.top_k, need.top_logprobs), _ReadGroup())
+            n, nodes = len(places), own.nodes
+            if n == len(own.rows):
+                group.rows += range(first, first + n)
+            else:
+                group.rows += [first + place for place in places]
+                nodes = [nodes[place] for place in places]
+            group.members.append((i, None if work.tree is None else nodes, n))
+        for group in self._groups.values():
             if upload is not None and not group.is_run:
                 group.index = upload.add(group.rows)
 
     @property
     def places(self) -> list[slice | list[int]]:
         """All rows of the logits that are read back, as indices of an array."""
-        return [group.places for group in self._alike.values()]
+        return [group.places for group in self._groups.values()]
 
     @property
     def n_best(self) -> int:
-        """Ids of the row of which most are read back."""
-        return max((k for k, _ in self._alike), default=0)
+        """The largest number of ids read back from a row."""
+        return max((k for k, _ in self._groups), default=0)
 
-    def chosen(self, table: AnswerTable) -> Iterator[Array]:
-        """Yield from an executor's table what ``begin`` would have made the stage fetch."""
-        for (k, with_logprobs), group in self._alike.items():
+    def select(self, table: AnswerTable) -> Iterator[Array]:
+        """Yield from the table of kernels the arrays that ``begin`` makes the stage fetch."""
+        for (k, with_logprobs), group in self._groups.items():
             yield table.ids[group.places, :k]
             if with_logprobs:
                 yield table.logprobs[group.places, :k]
 
     def begin(self, logits: Tensor) -> list[Tensor]:
-        """Begin on the device; returns what is to be fetched.
-
-        Args:
-            logits: ``[rows, vocab]``, any float dtype; not changed.
-        """
+        """Begin with ``logits`` ``[rows, vocab]``, unchanged; return the tensors to fetch."""
         pending: list[Tensor] = []
-        for (k, with_logprobs), group in self._alike.items():
+        for (k, with_logprobs), group in self._groups.items():
             if group.index is None:
                 picked = logits[group.rows[0] : group.rows[-1] + 1]
             else:
                 picked = logits.index_select(0, group.index.tensor)
-            pending += _top(picked, k, with_logprobs)
+            pending += top_ids(picked, k, with_logprobs)
         return pending
 
     def finish(self, arrays: Iterator[Array]) -> list[TopRows]:
-        """What every work asked for, from what ``begin`` returned; what follows is left in ``arrays``."""
+        """Return the ids of every work from the arrays of ``begin``; leave later arrays in ``arrays``."""
         found = [TopRows() for _ in range(self._n_works)]
-        for (_, with_logprobs), group in self._alike.items():
+        for (_, with_logprobs), group in self._groups.items():
             ids = next(arrays)
             logprobs = next(arrays) if with_logprobs else None
             first = 0
             for i, nodes, n in group.members:
-                # Copies: what a prompt's read-back is kept of must not hold on to that of the whole step.
-                its = ids[first : first + n].copy()
-                their = None if logprobs is None else logprobs[first : first + n].copy()
+                # Copies: a kept read-back must not hold that of the whole step.
+                own_ids = ids[first : first + n].copy()
+                own_logprobs = None if logprobs is None else logprobs[first : first + n].copy()
                 first += n
                 if nodes is None:
-                    found[i] = TopRows(NO_TOP_IDS, its, their)
+                    found[i] = TopRows(NO_TOP_IDS, own_ids, own_logprobs)
                 else:
-                    found[i] = TopRows(TopIds(np.array(nodes, np.int32), its, their))
+                    found[i] = TopRows(TopIds(np.array(nodes, np.int32), own_ids, own_logprobs))
         return found
 
 
-def _places(work: Work, needs: Needs, rows: LogitRows) -> Sequence[int]:
-    """Which of a work's rows are read back."""
+def _read_places(work: Work, needs: Needs, rows: LogitRows) -> Sequence[int]:
+    """Return which of a work's rows are read back."""
     if work.tree is None or needs.node_top_k:
         return range(len(rows.rows))
     return [place for place, node in enumerate(rows.nodes) if node in work.tree.probe_ends]
 
 
-def _top(logits: Tensor, k: int, with_logprobs: bool) -> list[Tensor]:
-    """The ``k`` best ids of every row, best first, int32, and their log-probabilities if wanted, fp32."""
-    k = min(k, logits.shape[-1])
-    if not is_host(logits.device):
-        return _top_of(logits, torch.topk(logits, k, dim=-1), with_logprobs)
-    pieces = torch.split(logits, max(1, _PIECE // logits.shape[-1]))
-    found = [_top_of(piece, _best(piece, k), with_logprobs) for piece in pieces]
-    return found[0] if len(found) == 1 else [torch.cat(parts) for parts in zip(*found, strict=True)]
+class PromptLogprobs:
+    """Log-probabilities of a prompt's tokens, read from the rows before them: planned, begun and finished.
 
-
-def _top_of(logits: Tensor, best: tuple[Tensor, Tensor], with_logprobs: bool) -> list[Tensor]:
-    values, ids = best
-    if not with_logprobs:
-        return [ids.int()]
-    return [ids.int(), values.float() - torch.logsumexp(logits.float(), dim=-1, keepdim=True)]
-
-
-def _best(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """``torch.topk``, on a CPU two to four times faster where rows are long; equal logits may come in another order.
-
-    The best ``k`` lie in the ``k`` blocks with the largest maxima.
+    Args:
+        works: of the step.
+        ks: number of best tokens that every work asks for in addition to its own.
+        firsts: where the rows of every work begin in the logits; a work with ``logprobs_of`` has one for every token.
+        vocab: width of the logits.
+        upload: carries row numbers and tokens to the device; None: kernels read, and ``select`` replaces ``begin``.
     """
-    n, vocab = logits.shape
-    n_blocks = vocab // _BLOCK
-    if vocab < _LONG or k > n_blocks:
-        values, ids = torch.topk(logits, k, dim=-1)
-        return values, ids
-    end = n_blocks * _BLOCK
-    blocks = logits[:, :end].view(n, n_blocks, _BLOCK).amax(dim=-1).topk(k, dim=-1, sorted=False).indices
-    inside = blocks.sort(dim=-1).values[:, :, None] * _BLOCK + torch.arange(_BLOCK)
-    candidates = torch.cat((inside.view(n, -1), torch.arange(end, vocab).expand(n, -1)), dim=-1)
-    values, places = logits.gather(-1, candidates).topk(k, dim=-1)
-    return values, candidates.gather(-1, places)
+
+    def __init__(
+        self, works: Sequence[Work], ks: Sequence[int], firsts: Sequence[int], vocab: int, upload: Upload | None
+    ) -> None:
+        self._n_works = len(works)
+        self._asked = [(i, work.logprobs_of, ks[i]) for i, work in enumerate(works) if work.logprobs_of]
+        self.n_best = max((k for _, _, k in self._asked), default=0)  # largest number of best tokens of a row
+        rows = [firsts[i] + row for i, tokens, _ in self._asked for row in range(len(tokens))]
+        tokens = [token for _, tokens, _ in self._asked for token in tokens]
+        self.tokens = dict(zip(rows, tokens, strict=True))  # by rows of the logits
+        self._pieces: list[tuple[Uploaded, Uploaded]] = []
+        if upload is not None:
+            pieces = zip(split_rows(rows, vocab), split_rows(tokens, vocab), strict=True)
+            self._pieces = [(upload.add(some), upload.add(drawn)) for some, drawn in pieces]
+
+    def select(self, table: AnswerTable) -> Iterator[Array]:
+        """Yield from the table of kernels the arrays that ``begin`` makes the stage fetch."""
+        if self._asked:
+            rows = list(self.tokens)
+            yield from (table.asked[rows], table.logprobs[rows], table.ids[rows])
+
+    def begin(self, logits: Tensor) -> list[Tensor]:
+        """Begin with ``logits`` ``[rows, vocab]``, unchanged; return the tensors to fetch."""
+        pieces = ((rows.tensor, tokens.tensor) for rows, tokens in self._pieces)
+        return logprobs_in_pieces(logits, pieces, self.n_best) if self._asked else []
+
+    def finish(self, arrays: Iterator[Array]) -> list[list[TokenLogprob] | None]:
+        """Return for every work one entry per token of its ``logprobs_of``; leave later arrays in ``arrays``."""
+        found: list[list[TokenLogprob] | None] = [None] * self._n_works
+        fetched = [next(arrays) for _ in range(3)] if self._asked else []
+        first = 0
+        for i, tokens, k in self._asked:
+            n = len(tokens)
+            found[i] = as_logprobs(tokens, [k] * n, *(array[first : first + n] for array in fetched))
+            first += n
+        return found

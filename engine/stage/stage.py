@@ -23,7 +23,6 @@ from engine.stage.base import Activations, Computing
 from engine.stage.device_work import DeviceWork, begin
 from engine.stage.drafts import StageDrafts
 from engine.stage.packing import Packed, RowMoves, pack, pack_plan, plan_moves
-from engine.stage.planned_answer import PlannedAnswer, answer_of
 from engine.stage.taps import local_heads, local_tap, tap_dims
 from engine.step import Step, Work, WorkResult
 from engine.upload import Upload
@@ -39,7 +38,7 @@ class _Running:
     step: Step | None = None  # None once ``forward`` has begun
     packed: Packed | None = None
     works: Sequence[Work] = field(default_factory=list)
-    answer: StepAnswer | PlannedAnswer | None = None  # last stage only
+    answer: StepAnswer | None = None  # last stage only
     computing: DeviceWork | None = None
 
 
@@ -165,7 +164,7 @@ class Stage:
         if self._shard.range.is_last:
             sequences = [self._sequences[work.seq] for work in works]
             answers = None if self._executor is None else self._executor.answers
-            answer = answer_of(works, packed.spans, sequences, upload, self._shard, answers, self._grammars)
+            answer = StepAnswer(works, packed.spans, sequences, upload, self._shard, answers, self._grammars)
         upload.send()
         self._copy_rows(moves)
         self._running = _Running(step, packed, works, answer)

@@ -1,26 +1,26 @@
 """Verification of a ragged batch of token trees: which nodes are accepted, which tokens a step commits.
 
-A token is drawn at a node, on that node's own prefix; if a child carries it, the walk goes on there. On a CPU the
-trees are walked level by level (``engine.verify.levels``), on a device all rows are drawn at once
-(``engine.verify.at_once``): the same tokens either way. Greedy sequences whose raw logits decide need an argmax only.
-
-Ties go to the lowest token id everywhere (torch's and NumPy's argmax agree on that), so a row decides alike alone,
-gathered, and on a GPU. Walking is committing: histories are updated on the way.
+A token is drawn at a node, on that node's own prefix; if a child carries it, the walk continues there. ``walk_trees``
+walks; which ``Draws`` serve an item depends on the device and on the item, never the tokens. Ties go to the lowest
+token id everywhere (torch's and NumPy's argmax agree on that), so a row decides alike alone, gathered, and on a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
 from engine.device import Array, fetch, is_host
 from engine.upload import Upload
-from engine.verify.at_once import DrawnAtOnce
-from engine.verify.levels import walk_levels
-from engine.verify.walk import Pair, Walk, WalkItem
+from engine.verify.all_rows import AllRowDraws
+from engine.verify.kernel_draws import KernelDraws, can_kernels_draw
+from engine.verify.visited_rows import VisitedArgmax, VisitedDraws
+from engine.verify.walk import Draws, Pair, Walk, WalkItem, walk_trees
 
 __all__ = ["Verification", "Walk", "WalkItem", "verify"]
+
+_MakeDraws = Callable[[Sequence[Pair], int, Upload], Draws]
 
 
 class Verification:
@@ -29,41 +29,50 @@ class Verification:
     Args:
         items: the sequences, in any mix of parameters.
         vocab: width of the logits.
-        upload: takes what has to be on their device, to be sent before ``begin``.
+        upload: carries arrays to the device; send it before ``begin``.
+        has_kernels: whether an executor's kernels draw for the items that they can draw for, see ``kernel_draws``.
     """
 
-    def __init__(self, items: Sequence[WalkItem], vocab: int, upload: Upload) -> None:
+    def __init__(self, items: Sequence[WalkItem], vocab: int, upload: Upload, has_kernels: bool = False) -> None:
         self._walks = [Walk() for _ in items]
-        pairs = zip(items, self._walks, strict=True)
-        active = [pair for pair in pairs if pair[0].max_new is None or pair[0].max_new > 0]
-        at_once: list[Pair] = []
-        if not is_host(upload.device):
-            at_once = [pair for pair in active if not pair[0].rejects]
-            active = [pair for pair in active if pair[0].rejects]
-        self._levels = active
-        self._at_once = DrawnAtOnce(at_once, vocab, upload) if at_once else None
+        groups: dict[_MakeDraws, list[Pair]] = {KernelDraws: []} if has_kernels else {}
+        on_host = is_host(upload.device)
+        for pair in zip(items, self._walks, strict=True):
+            if pair[0].max_new is None or pair[0].max_new > 0:
+                groups.setdefault(_choose_draws(pair[0], on_host, has_kernels), []).append(pair)
+        self._groups = [(pairs, make(pairs, vocab, upload)) for make, pairs in groups.items()]
 
     @property
-    def any(self) -> bool:
-        """Whether a token is to be drawn."""
-        return bool(self._levels or self._at_once)
+    def kernel_draws(self) -> KernelDraws:
+        """The draws of kernels; only if ``has_kernels``."""
+        draws = self._groups[0][1]
+        assert isinstance(draws, KernelDraws)
+        return draws
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether torch draws a token."""
+        return any(pairs and not isinstance(draws, KernelDraws) for pairs, draws in self._groups)
 
     def begin(self, logits: Tensor) -> list[Tensor]:
-        """Begin on the device; returns what is to be fetched.
-
-        Args:
-            logits: ``[rows, vocab]``, any float dtype; not changed.
-        """
-        self._logits = logits.detach()
-        return [] if self._at_once is None else self._at_once.begin(self._logits)
+        """Begin on the device with ``logits`` ``[rows, vocab]``, unchanged; return the tensors to fetch."""
+        logits = logits.detach()
+        return [tensor for _, draws in self._groups for tensor in draws.begin(logits)]
 
     def finish(self, arrays: Iterator[Array]) -> list[Walk]:
-        """Every item's walk, from what ``begin`` returned; what follows it is left in ``arrays``."""
-        if self._at_once is not None:
-            self._at_once.finish(arrays)
-        if self._levels:
-            walk_levels(self._logits, self._levels)
+        """Return every item's walk; take the fetched tensors of ``begin`` from ``arrays``."""
+        for pairs, draws in self._groups:
+            draws.receive(arrays)
+            walk_trees(pairs, draws)
         return self._walks
+
+
+def _choose_draws(item: WalkItem, on_host: bool, has_kernels: bool) -> _MakeDraws:
+    if has_kernels and can_kernels_draw(item):
+        return KernelDraws
+    if on_host:
+        return VisitedArgmax if item.is_plain else VisitedDraws
+    return VisitedDraws if item.rejects else AllRowDraws
 
 
 def verify(logits: Tensor, items: Sequence[WalkItem]) -> list[Walk]:

@@ -1,18 +1,26 @@
-"""A walk down one token tree: what it is given, what it commits, and how it takes a step."""
+"""The walk down a step's token trees: where each sequence is, which tokens it commits, when it stops, what went wrong.
+
+There is one walk. ``Draws`` tell it which token is drawn at which row of the logits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from engine.events import TokenLogprob
+from torch import Tensor
+
+from engine.device import Array
+from engine.events import NOT_FINITE, TokenLogprob
 from engine.grammar.state import GrammarState
 from engine.sampling.history import History
 from engine.sampling.keys import NoiseKey
+from engine.sampling.logprobs import as_logprobs
 from engine.sampling.params import SamplingParams
 from engine.sampling.shift import is_shifted
 from engine.tree import ROOT, TokenTree
-from engine.verify.rules import match
+from engine.verify.rules import Decision, match
 
 
 @dataclass(slots=True)
@@ -22,10 +30,10 @@ class WalkItem:
     tree: TokenTree
     first_row: int  # row of the root in the logits; node i has row first_row + 1 + i
     params: SamplingParams
-    history: History | None  # needed if params have penalties or min_tokens; updated by the walk
+    history: History | None  # required by penalties and min_tokens; the walk updates it
     n_context: int  # committed tokens; the token drawn at the root gets this position
     max_new: int | None = None  # draw at most so many tokens
-    grammar: GrammarState | None = None  # needed if params have a grammar; updated by the walk
+    grammar: GrammarState | None = None  # required by a grammar; the walk updates it
 
     @property
     def is_plain(self) -> bool:
@@ -38,11 +46,11 @@ class WalkItem:
         return self.params.verification == "rejection" and not self.params.is_greedy
 
     def key(self, depth: int) -> NoiseKey:
-        """Of the random numbers behind a node of this depth, 0 the root."""
+        """Return the key of the random numbers at a node of this depth; the root has depth 0."""
         return self.params.seed, self.params.choice, self.n_context + depth
 
     def noise_key(self, depth: int) -> NoiseKey | None:
-        """Of the Gumbel row there; None where no noise decides."""
+        """Return the key of the Gumbel row at this depth; None where no noise decides."""
         return None if self.params.is_greedy or self.rejects else self.key(depth)
 
 
@@ -53,38 +61,86 @@ class Walk:
     accepted: list[int] = field(default_factory=list)  # nodes of the accepted path, root first
     tokens: list[int] = field(default_factory=list)  # the accepted nodes' tokens, then the bonus token if any
     logprobs: list[TokenLogprob] | None = None  # one per token, if the request asks for them
-    error: str = ""  # why the text cannot go on: its grammar allows nothing, or the logits are NaN or infinite
+    error: str = ""  # why the text cannot continue: its grammar allows nothing, or the logits are NaN or infinite
 
     @property
     def node(self) -> int:
-        """Where it stands."""
+        """The last accepted node, or ``ROOT``."""
         return self.accepted[-1] if self.accepted else ROOT
 
     def rows(self, item: WalkItem) -> list[int]:
-        """Rows of the logits that its tokens were drawn from."""
+        """Return the rows of the logits that the tokens were drawn from."""
         return [item.first_row + 1 + node for node in [ROOT, *self.accepted][: len(self.tokens)]]
 
 
 Pair = tuple[WalkItem, Walk]
 
 
-def commit(item: WalkItem, walk: Walk, child: int | None, token: int) -> bool:
-    """Record one drawn token; True when the walk is over."""
+class Draws(Protocol):
+    """Draws the tokens of some walks: planned on the host, begun on the device, read on the host.
+
+    ``errors`` has a message for each row of the logits at which a text cannot continue; rows that no walk visits may
+    have one too.
+    """
+
+    errors: dict[int, str]
+
+    def begin(self, logits: Tensor) -> list[Tensor]:
+        """Begin with ``logits`` ``[rows, vocab]`` of any float dtype, unchanged; return the tensors to fetch."""
+
+    def receive(self, arrays: Iterator[Array]) -> None:
+        """Take the fetched tensors of ``begin`` from ``arrays``."""
+
+    def decide(self, pairs: Sequence[Pair]) -> list[Decision]:
+        """Return the accepted child (or None) and the drawn token at the current node of each walk."""
+
+    def read_logprobs(self, rows: list[int], tokens: list[int], k: int) -> Sequence[Array]:
+        """Return log-probabilities of ``tokens`` at ``rows``, those of at least ``k`` best ids, and these ids."""
+
+
+def match_tokens(pairs: Sequence[Pair], tokens: Sequence[int]) -> list[Decision]:
+    """Return the decisions where a child is accepted if it carries the drawn token."""
+    return [(match(item.tree, walk.node, token), token) for (item, walk), token in zip(pairs, tokens, strict=True)]
+
+
+def current_rows(pairs: Sequence[Pair]) -> list[int]:
+    """Return the rows of the logits at which the walks draw next."""
+    return [item.first_row + 1 + walk.node for item, walk in pairs]
+
+
+def walk_trees(pairs: Sequence[Pair], draws: Draws) -> None:
+    """Walk every tree to its end; update histories and grammars on the way."""
+    active = pairs
+    while active:
+        decisions = draws.decide(active)
+        active = [pair for pair, decision in zip(active, decisions, strict=True) if _commit(*pair, *decision)]
+    _add_logprobs([pair for pair in pairs if pair[0].params.logprobs is not None], draws)
+    if draws.errors:
+        for item, walk in pairs:
+            errors = [draws.errors[row] for row in walk.rows(item) if row in draws.errors]
+            walk.error = NOT_FINITE if NOT_FINITE in errors else next(iter(errors), "")
+
+
+def _commit(item: WalkItem, walk: Walk, child: int | None, token: int) -> bool:
+    """Record one drawn token; return whether the walk continues at ``child``."""
     walk.tokens.append(token)
     if item.history is not None:
         item.history.add(token)
     if item.grammar is not None:
         item.grammar.advance(token)
     if child is None:
-        return True
+        return False
     walk.accepted.append(child)
-    return token in item.params.stop_ids or len(walk.tokens) == item.max_new
+    return token not in item.params.stop_ids and len(walk.tokens) != item.max_new
 
 
-def follow(item: WalkItem, walk: Walk, token_of: Callable[[int], int]) -> None:
-    """Walk to the end along the tokens drawn at the rows."""
-    node: int | None = ROOT
-    while node is not None:
-        token = token_of(item.first_row + 1 + node)
-        child = match(item.tree, node, token)
-        node = None if commit(item, walk, child, token) else child
+def _add_logprobs(pairs: Sequence[Pair], draws: Draws) -> None:
+    """Fill in ``logprobs`` of the walks from the raw rows that they visited, in one go."""
+    if not pairs:
+        return
+    rows = [row for item, walk in pairs for row in walk.rows(item)]
+    tokens = [token for _, walk in pairs for token in walk.tokens]
+    ks = [item.params.logprobs or 0 for item, walk in pairs for _ in walk.tokens]
+    entries = iter(as_logprobs(tokens, ks, *draws.read_logprobs(rows, tokens, max(ks))))
+    for _, walk in pairs:
+        walk.logprobs = [next(entries) for _ in walk.tokens]

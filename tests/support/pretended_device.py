@@ -10,25 +10,14 @@ import pytest
 from engine import device
 from engine.attention import packed_step, segment
 from engine.drafter.trees import choice
-from engine.sampling import noise, processors
-from engine.stage import artefacts, logit_readback
+from engine.sampling import logprobs, noise, processors
+from engine.stage import artefacts
 from engine.verify import batch, masks
 
 
 @contextmanager
 def pretended_device() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (
-            device,
-            packed_step,
-            segment,
-            noise,
-            processors,
-            choice,
-            batch,
-            masks,
-            artefacts,
-            logit_readback,
-        ):
+        for module in (device, packed_step, segment, noise, processors, choice, batch, masks, artefacts, logprobs):
             patch.setattr(module, "is_host", lambda _: False)
         yield

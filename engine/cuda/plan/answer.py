@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cuda.plan.answer_layout import AnswerLayout, Draws
+from engine.cuda.plan.answer_layout import AnswerLayout, PlannedDraws
 from engine.cuda.plan.items import Ints
 from engine.cuda.plan.layout import BUCKETS, bucket
 
@@ -46,7 +46,7 @@ def width_of(n_best: int, vocab: int) -> int:
 
 
 def make_answer(
-    rows: Sequence[int], first: int, draws: Draws, asked: Ints, width: int, buckets: tuple[int, ...] = BUCKETS
+    rows: Sequence[int], first: int, draws: PlannedDraws, asked: Ints, width: int, buckets: tuple[int, ...] = BUCKETS
 ) -> AnswerPlan:
     """Return the plan of some rows of logits.
 

@@ -21,7 +21,7 @@ NOT_DRAWN = -1.0  # a temperature
 ROWS, TEMPERATURES, KEYS, TOP_K, ASKED, N_LINES = 4, 5, 6, 8, 9, 10  # lines of a layout: an int32 for every row
 
 
-class Draws(NamedTuple):
+class PlannedDraws(NamedTuple):
     """Trees in which tokens are drawn, as arrays for compiled code: at every row that a walk could pass."""
 
     table: NDArray[np.int64]  # [n, 5]: first row, nodes, position of the first draw, draws at most, asks for logprobs
@@ -32,7 +32,7 @@ class Draws(NamedTuple):
     depths: Ints  # scratch memory for the rows of the largest tree
 
 
-NO_DRAWS = Draws(
+NO_DRAWS = PlannedDraws(
     np.empty((0, 5), np.int64),
     np.empty(0, np.uint64),
     np.empty((0, 4)),

@@ -18,19 +18,19 @@ from engine.cuda.plan.answer_layout import (
     ROWS,
     TEMPERATURES,
     TOP_K,
-    Draws,
+    PlannedDraws,
 )
 from engine.cuda.plan.items import Ints
 from engine.sampling.keys import compiled_mix64
 
 DRAWS, TRUNCATES, ASKS = 1, 2, 4  # bits that ``fill_answer`` returns
-_FIRST, _NODES, _POSITION, _MOST, _LOGPROBS = range(5)  # columns of ``Draws.table``
+_FIRST, _NODES, _POSITION, _MOST, _LOGPROBS = range(5)  # columns of ``PlannedDraws.table``
 _TOP_P, _LOG_MIN_P = range(2)  # lines of the limits
 
 
 @compiled_in_place
 def fill_answer(
-    draws: Draws, first: int, asked: Ints, lines: Ints, floats: NDArray[np.float32], limits: NDArray[np.float64]
+    draws: PlannedDraws, first: int, asked: Ints, lines: Ints, floats: NDArray[np.float32], limits: NDArray[np.float64]
 ) -> int:
     """Fill an answer's plan, except for the rows' numbers in the step, which become 0; return what rows need as bits.
 
@@ -57,7 +57,7 @@ def fill_answer(
 
 @compiled_in_place
 def _fill_tree(
-    draws: Draws,
+    draws: PlannedDraws,
     tree: int,
     nodes_at: int,
     first: int,

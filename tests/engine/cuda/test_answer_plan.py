@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,10 +17,12 @@ from engine.cuda.plan.answer_layout import DRAWN, NO_DRAWS, NOTHING, READ
 from engine.sampling.keys import GUMBEL_DOMAIN, position_key
 from engine.sampling.params import SamplingParams
 from engine.tree import ROOT, TokenTree
-from engine.verify.planned import PlannedDraws
-from engine.verify.walk import WalkItem
+from engine.upload import Upload
+from engine.verify.kernel_draws import KernelDraws
+from engine.verify.walk import Walk, WalkItem
 from tests.engine.cuda.plans import random_parents
 
+CPU = torch.device("cpu")
 BUCKETS = (4, 16, 64)
 WIDTH = 8
 PARAMS = st.builds(
@@ -89,7 +92,7 @@ def test_plans_say_of_every_row_what_the_definition_says(
         n += 1 + n_nodes
     asked = [rng.choice((READ, NOTHING)) for _ in range(n)]
     expected = [row for item in items for row in rows_of(item, asked)]
-    draws = PlannedDraws(items).draws
+    draws = KernelDraws([(item, Walk()) for item in items], 0, Upload(CPU)).planned
     for first in range(0, n, size):
         rows, some = range(n)[first : first + size], expected[first : first + size]
         plan = make_answer(rows, first, draws, np.array(asked, np.int32)[first : first + size], WIDTH, BUCKETS)

@@ -25,7 +25,7 @@ from transformers import (
 
 from engine.sampling import truncation
 from engine.sampling.history import History
-from engine.sampling.logprobs import logprobs
+from engine.sampling.logprobs import as_logprobs, fetch_logprobs
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import Processing, process
 from engine.upload import Upload
@@ -116,7 +116,7 @@ def test_the_best_id_survives_every_truncation() -> None:
 def test_logprobs_come_from_the_raw_distribution() -> None:
     logits = random_logits(3, 7).bfloat16()
     table = torch.log_softmax(logits.float(), dim=-1)
-    entries = logprobs(logits, [4, 5, 6], [0, 2, 3])
+    entries = as_logprobs([4, 5, 6], [0, 2, 3], *fetch_logprobs(logits, [4, 5, 6], 3))
     for row, (entry, k) in enumerate(zip(entries, [0, 2, 3], strict=True)):
         best = table[row].topk(k)
         assert entry.token_id == row + 4

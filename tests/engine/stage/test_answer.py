@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from engine.protocol import Needs
+from engine.sampling.logprobs import LONG_ROW, top_ids
 from engine.sampling.params import SamplingParams
 from engine.stage import answer, artefacts
-from engine.stage.logit_readback import _LONG, _top
 from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.tree import TokenTree
 from engine.verify.batch import Verification
@@ -98,16 +98,16 @@ def test_logits_are_freed_before_the_next_step(monkeypatch: pytest.MonkeyPatch) 
     assert [holder() for holder in holders] == [None]
 
 
-@pytest.mark.parametrize(("vocab", "n_rows"), [(16, 9), (300, 1), (_LONG - 1, 2), (_LONG, 1), (_LONG + 37, 9)])
+@pytest.mark.parametrize(("vocab", "n_rows"), [(16, 9), (300, 1), (LONG_ROW - 1, 2), (LONG_ROW, 1), (LONG_ROW + 37, 9)])
 def test_top_ids_and_log_probabilities_are_those_of_a_sort(vocab: int, n_rows: int) -> None:
     """Rows of any length, without equal logits, whose order is open."""
     torch.manual_seed(vocab)
     logits = torch.stack([torch.randperm(vocab).float() for _ in range(n_rows)]) / vocab * 30.0
-    ids, logprobs = _top(logits, 16, with_logprobs=True)
+    ids, logprobs = top_ids(logits, 16, with_logprobs=True)
     expected = logits.sort(dim=-1, descending=True).indices[:, :16]
     assert torch.equal(ids, expected.int())
     assert torch.allclose(logprobs, logits.double().log_softmax(-1).gather(-1, expected).float(), atol=1e-4)
-    assert torch.equal(_top(logits, 16, with_logprobs=False)[0], ids)
+    assert torch.equal(top_ids(logits, 16, with_logprobs=False)[0], ids)
 
 
 def _plain(result: WorkResult) -> tuple[Any, ...]:

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.events import NOT_FINITE
+from engine.sampling import logprobs
 from engine.sampling.history import History
-from engine.sampling.logprobs import logprobs
+from engine.sampling.logprobs import as_logprobs, fetch_logprobs
 from engine.sampling.noise import KeyedRandom, gumbel
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
-from engine.verify import at_once
 from engine.verify.batch import Walk, WalkItem, verify
 from engine.verify.rules import Decision, decide_rejection
 from tests.support.enumeration import walk
@@ -145,14 +145,14 @@ def cases(draw: st.DrawFn) -> VerificationCase:
     return VerificationCase(tree, params, seed, output, rng.choice([None, None, 1, 2, 3]))
 
 
-@given(st.lists(cases(), min_size=1, max_size=5), st.sampled_from([1, 5 * VOCAB, at_once.CELLS]))
+@given(st.lists(cases(), min_size=1, max_size=5), st.sampled_from([1, 5 * VOCAB, logprobs.CELLS]))
 def test_any_batch_emits_the_tokens_of_decoding_one_by_one(batch: list[VerificationCase], cells: int) -> None:
     results = run(batch)
     assert results == [run([case])[0] for case in batch]
     for dtype in (torch.float32, torch.bfloat16):  # all rows at once, as on a GPU, whole or in pieces
         by_level = run(batch, dtype)
         with pretended_device(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(at_once, "CELLS", cells)
+            patch.setattr(logprobs, "CELLS", cells)
             assert run(batch, dtype) == by_level
     for case, result in zip(batch, results, strict=True):
         tokens = result.tokens
@@ -179,7 +179,8 @@ def check_shape(case: VerificationCase, result: Walk) -> None:
         assert result.logprobs is None
         return
     rows = torch.stack([model([*case.context, *tokens[:i]], case.seed) for i in range(len(tokens))])
-    assert result.logprobs == logprobs(rows, tokens, [case.params.logprobs] * len(tokens))
+    k = case.params.logprobs
+    assert result.logprobs == as_logprobs(tokens, [k] * len(tokens), *fetch_logprobs(rows, tokens, k))
 
 
 def test_a_drafted_stop_id_ends_the_walk_without_a_bonus_token() -> None:
