@@ -1,14 +1,14 @@
 """Bundles of Ray's placement groups, in which the processes of a pipeline's stages run.
 
 The replica's own group has a bundle for every stage; Ray keeps them together until the replica ends. A bundle of it can
-be neither moved nor given back while its node drains: it comes up elsewhere once the node is gone. What more is needed,
-for standbys and for stages that leave a draining node, gets a group of one bundle each, which can be given back.
+be neither moved nor given back while its node drains: it comes up elsewhere once the node is gone. Standbys and
+replacements of stages on draining nodes get a group of one bundle each, which can be given back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import ray
@@ -17,7 +17,7 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 NODE_LABEL = "ray.io/node-id"  # Ray gives it to every node
-ANSWER_S = 5  # for the GCS
+ANSWER_S = 5  # seconds for an answer of the GCS
 STRICT_SPREAD = "strict_spread"
 
 
@@ -52,7 +52,7 @@ class Bundles:
         self._gcs = GcsClient(address=context.gcs_address)
 
     async def draining(self) -> frozenset[str]:
-        """Ids of the nodes that are about to end. Like the calls below, raises what Ray does without its GCS."""
+        """Ids of the draining nodes. Like the calls below, raises an error of Ray when the GCS does not answer."""
         return frozenset(await asyncio.to_thread(self._draining))
 
     def _draining(self) -> Collection[str]:
@@ -60,12 +60,11 @@ class Bundles:
         return nodes.keys()
 
     async def nodes(self, bundles: Iterable[Bundle]) -> dict[Bundle, str]:
-        """The node of every bundle; "": it waits for one."""
+        """The node of every bundle; "": Ray has not placed it."""
         return await asyncio.to_thread(_nodes, list(bundles))
 
     async def reserve(self, away_from: Collection[str]) -> Bundle:
-        """A bundle more. It has its node once there is room, and none of the nodes ``away_from`` if others have room
-        now."""
+        """Reserve another bundle, away from the nodes ``away_from`` if others have room. Ray places it once it can."""
         return await asyncio.to_thread(self._reserve, away_from)
 
     def _reserve(self, away_from: Collection[str]) -> Bundle:
@@ -84,14 +83,72 @@ class Bundles:
         )
 
     async def release(self, bundle: Bundle) -> None:
-        """Give back a bundle that was reserved; ends what runs in it."""
+        """Give back a reserved bundle; its process ends."""
         assert not bundle.is_own, "the replica's own bundles end with it"
         await asyncio.to_thread(remove_placement_group, bundle.group)
 
 
+class FreeBundles:
+    """The bundles of a pipeline that no process uses, and the draining nodes.
+
+    Args:
+        bundles: of the pipeline.
+        stage_nodes: returns the nodes that have a stage: bundles are reserved on others if possible.
+    """
+
+    def __init__(self, bundles: Bundles, stage_nodes: Callable[[], Collection[str]]) -> None:
+        self.draining: frozenset[str] = frozenset()  # nodes
+        self.vacant: list[Bundle] = []
+        self._bundles = bundles
+        self._stage_nodes = stage_nodes
+        self._nodes: dict[Bundle, str] = {}  # of vacant bundles, at the last refresh
+
+    @property
+    def is_owner_draining(self) -> bool:
+        """Whether the node of the pipeline's owner is draining."""
+        return self._bundles.here in self.draining
+
+    async def refresh(self) -> None:
+        """Read from Ray which nodes are draining, and which nodes the vacant bundles are on."""
+        self.draining = await self._bundles.draining()
+        self._nodes = await self._bundles.nodes(self.vacant) if self.vacant else {}
+
+    def vacate(self, bundle: Bundle) -> None:
+        """Add a bundle whose process has ended, or is about to."""
+        self.vacant.append(bundle)
+
+    async def choose(self) -> Bundle:
+        """Take a bundle for the next process: a vacant one on a node that is not draining, or else a reserved one.
+
+        The replica's own bundles go first, because they cannot be given back. One that has lost its node gets another
+        node sooner than a reserved bundle would get one.
+        """
+        usable = [bundle for bundle, node in self._nodes.items() if node and node not in self.draining]
+        waiting = [bundle for bundle, node in self._nodes.items() if not node and bundle.is_own]
+        for bundle in (*sorted(usable, key=lambda one: not one.is_own), *waiting):
+            if bundle in self.vacant:
+                return self.occupy(bundle)
+        return await self._bundles.reserve(self._stage_nodes())
+
+    def occupy(self, bundle: Bundle) -> Bundle:
+        """Take a vacant bundle for a process."""
+        self.vacant.remove(bundle)
+        return bundle
+
+    def usable_own(self) -> list[Bundle]:
+        """Vacant bundles of the replica's own on nodes that are not draining."""
+        found = self._nodes.items()
+        return [one for one, node in found if one.is_own and one in self.vacant and node and node not in self.draining]
+
+    async def release_reserved(self) -> None:
+        """Give back the vacant bundles that were reserved."""
+        for bundle in [bundle for bundle in self.vacant if not bundle.is_own]:
+            await self._bundles.release(bundle)
+            self.vacant.remove(bundle)  # a bundle whose release fails stays, and is released later
+
+
 def selectors_of(here: str | None, away_from: Collection[str]) -> list[dict[str, str]] | None:
-    """What Ray is told of the node of a group's one bundle: ``here`` alone, or none of ``away_from``; None: any node,
-    for which Ray takes no empty list."""
+    """Ray's label selectors for a group's one bundle: on node ``here``, or on none of ``away_from``; None: any node."""
     if here is not None:
         return [{NODE_LABEL: here}]
     return [{NODE_LABEL: f"!in({','.join(sorted(away_from))})"}] if away_from else None

@@ -1,8 +1,7 @@
 """The target as a Serve deployment: one replica with the stage actors of one pipeline in its own placement group.
 
-The replica never touches the step path. It starts the stages, tells routers where they listen, and has a stage that
-dies or hangs replaced (``supervisor``). When that fails, so does its health check, and Serve replaces the replica with
-the whole pipeline.
+The replica takes no part in steps. It starts the stages, gives routers their addresses, and replaces a stage that dies
+or hangs (``supervisor``). If that fails, so does its health check, and Serve replaces the replica and its pipeline.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from deployments.pipeline.leadership import NO_ROUTER, LeaderEpochs, RouterStatu
 from deployments.single_replica import check_single_replica
 from deployments.target_model.bundles import Bundle, Bundles
 from deployments.target_model.stage_handle import StageHandle
-from deployments.target_model.supervisor import supervised
+from deployments.target_model.supervisor import supervise_stages
 from engine.errors import ConfigError
 from engine.target_model.options import TargetOptions
 
 LEAST_CPU = 0.001  # Ray refuses empty bundles
-HOLD_S = 2.0  # a call that holds the pipeline
+HOLD_S = 2.0  # seconds that a call of ``hold`` lasts
 
 
 def stage_environment(options: PipelineOptions) -> dict[str, str]:
@@ -69,36 +68,36 @@ class TargetDeployment:
         bundles = Bundles(
             _own_placement(target.stages), stage_resources(pipeline), pipeline.placement, pipeline.transport == "unix"
         )
-        self._supervisor = supervised(launch, bundles, pipeline.standby_stages, pipeline.replace_timeout)
+        self._supervisor = supervise_stages(launch, bundles, pipeline.standby_stages, pipeline.replace_timeout)
         await self._supervisor.start()
 
     async def __del__(self) -> None:
-        """Serve awaits this when it stops the replica in an orderly way: what runs on the stages may end, or move to
-        the pipeline that takes the place of this one, until the grace is over."""
+        """Wait up to ``grace`` seconds until requests end or move to the next pipeline. Serve awaits this."""
         supervisor = getattr(self, "_supervisor", None)  # missing when the constructor failed
         if supervisor is not None:
-            await supervisor.until_unused(self._grace)
+            await supervisor.wait_until_unused(self._grace)
             supervisor.close()
 
     async def endpoints(self, node: str = "", asking: RouterStatus = NO_ROUTER) -> Endpoints:
-        """Where the pipeline listens, for a router on the Ray node ``node`` (its id); waits while a stage is replaced.
+        """Addresses of the pipeline for a router on the Ray node ``node`` (its id); waits while a stage is replaced.
 
         Raises:
-            SupersededError: a later router has taken this pipeline over.
-            TargetLostError: the replacement takes longer than a call can wait; ask again.
+            SupersededError: a later router leads this pipeline.
+            TargetLostError: the replacement takes longer than a call can wait; call again.
             ConfigError: the option ``transport`` does not reach that node.
         """
         self._epochs.admit(asking)
         return replace(await self._supervisor.endpoints(node), leader=self._epochs.leader)
 
     async def hold(self) -> None:
-        """Last a while. Where Serve scales this deployment between no replica and one, routers that want the pipeline
-        call this again and again: a call that runs or waits for a replica is what Serve scales by. None lasts long,
-        because Serve waits for it when it replaces the replica."""
+        """Last for ``HOLD_S``. Routers that need an elastic pipeline repeat this call, and Serve scales by such calls.
+
+        A call is short, because Serve waits for it when it replaces the replica.
+        """
         await asyncio.sleep(HOLD_S)
 
     async def report_hang(self, reason: str) -> None:
-        """Look for a stage that hangs now, and not at the next ping, and have it replaced."""
+        """Find and replace a stage that hangs now, not at its next ping."""
         await self._supervisor.report_hang(reason)
 
     async def stage_pids(self) -> list[int]:
@@ -106,15 +105,11 @@ class TargetDeployment:
         return self._supervisor.pids
 
     async def state(self) -> dict[str, Any]:
-        """Processes and nodes of the stages, what their start took, and the newest replacement; for operators."""
+        """For operators: see ``StageSupervisor.state``."""
         return self._supervisor.state()
 
     async def check_health(self) -> None:
-        """Serve calls this periodically.
-
-        Raises:
-            TargetLostError: a stage was lost, and could not be replaced alone.
-        """
+        """Raise TargetLostError when a lost stage could not be replaced; Serve calls this periodically."""
         self._supervisor.check()
 
 

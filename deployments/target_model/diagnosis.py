@@ -33,7 +33,7 @@ async def warm_up(endpoints: Endpoints, stages: Sequence[StageHandle]) -> None:
                 if isinstance(pulse, ConfigError):
                     raise pulse from error
             if not left:
-                raise TargetLostError(f"the stages pass no step on; their logs say why: {error}") from error
+                raise TargetLostError(f"no step passes the stages; their logs say why: {error}") from error
 
 
 async def _pass_empty_step(endpoints: Endpoints) -> None:
@@ -52,7 +52,7 @@ async def _pass_empty_step(endpoints: Endpoints) -> None:
 
 
 async def mark_hung_stages_dead(stages: Sequence[StageHandle], reason: str) -> None:
-    """Mark those stages dead that do not answer; if all do, the one that has been inside one step for too long."""
+    """Mark the stages that do not answer as dead; if all answer, the one that has been in one step for too long."""
     pulses = await _pulses(stages, SUSPECT_S)
     if any(isinstance(pulse, ConfigError) for pulse in pulses):
         return  # the stage's watch finds the same error, and raises it with its message

@@ -18,7 +18,7 @@ from deployments.pipeline.stage_reports import LoadReport, StageLoad, StagePlan,
 from deployments.target_model.bundles import Bundle
 from deployments.target_model.diagnosis import warm_up
 from deployments.target_model.stage_handle import StageHandle, reason_of
-from deployments.target_model.standbys import Standbys
+from deployments.target_model.standbys import StandbyPool
 from engine.errors import ConfigError, TargetLostError
 
 CLEAN_UP_S = 2.0  # for stages to clean up before they are killed
@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Substitute:
-    """A stage that has loaded and listens, to be put in the place of another."""
+class SpareStage:
+    """A stage that has loaded its layers and listens, to replace another."""
 
     stage: StageHandle
     loaded: StageLoad
-    was_waiting: bool  # as a standby
-    process: float  # seconds until its process was there
+    was_standby: bool
+    process: float  # seconds until its process had started
     load: float  # seconds from then on
 
 
@@ -43,10 +43,12 @@ class StageGroup:
     Args:
         launch: starts a stage's process in a bundle.
         bundles: of the stages, first to last.
-        standbys: where the processes of substitutes come from.
+        standbys: source of the processes of spares.
     """
 
-    def __init__(self, launch: Callable[[Bundle], StageHandle], bundles: Sequence[Bundle], standbys: Standbys) -> None:
+    def __init__(
+        self, launch: Callable[[Bundle], StageHandle], bundles: Sequence[Bundle], standbys: StandbyPool
+    ) -> None:
         self._standbys = standbys
         self._seconds: dict[str, float] = {}  # of the phases that all stages wait for
         self._loads: dict[int, StageLoad] = {}
@@ -60,8 +62,7 @@ class StageGroup:
 
         Raises:
             TargetLostError: a stage did not come up, or passes no step on; all stages are killed.
-            ConfigError: an option of the target is wrong, or the transport that was asked for does not connect two
-                stages.
+            ConfigError: an option of the target is wrong, or the requested transport does not connect two stages.
             UnsupportedModelError: the checkpoint cannot be run.
         """
         try:
@@ -77,7 +78,7 @@ class StageGroup:
                 self._loads[i] = load
             loaded = time.monotonic()
             if lost := await self.connect():
-                raise TargetLostError(self.told(lost))
+                raise TargetLostError(self.list_reasons(lost))
             await warm_up(self.endpoints(self._endpoint(0).node), self.stages)
             ended = time.monotonic()
             self._seconds |= {"connect": ended - loaded, "ready": ended - began}
@@ -86,26 +87,26 @@ class StageGroup:
                 stage.kill()
             raise
 
-    async def substitute(self, i: int) -> Substitute:
-        """Have another process load what stage ``i`` has, which may go on meanwhile.
+    async def load_spare(self, i: int) -> SpareStage:
+        """Let another process load the layers of stage ``i``, which may work meanwhile.
 
         Raises:
             TargetLostError: it did not come up.
         """
         began = time.monotonic()
-        stage, was_waiting = await self._standbys.take()
+        stage, was_standby = await self._standbys.take()
         taken = time.monotonic()
         try:
             loaded = await self._come_up(i, stage)
         except BaseException:  # cancellation too
             self._standbys.give_back(stage)
             raise
-        return Substitute(stage, loaded, was_waiting, taken - began, time.monotonic() - taken)
+        return SpareStage(stage, loaded, was_standby, taken - began, time.monotonic() - taken)
 
-    def put(self, i: int, substitute: Substitute) -> None:
-        """Make it stage ``i``; ``connect`` tells the others."""
-        self.stages[i] = substitute.stage
-        self._loads[i] = substitute.loaded
+    def install(self, i: int, spare: SpareStage) -> None:
+        """Replace stage ``i``; ``connect`` must follow."""
+        self.stages[i] = spare.stage
+        self._loads[i] = spare.loaded
 
     async def _come_up(self, i: int, stage: StageHandle) -> StageLoad:
         loaded = await stage.come_up(i, self._secret, self._planned)
@@ -120,7 +121,7 @@ class StageGroup:
         return loaded.load
 
     async def connect(self) -> dict[int, str]:
-        """Tell every stage its neighbours; steps in flight are dropped.
+        """Connect every stage to its neighbours; steps in flight are dropped.
 
         Returns:
             The stages that were lost meanwhile, and why.
@@ -132,7 +133,7 @@ class StageGroup:
         return {i: reason_of(answer) for i, answer in enumerate(answers) if isinstance(answer, BaseException)}
 
     def endpoints(self, node: str, replacements: Sequence[StageReplacement] = ()) -> Endpoints:
-        """Where the pipeline listens, for a router on ``node``, and the newest replacements of its stages.
+        """Addresses of the pipeline for a router on ``node``, with the newest replacements of its stages.
 
         Raises:
             ConfigError: the option ``transport`` does not reach that node.
@@ -147,7 +148,7 @@ class StageGroup:
 
     @property
     def load(self) -> LoadReport:
-        """What the start took so far; that of a stage which has been replaced is its newest process's."""
+        """Load times so far; of a replaced stage those of its newest process."""
         stages = tuple(self._loads.get(i, StageLoad()) for i in range(len(self.stages)))
         return LoadReport(dict(self._seconds), stages)
 
@@ -161,7 +162,7 @@ class StageGroup:
         assert endpoint is not None, "a stage listens before it is connected"
         return endpoint
 
-    def told(self, reasons: dict[int, str]) -> str:
+    def list_reasons(self, reasons: dict[int, str]) -> str:
         """Reasons by stage, as one line."""
         return "; ".join(f"{self.stages[i].name}: {why}" for i, why in reasons.items())
 

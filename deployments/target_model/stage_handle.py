@@ -1,6 +1,6 @@
-"""The handle of one stage actor, from its start until its process is certainly dead. Knows no other stage.
+"""The handle of one stage actor, from its start until its process is dead.
 
-A process is of no stage until it is told of which: so one that waits can take the place of any.
+A process gets its stage number only with ``come_up``, so a standby can replace any stage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOADING_S = 60.0  # least time a ping may stay unanswered during loading: a slow
 SERVE_S = 15.0  # least time for ``serve``
 KILL_S = 10.0  # for killing a process of another node
 LEAVE_S = 2.0  # to remove its sockets before it is killed
-CALLS = 5  # threads of the actor: one or two wait for its end, one answers pings, the others serve calls
+CALLS = 5  # threads of the actor: one or two run ``hold``, one answers pings, the others serve calls
 MAX_REASON = 400  # characters
 
 
@@ -36,7 +36,7 @@ class StageHandle:
 
     Args:
         actor: Ray's handle of a ``StageActor``.
-        name: in messages.
+        name: for messages.
         bundle: in which it runs.
         timeout: seconds a ping may stay unanswered.
     """
@@ -64,7 +64,7 @@ class StageHandle:
         return cls(actor, "a stage's process", bundle, pipeline.stage_timeout)
 
     async def arrive(self) -> None:
-        """Wait until its process runs and has imported what it needs; raises TargetLostError when the process died."""
+        """Wait until its process runs and has imported its libraries; raises TargetLostError when it died."""
         if self.identity is None:
             try:
                 self.identity = await self._actor.identity.remote()
@@ -73,9 +73,9 @@ class StageHandle:
             self.seen = time.monotonic()
 
     async def prepare(self) -> None:
-        """Let it do what it can before it is of a stage; raises TargetLostError when that fails."""
+        """Let it load what all stages need; raises TargetLostError when that fails."""
         try:
-            await self._pinged(self._actor.prepare.remote())
+            await self._await_with_pings(self._actor.prepare.remote())
         except (RayError, TimeoutError) as error:
             raise self._not_up(error) from error
 
@@ -101,7 +101,7 @@ class StageHandle:
 
     async def _answer(self, reference: Any) -> Any:
         try:
-            return await self._pinged(reference)
+            return await self._await_with_pings(reference)
         except (RayError, TimeoutError) as error:
             if isinstance(error, RayTaskError) and isinstance(error.cause, SpectraError):
                 raise error.cause from error
@@ -117,13 +117,13 @@ class StageHandle:
         self.name = f"stage {number} of {len(plan.ranges)} (layers {layers.first} to {layers.last - 1})"
         await self.arrive()
         try:
-            loaded: Loaded = await self._pinged(self._actor.load.remote(plan, number))
+            loaded: Loaded = await self._await_with_pings(self._actor.load.remote(plan, number))
             self.endpoint = await self._actor.listen.remote(secret)
         except (RayError, TimeoutError) as error:
             raise self._not_up(error) from error
         return loaded
 
-    async def _pinged(self, reference: Any) -> Any:
+    async def _await_with_pings(self, reference: Any) -> Any:
         """Wait for an answer that may take minutes, as long as the process answers pings; raises as ``pulse``."""
         answer = asyncio.ensure_future(reference)
         try:
@@ -159,7 +159,6 @@ class StageHandle:
         return pulse
 
     def mark_dead(self, reason: str) -> None:
-        """Count the stage as lost from now on."""
         if not self._marked_dead.done():
             self._marked_dead.set_result(reason)
 
@@ -179,13 +178,13 @@ class StageHandle:
                     return self._marked_dead.result()
                 if held in done:
                     return await _reason(held)
-                if reason := await self._unwell():
+                if reason := await self._find_fault():
                     return reason
         finally:
             held.cancel()
 
-    async def _unwell(self) -> str:
-        """Why the stage is lost, or "". A ping has two attempts, because this process itself may have been held up."""
+    async def _find_fault(self) -> str:
+        """Why the stage is lost, or "". A ping has two attempts, because this process itself may have been blocked."""
         for within in (0.8 * self._timeout, 0.2 * self._timeout):
             try:
                 await self.pulse(within)
@@ -199,13 +198,13 @@ class StageHandle:
     async def end(self) -> None:
         """Send SIGKILL, which also ends a stopped process (Ray alone would take five seconds); then tell Ray."""
         if self.identity is not None:
-            # The process of a lost node cannot be killed, and is gone.
+            # The process of a lost node cannot be killed; it is gone.
             with contextlib.suppress(RayError, TimeoutError):
                 await asyncio.wait_for(_end(self.identity), KILL_S)
         ray.kill(self._actor)
 
     async def retire(self) -> None:
-        """Let it clean up, then end it: another stage has its place."""
+        """Let a replaced stage clean up, then end it."""
         with contextlib.suppress(RayError, TimeoutError):
             await asyncio.wait_for(self._actor.leave.remote(), LEAVE_S)
         await self.end()
@@ -220,7 +219,7 @@ class StageHandle:
 
 
 def reason_of(error: BaseException) -> str:
-    """What a failed call says of the stage, in one line: the exception raised there, or how the process died."""
+    """The reason of a failed call in one line: the exception raised in the stage, or how its process died."""
     if isinstance(error, RayTaskError):
         cause: Any = error.cause
         text = str(cause) if isinstance(cause, SpectraError) else f"{type(cause).__name__}: {cause}"

@@ -1,4 +1,4 @@
-"""Standbys: stage processes that hold no weights, which wait for a stage to be lost or are started for one."""
+"""Standbys: stage processes without weights, which wait for a stage to be lost or are started for a replacement."""
 
 from __future__ import annotations
 
@@ -13,46 +13,45 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from deployments.target_model.bundles import Bundle
-from deployments.target_model.places import Places
+from deployments.target_model.bundles import Bundle, FreeBundles
 from deployments.target_model.stage_handle import StageHandle
 from engine.errors import TargetLostError
 
-LOOK_S = 1.0  # between two looks at nodes and bundles
-AGAIN_S = 5.0  # until another standby is started for one that did not come up; doubled with each in a row
-LONGEST_S = 300.0  # the same, at most
+CHECK_S = 1.0  # seconds between two checks of nodes and bundles
+RETRY_S = 5.0  # seconds until another standby is started after a failed one; doubled with each failure in a row
+MAX_RETRY_S = 300.0  # seconds, at most
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
 class Standby:
-    """A stage process without weights, and how far it is."""
+    """A stage process without weights."""
 
     stage: StageHandle
-    is_ready: bool = False
-    attendant: asyncio.Task[None] | None = None
+    is_ready: bool = False  # has imported its libraries and prepared
+    task: asyncio.Task[None] | None = None
 
 
-class Standbys:
-    """Starts processes, keeps some waiting, and hands them out.
+class StandbyPool:
+    """Starts stage processes, keeps some as standbys, and hands them out.
 
     Args:
         launch: starts a process in a bundle; returns at once.
-        places: of the pipeline.
-        kept: processes that wait for a stage to be lost.
+        free_bundles: of the pipeline.
+        kept: number of standbys to keep.
     """
 
-    def __init__(self, launch: Callable[[Bundle], StageHandle], places: Places, kept: int) -> None:
+    def __init__(self, launch: Callable[[Bundle], StageHandle], free_bundles: FreeBundles, kept: int) -> None:
         self.waiting: list[Standby] = []
-        self.places = places
+        self.free_bundles = free_bundles
         self._launch = launch
         self._kept = kept
-        self._takers: deque[asyncio.Future[StageHandle]] = deque()
+        self._requests: deque[asyncio.Future[StageHandle]] = deque()
         self._wake = asyncio.Event()
-        self._failures = 0  # standbys in a row that did not come up
+        self._failures = 0  # failed standbys in a row
         self._not_before = 0.0  # ``time.monotonic`` of the next attempt
-        self._trouble = ""  # why nodes could not be looked at last
+        self._last_error = ""  # of the last check of the nodes
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: set[StageHandle] = set()
 
@@ -67,12 +66,12 @@ class Standbys:
         return task
 
     def dismiss(self) -> None:
-        """Keep none any more, so that the next pipeline has the room; processes are started for lost stages alone."""
+        """Keep no more standbys: the next pipeline needs the room. Processes are still started for lost stages."""
         self._kept = 0
         self._wake.set()
 
     def state(self) -> list[dict[str, Any]]:
-        """For operators: the processes that have started."""
+        """For operators: the standbys that have started."""
         return [
             {"ready": one.is_ready, "pid": process.pid, "node": process.node, "ip": process.ip}
             for one in self.waiting
@@ -82,45 +81,45 @@ class Standbys:
     # -- handing out ---------------------------------------------------------------------------------------------
 
     async def take(self) -> tuple[StageHandle, bool]:
-        """A process that has imported what it needs, on a node that stays, and whether it had waited for that.
+        """Take a process on a node that is not draining; also returns whether it was a standby.
 
         Raises:
-            TargetLostError: it was started, and did not come up.
+            TargetLostError: a new process did not come up.
         """
         for one in self.waiting:
-            if one.is_ready and not self._leaves(one.stage):
+            if one.is_ready and not self._is_draining(one.stage):
                 self._remove(one)
                 return one.stage, True
-        taker: asyncio.Future[StageHandle] = asyncio.get_running_loop().create_future()
-        self._takers.append(taker)
+        request: asyncio.Future[StageHandle] = asyncio.get_running_loop().create_future()
+        self._requests.append(request)
         self._wake.set()
         try:
-            return await taker, False
+            return await request, False
         except asyncio.CancelledError:
-            if taker.done() and not taker.cancelled() and taker.exception() is None:
-                self.give_back(taker.result())
+            if request.done() and not request.cancelled() and request.exception() is None:
+                self.give_back(request.result())
             raise
         finally:
-            with contextlib.suppress(ValueError):  # it was served
-                self._takers.remove(taker)
+            with contextlib.suppress(ValueError):  # it has been answered
+                self._requests.remove(request)
 
     def _hand_out(self, one: Standby) -> bool:
-        """Give a process to a taker; returns whether there is one."""
-        if self._leaves(one.stage) or (taker := self._next_taker()) is None:
+        """Give a process to the oldest request; returns whether there was one."""
+        if self._is_draining(one.stage) or (request := self._next_request()) is None:
             return False
         self._remove(one)
-        taker.set_result(one.stage)
+        request.set_result(one.stage)
         return True
 
-    def _next_taker(self) -> asyncio.Future[StageHandle] | None:
-        while self._takers:
-            taker = self._takers.popleft()
-            if not taker.done():  # else it was cancelled, and has not noticed yet
-                return taker
+    def _next_request(self) -> asyncio.Future[StageHandle] | None:
+        while self._requests:
+            request = self._requests.popleft()
+            if not request.done():  # else it is cancelled
+                return request
         return None
 
     def give_back(self, stage: StageHandle) -> None:
-        """End a process, in the background; another may start in its bundle."""
+        """End a process in the background; another may start in its bundle."""
         self._ending.add(stage)
         self._spawn(self._end(stage))
         self.vacate(stage.bundle)
@@ -131,63 +130,63 @@ class Standbys:
         self._ending.discard(stage)
 
     def vacate(self, bundle: Bundle) -> None:
-        """The process of a bundle has ended, or is about to."""
-        self.places.vacate(bundle)
+        """Report that the process of a bundle has ended, or is about to."""
+        self.free_bundles.vacate(bundle)
         self._wake.set()
 
-    def _leaves(self, stage: StageHandle) -> bool:
-        return stage.identity is not None and stage.identity.node in self.places.draining
+    def _is_draining(self, stage: StageHandle) -> bool:
+        return stage.identity is not None and stage.identity.node in self.free_bundles.draining
 
     def _remove(self, one: Standby) -> None:
         self.waiting.remove(one)
-        if one.attendant is not asyncio.current_task() and one.attendant is not None:
-            one.attendant.cancel()
+        if one.task is not asyncio.current_task() and one.task is not None:
+            one.task.cancel()
         self._wake.set()
 
-    # -- keeping -------------------------------------------------------------------------------------------------
+    # -- upkeep -------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
             self._wake.clear()
             try:
                 await self._settle()
-                self._trouble = ""
-            except Exception as error:  # of Ray, such as a GCS that is away: all stays as it is
-                if not self._trouble:
-                    logger.warning("the nodes of the stages cannot be looked at: %s: %s", type(error).__name__, error)
-                self._trouble = str(error) or type(error).__name__
+                self._last_error = ""
+            except Exception as error:  # of Ray, such as a GCS that does not answer: nothing changes
+                if not self._last_error:
+                    logger.warning("the nodes of the stages cannot be checked: %s: %s", type(error).__name__, error)
+                self._last_error = str(error) or type(error).__name__
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), LOOK_S)
+                await asyncio.wait_for(self._wake.wait(), CHECK_S)
 
     async def _settle(self) -> None:
-        """Start what is missing; end what is more than wanted or on a draining node."""
-        await self.places.look()
+        """Start missing standbys; end surplus ones and those on draining nodes."""
+        await self.free_bundles.refresh()
         for one in [*self.waiting]:
-            if self._leaves(one.stage):
-                logger.info("a standby leaves its node, which is draining")
+            if self._is_draining(one.stage):
+                logger.info("a standby ends: its node is draining")
                 self._drop(one)
-        if self.places.is_leaving:
+        if self.free_bundles.is_owner_draining:
             self._kept = 0  # Serve starts another pipeline, which needs the room
         may_start = self._kept if time.monotonic() >= self._not_before else 0
-        while len(self.waiting) < len(self._takers) + may_start:
-            self._start(await self.places.choose())
-        # A standby in a reserved bundle moves to one of the replica's own that has become free: else both are held.
-        for bundle in self.places.own_there():
-            if len(self.waiting) <= self._wanted and not all(one.stage.bundle.is_own for one in self.waiting):
-                self._start(self.places.occupy(bundle))
+        while len(self.waiting) < len(self._requests) + may_start:
+            self._start(await self.free_bundles.choose())
+        # Replace a standby in a reserved bundle once one of the replica's own is free: else both stay in use.
+        for bundle in self.free_bundles.usable_own():
+            if len(self.waiting) <= self._n_required and not all(one.stage.bundle.is_own for one in self.waiting):
+                self._start(self.free_bundles.occupy(bundle))
         self._trim()
-        await self.places.tidy()
+        await self.free_bundles.release_reserved()
 
     @property
-    def _wanted(self) -> int:
-        """Processes that shall wait now, once they have been started."""
-        return self._kept + len(self._takers)
+    def _n_required(self) -> int:
+        """Number of standbys that should exist now, started or starting."""
+        return self._kept + len(self._requests)
 
     def _trim(self) -> None:
-        """End what is more than wanted: of what is ready, those in reserved bundles first."""
+        """End surplus standbys, those in reserved bundles first, and keep enough ready ones."""
         ready = sum(one.is_ready for one in self.waiting)
         for one in sorted(self.waiting, key=lambda one: (one.stage.bundle.is_own, one.is_ready)):
-            if len(self.waiting) <= self._wanted or ready - one.is_ready < self._wanted:
+            if len(self.waiting) <= self._n_required or ready - one.is_ready < self._n_required:
                 return
             ready -= one.is_ready
             self._drop(one)
@@ -201,10 +200,10 @@ class Standbys:
     def _start(self, bundle: Bundle) -> None:
         one = Standby(self._launch(bundle))
         self.waiting.append(one)
-        one.attendant = self._spawn(self._attend(one))
+        one.task = self._spawn(self._run_standby(one))
 
-    async def _attend(self, one: Standby) -> None:
-        """From the start of a process until it is taken or lost."""
+    async def _run_standby(self, one: Standby) -> None:
+        """Watch a process from its start until it is taken or lost."""
         try:
             await one.stage.arrive()
             if self._hand_out(one):
@@ -213,7 +212,7 @@ class Standbys:
             if self._hand_out(one):
                 return
             one.is_ready, self._failures = True, 0
-            logger.info("%s waits, %s", one.stage.name, one.stage.identity)
+            logger.info("%s is a standby, %s", one.stage.name, one.stage.identity)
             self._wake.set()
             reason = await one.stage.lost()
         except Exception as error:  # of any kind: nothing else watches the process
@@ -223,14 +222,14 @@ class Standbys:
     def _lose(self, one: Standby, reason: str) -> None:
         logger.warning("%s is lost: %s", one.stage.name, reason)
         if not one.is_ready:
-            self._not_before = time.monotonic() + min(AGAIN_S * 2**self._failures, LONGEST_S)
+            self._not_before = time.monotonic() + min(RETRY_S * 2**self._failures, MAX_RETRY_S)
             self._failures += 1
         self._drop(one)
-        if len(self._takers) > len(self.waiting) and (taker := self._next_taker()) is not None:
-            taker.set_exception(TargetLostError(reason))
+        if len(self._requests) > len(self.waiting) and (request := self._next_request()) is not None:
+            request.set_exception(TargetLostError(reason))
 
     def close(self) -> None:
-        """End all processes that wait or are about to end, through Ray."""
+        """End all standbys and ending processes, through Ray."""
         for task in self._tasks:
             task.cancel()
         for stage in (*(one.stage for one in self.waiting), *self._ending):

@@ -21,8 +21,8 @@ from deployments.pipeline.endpoints import StageEndpoint
 from deployments.pipeline.stage_reports import StagePlan, StageReplacement, StageRoom
 from deployments.stage.actor import Loaded, Pulse
 from deployments.stage.worker import StageWorker
-from deployments.target_model import departures, standbys
-from deployments.target_model.supervisor import supervised as supervised_by
+from deployments.target_model import spares, standbys
+from deployments.target_model.supervisor import supervise_stages
 from engine.errors import ConfigError, TargetLostError
 from engine.model.loader import load_shard
 from engine.model.ranges import split_layers
@@ -132,7 +132,7 @@ class ThreadStage:
         if self.is_silent:
             raise TimeoutError
         assert self.worker is not None
-        self._check_links()
+        self._check_transports()
         since = self.worker.busy_since
         return Pulse(0.0 if since is None else time.monotonic() - since, self.worker.n_sequences)
 
@@ -142,11 +142,11 @@ class ThreadStage:
 
     async def lost(self) -> str:
         while not self._lost.done():
-            self._check_links()
+            self._check_transports()
             await asyncio.wait((self._lost,), timeout=0.05)
         return self._lost.result()
 
-    def _check_links(self) -> None:
+    def _check_transports(self) -> None:
         if self.worker is not None and self.worker.fault:
             raise ConfigError(self.worker.fault)
 
@@ -178,7 +178,7 @@ class Supervised:
         self.bundles = LocalBundles(n)
         self._path, self._info, self._folder = path, info, folder
         self._plan = StagePlan(info, tuple(split_layers(info.spec.n_layers, n)))
-        self.supervisor = supervised_by(self._launch, self.bundles, standbys, limit)  # type: ignore[arg-type]
+        self.supervisor = supervise_stages(self._launch, self.bundles, standbys, limit)  # type: ignore[arg-type]
 
     def _launch(self, bundle: LocalBundle) -> Any:
         self.launched.append(ThreadStage(bundle, self._folder, self._plan, self))
@@ -253,9 +253,9 @@ Supervise = Callable[..., AbstractAsyncContextManager[Supervised]]
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at nodes all the time, and try again at once."""
-    for module in (departures, standbys):
-        monkeypatch.setattr(module, "LOOK_S", 0.02)
-        monkeypatch.setattr(module, "AGAIN_S", 0.0)
+    for module in (spares, standbys):
+        monkeypatch.setattr(module, "CHECK_S", 0.02)
+        monkeypatch.setattr(module, "RETRY_S", 0.0)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ async def test_a_standby_becomes_the_lost_stage_and_another_waits_in_its_bundle(
         expected = (await pipeline.answer()).results
         pipeline.bundles.has_gcs = has_gcs
         if not has_gcs:
-            await wait_until_async(lambda: "cannot be looked at" in caplog.text)
+            await wait_until_async(lambda: "cannot be checked" in caplog.text)
         await pipeline.lose(1)
         assert (await pipeline.replaced()).standbys == 1
         assert (await pipeline.answer()).results == expected
@@ -28,7 +28,7 @@ async def test_a_standby_becomes_the_lost_stage_and_another_waits_in_its_bundle(
         await pipeline.standbys_on("n1")
         assert pipeline.started == [0, 1, 2, 1]
         assert pipeline.bundles.released == []
-    assert caplog.text.count("cannot be looked at") == (not has_gcs)
+    assert caplog.text.count("cannot be checked") == (not has_gcs)
 
 
 async def test_a_standby_that_dies_or_cannot_start_is_replaced_in_its_bundle(supervised: Supervise) -> None:
@@ -89,7 +89,7 @@ async def test_a_pipeline_that_is_about_to_end_gives_up_its_standbys(supervised:
         if why == "the owner's node drains":  # then Serve starts another pipeline
             pipeline.bundles.drained |= {"n0", "n1"}
         else:
-            await pipeline.supervisor.until_unused(0.05)
+            await pipeline.supervisor.wait_until_unused(0.05)
         await wait_until_async(lambda: pipeline.bundles.released == pipeline.bundles.reserved)
         assert (pipeline.standby_nodes, pipeline.started) == ([], [0, 1])
         await pipeline.lose(1)  # is replaced all the same

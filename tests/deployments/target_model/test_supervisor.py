@@ -138,12 +138,12 @@ async def test_a_pipeline_that_is_being_replaced_stays_while_a_router_has_sequen
     supervised: Supervise,
 ) -> None:
     async with supervised(2) as pipeline:
-        await pipeline.supervisor.until_unused(LIMIT_S)  # there is no router
+        await pipeline.supervisor.wait_until_unused(LIMIT_S)  # there is no router
         connection = await Pipeline.connect(await pipeline.supervisor.endpoints("n"))
         connection.send(prompt_step())
         await connection.receive()
-        leaving = asyncio.create_task(pipeline.supervisor.until_unused(LIMIT_S))
-        await pipeline.supervisor.until_unused(0.05)  # the grace is over
+        leaving = asyncio.create_task(pipeline.supervisor.wait_until_unused(LIMIT_S))
+        await pipeline.supervisor.wait_until_unused(0.05)  # the grace is over
         assert not leaving.done()
         connection.close()
         await leaving

@@ -1,4 +1,4 @@
-"""Replaces stages of a pipeline: those that are lost, and those that have to leave while they still work."""
+"""Replaces stages of a pipeline: lost ones, and working ones on draining nodes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.pipeline.stage_reports import CONNECT, LOAD, NOTICED, PROCESS, StageReplacement
-from deployments.target_model.departures import Departures
-from deployments.target_model.stage_group import StageGroup, Substitute
+from deployments.target_model.spares import SpareStages
+from deployments.target_model.stage_group import SpareStage, StageGroup
 from deployments.target_model.stage_handle import StageHandle
-from deployments.target_model.standbys import Standbys
+from deployments.target_model.standbys import StandbyPool
 from engine.errors import ConfigError, TargetLostError
 
 MAX_STARTS = 2  # of one stage within one replacement; then the pipeline is given up
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class OngoingReplacement:
-    """A replacement that goes on."""
+    """A replacement in progress."""
 
     reasons: dict[int, str]  # stage -> why it is replaced
     planned: bool = False  # the stages still work
@@ -32,38 +32,36 @@ class OngoingReplacement:
     began: float = field(default_factory=time.monotonic)
     phases: dict[str, float] = field(default_factory=dict)
 
-    def took(self, phase: str, seconds: float) -> None:
-        """A phase went on for this long."""
+    def add_seconds(self, phase: str, seconds: float) -> None:
         self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
-    def over(self, number: int, error: str = "") -> StageReplacement:
-        """What it came to."""
+    def finish(self, number: int, error: str = "") -> StageReplacement:
+        """The report of this replacement, completed or given up with an error."""
         seconds = time.monotonic() - self.began
         return StageReplacement(number, self.reasons, seconds, self.phases, self.standbys, self.planned, error)
 
 
-class Repair:
-    """Watches the stages, and replaces them when told to.
+class StageReplacer:
+    """Watches the stages, and replaces them when the supervisor calls.
 
     Args:
         group: of the stages.
-        standbys: where the processes of substitutes come from.
-        departures: where substitutes are prepared for stages that still work.
+        standbys: takes the bundles of ended processes.
+        spares: source of replacements.
         on_loss: called when a stage is lost.
     """
 
     def __init__(
-        self, group: StageGroup, standbys: Standbys, departures: Departures, on_loss: Callable[[], None]
+        self, group: StageGroup, standbys: StandbyPool, spares: SpareStages, on_loss: Callable[[], None]
     ) -> None:
         self._group = group
         self._standbys = standbys
-        self._departures = departures
+        self._spares = spares
         self._on_loss = on_loss
         self._watches: list[asyncio.Task[str]] = []  # of every stage; done when the stage is lost
-        self._leaving: set[asyncio.Task[None]] = set()  # of stages that are no longer in the group
+        self._tasks: set[asyncio.Task[None]] = set()  # that end removed stages
 
     def start(self) -> None:
-        """Begin to watch."""
         self._watches = [self._watch(stage) for stage in self._group.stages]
 
     def _watch(self, stage: StageHandle) -> asyncio.Task[str]:
@@ -76,106 +74,105 @@ class Repair:
         return {i: _result(watch) for i, watch in enumerate(self._watches) if watch.done()}
 
     def stop(self) -> None:
-        """Watch no stage any more."""
         for watch in self._watches:
             watch.cancel()
 
-    async def switch(self, ongoing: OngoingReplacement) -> None:
-        """Put substitutes that are ready in the place of stages that still work, and end those; raises as ``mend``."""
-        leaving = [self._group.stages[i] for i in ongoing.reasons]
+    async def switch_to_spares(self, ongoing: OngoingReplacement) -> None:
+        """Replace working stages by their loaded spares, and end them; raises as ``replace_lost``."""
+        replaced = [self._group.stages[i] for i in ongoing.reasons]
         try:
-            substitutes = [await self._departures.substitute(i) for i in ongoing.reasons]
-            for i, substitute in zip(ongoing.reasons, substitutes, strict=True):
-                self._put(i, substitute)
-            self._count(substitutes, ongoing)
+            spares = [await self._spares.take(i) for i in ongoing.reasons]
+            for i, spare in zip(ongoing.reasons, spares, strict=True):
+                self._install(i, spare)
+            self._count(spares, ongoing)
             if lost := await self._connect(ongoing):
                 ongoing.planned = False
-                await self._mend(lost, ongoing)
+                await self._replace_all(lost, ongoing)
         finally:
-            for stage in leaving:
-                self._let_go(self._retire(stage))
+            for stage in replaced:
+                self._spawn(self._retire(stage))
 
-    async def mend(self, ongoing: OngoingReplacement) -> None:
-        """Replace lost stages, with those that are lost meanwhile, and connect all; adds to ``ongoing.reasons``.
+    async def replace_lost(self, ongoing: OngoingReplacement) -> None:
+        """Replace lost stages and connect all stages. Adds stages that are lost meanwhile to ``ongoing.reasons``.
 
         Raises:
-            TargetLostError: a stage did not come up twice.
+            TargetLostError: a stage failed to come up twice.
             ConfigError: two stages share no transport.
         """
-        ongoing.took(NOTICED, max(time.monotonic() - self._group.stages[i].seen for i in ongoing.reasons))
-        await self._mend(dict(ongoing.reasons), ongoing)
+        ongoing.add_seconds(NOTICED, max(time.monotonic() - self._group.stages[i].seen for i in ongoing.reasons))
+        await self._replace_all(dict(ongoing.reasons), ongoing)
 
-    async def _mend(self, lost: dict[int, str], ongoing: OngoingReplacement) -> None:
+    async def _replace_all(self, lost: dict[int, str], ongoing: OngoingReplacement) -> None:
         starts: Counter[int] = Counter()
         cleared: set[StageHandle] = set()
         while lost:
-            self._check_links()
+            self._check_transports()
             for i, why in lost.items():
                 logger.warning("%s is lost and will be replaced: %s", self._group.stages[i].name, why)
                 ongoing.reasons.setdefault(i, why)
-                if (stage := self._group.stages[i]) not in cleared:  # else no other has come up in its place
+                if (stage := self._group.stages[i]) not in cleared:  # else no replacement has come up yet
                     cleared.add(stage)
                     self._clear(stage)
             starts.update(lost.keys())
             if max(starts.values()) > MAX_STARTS:
-                raise TargetLostError(self._group.told(lost))
+                raise TargetLostError(self._group.list_reasons(lost))
             failed = await self._replace(lost, ongoing)
             lost = self.found_lost() | failed
             if not lost:
                 lost = await self._connect(ongoing)
 
-    def _check_links(self) -> None:
-        """Raises ConfigError when two stages share no transport: no replacement changes that."""
+    def _check_transports(self) -> None:
+        """Raise ConfigError when two stages share no transport: no replacement changes that."""
         for watch in self._watches:
             error = watch.exception() if watch.done() and not watch.cancelled() else None
             if isinstance(error, ConfigError):
                 raise error
 
     def _clear(self, stage: StageHandle) -> None:
-        """End a lost stage. The next one need not wait for that: the process may be out of reach."""
-        self._let_go(stage.end())
+        """End a lost stage in the background: its process may be unreachable."""
+        self._spawn(stage.end())
         self._standbys.vacate(stage.bundle)
 
     async def _replace(self, lost: Iterable[int], ongoing: OngoingReplacement) -> dict[int, str]:
-        """Put substitutes in the place of lost stages; returns why some did not come up."""
-        found = await asyncio.gather(*(self._departures.substitute(i) for i in lost), return_exceptions=True)
+        """Replace lost stages by spares; returns why some did not come up."""
+        found = await asyncio.gather(*(self._spares.take(i) for i in lost), return_exceptions=True)
         failed = {}
-        for i, substitute in zip(lost, found, strict=True):
-            if isinstance(substitute, Substitute):
-                self._put(i, substitute)
-            elif isinstance(substitute, TargetLostError):
-                failed[i] = str(substitute)
+        for i, spare in zip(lost, found, strict=True):
+            if isinstance(spare, SpareStage):
+                self._install(i, spare)
+            elif isinstance(spare, TargetLostError):
+                failed[i] = str(spare)
                 self._watches[i].cancel()
-                self._watches[i] = asyncio.create_task(_known(str(substitute)))
+                self._watches[i] = asyncio.create_task(_known(str(spare)))
             else:
-                raise substitute
-        self._count([one for one in found if isinstance(one, Substitute)], ongoing)
+                raise spare
+        self._count([one for one in found if isinstance(one, SpareStage)], ongoing)
         return failed
 
-    def _count(self, came: list[Substitute], ongoing: OngoingReplacement) -> None:
-        ongoing.standbys += sum(one.was_waiting for one in came)
-        ongoing.took(PROCESS, max((one.process for one in came), default=0.0))
-        ongoing.took(LOAD, max((one.load for one in came), default=0.0))
+    def _count(self, spares: list[SpareStage], ongoing: OngoingReplacement) -> None:
+        ongoing.standbys += sum(one.was_standby for one in spares)
+        ongoing.add_seconds(PROCESS, max((one.process for one in spares), default=0.0))
+        ongoing.add_seconds(LOAD, max((one.load for one in spares), default=0.0))
 
-    def _put(self, i: int, substitute: Substitute) -> None:
+    def _install(self, i: int, spare: SpareStage) -> None:
         self._watches[i].cancel()
-        self._group.put(i, substitute)
-        self._watches[i] = self._watch(substitute.stage)
+        self._group.install(i, spare)
+        self._watches[i] = self._watch(spare.stage)
 
     async def _connect(self, ongoing: OngoingReplacement) -> dict[int, str]:
         began = time.monotonic()
         lost = await self._group.connect()
-        ongoing.took(CONNECT, time.monotonic() - began)
+        ongoing.add_seconds(CONNECT, time.monotonic() - began)
         return lost
 
     async def _retire(self, stage: StageHandle) -> None:
         await stage.retire()
         self._standbys.vacate(stage.bundle)
 
-    def _let_go(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._leaving.add(task)  # the loop keeps only weak references
-        task.add_done_callback(self._leaving.discard)
+        self._tasks.add(task)  # the loop keeps only weak references
+        task.add_done_callback(self._tasks.discard)
 
 
 def _result(watch: asyncio.Task[str]) -> str:
