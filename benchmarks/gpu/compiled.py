@@ -28,7 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.gpu.compiled_cases import CASES, LAYERS, LEAVES, count_leaf_bytes, make_layer
 from benchmarks.support.reporting import table
-from engine.cuda.kernels.attention import Heads
+from engine.cuda.operands import Heads
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 REGISTERS, WARPS, SHARED_BYTES, PROGRAMS = 65536, 64, 228 << 10, 32  # of a multiprocessor of an H100 or H200

@@ -9,19 +9,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.cuda.kernels.attention import Heads, Partials
+from engine.cuda.kernels.attention import Partials
 from engine.cuda.kernels.best import best_ids
 from engine.cuda.kernels.draw import draw
-from engine.cuda.kernels.embed import embed
 from engine.cuda.kernels.gemm import INPUT_LEAVES, ROW_TILES, leaves_of, multiply, tile_of
-from engine.cuda.kernels.moves import move_rows
 from engine.cuda.kernels.norm import rms_norm
+from engine.cuda.kernels.rows import embed, move_rows
 from engine.cuda.kernels.truncation import Truncation
 from engine.cuda.layer import StepOnDevice, run_layer
 from engine.cuda.occupancy import programs_for
+from engine.cuda.operands import Heads, LayerWeights, Matrix, Norm, RotaryFrequencies
 from engine.cuda.plan.layout import BUCKETS, PlanLayout
-from engine.cuda.products import TreeProducts
-from engine.cuda.weights import LayerWeights, Matrix, Norm
+from engine.cuda.products import Products
 from engine.kv.arena import KVLayer
 
 SLOTS, PLAN_INTS, N_PARTIALS = 4096, 1 << 19, 512
@@ -52,8 +51,7 @@ def make_layer(
     norm, head_norm = Norm(make_meta(hidden), 1e-6, float(is_gemma)), Norm(make_meta(dim), 1e-6, float(is_gemma))
     return LayerWeights(
         heads=heads,
-        frequencies=make_meta(dim // 2, dtype=FP32),
-        rope_scaling=1.0,
+        rotary=RotaryFrequencies(make_meta(dim // 2, dtype=FP32), 1.0),
         activation="gelu_tanh" if is_gemma else "silu",
         before_attention=norm,
         qkv=make_matrix((heads.n_heads + 2 * heads.n_kv_heads) * dim, hidden, dtype, has_bias=has_bias),
@@ -88,21 +86,21 @@ def run(weights: LayerWeights, n_rows: int, n_pieces: int = 1, n_layers: int = 1
     step = StepOnDevice(make_ints(PLAN_INTS), layout, partials, pieces, programs, overlaps)
     arena = KVLayer.of(*(make_meta(SLOTS, heads.n_kv_heads, heads.head_dim) for _ in range(2)))
     for _ in range(n_layers):
-        run_layer(weights, hidden, step, arena, TreeProducts())
+        run_layer(weights, hidden, step, arena, Products())
 
 
 def run_head(vocab: int, dtype: torch.dtype, n_rows: int) -> None:
     """Launch the embedding, the last norm and the product of a head."""
     head, normed = make_matrix(vocab, 4096, dtype), make_meta(n_rows, 4096)
-    rms_norm(make_meta(n_rows, 4096), make_meta(4096), normed, 1e-6)
+    rms_norm(make_meta(n_rows, 4096), Norm(make_meta(4096), 1e-6), normed)
     embed(make_ints(n_rows), make_meta(vocab, 4096), make_meta(n_rows, 4096))
-    TreeProducts().multiply(normed, head, make_meta(n_rows, vocab, dtype=FP32))
+    Products().multiply(normed, head, make_meta(n_rows, vocab, dtype=FP32))
 
 
 def run_product(rows: int, leaves: int) -> None:
     """Launch a product whose programs add up ``leaves`` leaves each."""
-    x, weight, out = make_meta(rows, 4096), make_meta(128256, 4096), make_meta(rows, 128256)
-    multiply(x, weight, out, leaves=leaves, tile=replace(tile_of(rows, BF16, BF16, rows), most_leaves=leaves))
+    x, out, matrix = make_meta(rows, 4096), make_meta(rows, 128256), make_matrix(128256, 4096, BF16, leaves)
+    multiply(x, matrix, out, tile=replace(tile_of(rows, BF16, BF16, rows), most_leaves=leaves))
 
 
 def count_leaf_bytes(weights: LayerWeights, n_rows: int) -> tuple[int, int]:

@@ -23,11 +23,11 @@ from benchmarks.gpu.setting import GpuSetting, MeasurementPart, Row
 from engine.cuda.kernels.activation import gated
 from engine.cuda.kernels.best import best_ids
 from engine.cuda.kernels.draw import draw
-from engine.cuda.kernels.embed import embed
-from engine.cuda.kernels.moves import move_rows
 from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.rope import rope_write
+from engine.cuda.kernels.rows import embed, move_rows
 from engine.cuda.kernels.truncation import Truncation
+from engine.cuda.operands import Heads, Norm, RotaryFrequencies
 from engine.sampling.draw import draw_tokens
 from engine.sampling.noise import gumbel_keys
 from engine.sampling.params import SamplingParams
@@ -88,7 +88,7 @@ class RowKernels:
 
         def result(rows: Tensor) -> Tensor:
             out = self._nans(len(rows), width)
-            rms_norm(x[rows], weight, out, EPS, residual=stream[rows] if adds else None, offset=offset)
+            rms_norm(x[rows], Norm(weight, EPS, offset), out, residual=stream[rows] if adds else None)
             return out
 
         expected = functional.rms_norm(x.double(), (width,), offset + weight.double(), EPS)
@@ -124,23 +124,21 @@ class RowKernels:
         qkv = self._normal(self._n, heads * dim)
         positions = torch.randint(0, 131072, (self._n,), generator=self._random, device=qkv.device).int()
         frequencies = 5e5 ** -(torch.arange(0, dim, 2, device=qkv.device) / dim)
-        weights = [self._normal(dim) if has_norm else None for _ in range(2)]
+        rotary, sizes = RotaryFrequencies(frequencies, 1.0), Heads(g.n_heads, g.n_kv_heads, dim, 1.0)
+        norms = (Norm(self._normal(dim), EPS), Norm(self._normal(dim), EPS)) if has_norm else None
 
         def result(rows: Tensor) -> Tensor:
             n = len(rows)
             q, k, v = self._nans(n, g.n_heads * dim), *(self._nans(n, g.n_kv_heads, dim) for _ in range(2))
             slots = torch.arange(n - 1, -1, -1, dtype=torch.int32, device=q.device)
-            rope_write(
-                qkv[rows], positions[rows], slots, frequencies, q, k, v,
-                heads=g.n_heads, kv_heads=g.n_kv_heads, head_dim=dim, q_norm=weights[0], k_norm=weights[1], eps=EPS,
-            )  # fmt: skip
+            rope_write(qkv[rows], positions[rows], slots, rotary, sizes, norms, q, k, v)
             return torch.cat((q, k.flip(0).flatten(1), v.flip(0).flatten(1)), -1)
 
         parts = torch.split(qkv.double().view(self._n, heads, dim), [g.n_heads, g.n_kv_heads, g.n_kv_heads], 1)
         angles = (positions.float()[:, None] * frequencies).double()  # in fp32, as in Hugging Face's modules
         cos, sin, rotated = angles.cos()[:, None], angles.sin()[:, None], list[Tensor]()
-        for part, weight in zip(parts, weights, strict=False):  # values are neither normalised nor rotated
-            x = part if weight is None else functional.rms_norm(part, (dim,), weight.double(), EPS)
+        for part, norm in zip(parts, norms or (None, None), strict=False):  # values are neither normalised nor rotated
+            x = part if norm is None else functional.rms_norm(part, (dim,), norm.weight.double(), EPS)
             first, second = x.chunk(2, -1)
             rotated.append(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
         expected = torch.cat([one.flatten(1) for one in (*rotated, parts[2])], -1)

@@ -13,12 +13,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from engine.cuda.graphs import GraphRecorder
 from engine.cuda.head import Head, RowsOnDevice
-from engine.cuda.kernels.embed import embed
+from engine.cuda.kernels.rows import embed
 from engine.cuda.plan.answer import MOST_BEST, WIDTHS, AnswerKind, AnswerPlan
 from engine.cuda.plan.answer_layout import AnswerLayout
 from engine.cuda.products import Products
-from engine.cuda.recorder import GraphRecorder
 from engine.model.shard import ModelShard
 
 LOGIT_BYTES = 256 << 20  # of logits that graphs have room for: 512 rows of 128,256 ids

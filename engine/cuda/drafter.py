@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cuda.graphs import Graphs, RowFunction, RunLayers
-from engine.cuda.kernels.attention import Heads
-from engine.cuda.layer import StepOnDevice, attended
+from engine.cuda.graphs import GraphRecorder, Graphs, RowFunction, RunLayers
+from engine.cuda.layer import StepOnDevice, attend_step
+from engine.cuda.operands import Heads
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.layout import BUCKETS, DRAFTER_PARTIAL_BYTES, SPLIT
 from engine.cuda.plan.plan import PlanShape, StepPlan, make_plan
-from engine.cuda.recorder import GraphRecorder
 from engine.drafter.serving.cache import DrafterCache
 from engine.drafter.serving.forwards import ModuleForwards, NetworkCalls
 from engine.drafter.serving.rows import DraftRows
@@ -115,7 +114,7 @@ class KernelForwards:
             store = arena.layer(layer)
             store.keys.index_copy_(0, slots, key)
             store.values.index_copy_(0, slots, value)
-            return attended(query.flatten(1).contiguous(), store, step, self._heads).view_as(query)
+            return attend_step(query.flatten(1).contiguous(), store, step, self._heads).view_as(query)
 
         return (self._calls.run(inputs, seen, attend),)
 

@@ -1,4 +1,4 @@
-"""Runs a stage's layers by the kernels of this room; with ``TreeProducts`` a row's bits depend on its text alone.
+"""Runs a stage's layers by the kernels of this room; with exact ``Products`` a row's bits depend on its text alone.
 
 It uses the weights of a ``ModelShard`` and replaces that shard's ``run`` and ``logits``. On CUDA a step of ordinary
 size replays one recorded graph; Triton's interpreter runs the same launches one by one on a CPU.
@@ -16,16 +16,15 @@ from torch import Tensor
 
 from engine.attention.packed_step import CapturedQuery, PackedStep
 from engine.cuda.answers import LogitsReader
-from engine.cuda.graphs import Graphs, RowFunction
-from engine.cuda.kernels.embed import embed
-from engine.cuda.kernels.moves import MOST_MOVES, move_rows
+from engine.cuda.graphs import GraphRecorder, Graphs, RowFunction
+from engine.cuda.kernels.rows import MOST_MOVES, embed, move_rows
 from engine.cuda.layer import StepOnDevice, run_layer
+from engine.cuda.operands import Embedding
 from engine.cuda.plan.layout import BUCKETS, PARTIAL_BYTES, SPLIT
 from engine.cuda.plan.plan import PlanShape, StepPlan, compile_planner
 from engine.cuda.planned_step import PlannedStep
-from engine.cuda.products import Products, TreeProducts
-from engine.cuda.recorder import GraphRecorder
-from engine.cuda.weights import Embedding, LayerWeights, pack_layers
+from engine.cuda.products import Products
+from engine.cuda.weights import pack_layers
 from engine.kv.arena import KVArena
 from engine.model.shard import ModelShard
 
@@ -37,12 +36,12 @@ class Executor:
 
     Args:
         shard: has the weights; its modules share them from now on.
-        products: multiplies rows by weights; by default ``TreeProducts()``.
+        products: multiplies rows by weights; None: exactly.
         split: positions of a split of attention; the same on all stages.
-        buckets: of rows.
-        partial_bytes: that partial softmaxes of a layer may take; a step that needs more attends piece by piece.
-        records: whether steps become graphs; by default they do on CUDA.
-        taps: local layers whose outputs graphs return as well: those that a trained drafter reads in every step.
+        buckets: numbers of rows.
+        partial_bytes: room for the partial softmaxes of a layer; a step that needs more attends piece by piece.
+        records: whether steps become graphs; None: on CUDA.
+        taps: local layers whose outputs graphs return as well; a trained drafter reads them in every step.
         overlaps: whether a layer's kernels start while the previous one ends (programmatic dependent launch).
 
     Raises:
@@ -61,7 +60,7 @@ class Executor:
         overlaps: bool = False,
     ) -> None:
         self._shard, self._taps, self._overlaps = shard, sorted(set(taps)), overlaps
-        self._products = TreeProducts() if products is None else products
+        self._products = products or Products()
         compile_planner()
         self._layers = pack_layers(shard)
         self._embedding = Embedding.of(shard.embedding) if shard.range.is_first else None
@@ -78,15 +77,14 @@ class Executor:
         self.answers = LogitsReader(shard, buckets, recorder, self._products) if shard.range.is_last else None
 
     def plan_shape(self, arena: KVArena) -> PlanShape:
-        """How steps are planned; the arena's last row belongs to no sequence."""
-        groups = self._shard.spec.groups
-        windows, size = self._shard.windows, arena.block_size
-        return PlanShape.of(windows, groups, size, arena.n_rows - 1, self._split, self._buckets)
+        """Return how steps are planned; the arena's last row belongs to no sequence."""
+        groups, windows = self._shard.spec.groups, self._shard.windows
+        return PlanShape.of(windows, groups, arena.block_size, arena.n_rows - 1, self._split, self._buckets)
 
     def warm_up(self, arena: KVArena, answers: bool = True, more_work: Iterable[str] = ()) -> None:
         """Compile kernels and record steps, with their answers unless ``answers`` is False; ``more_work`` runs last.
 
-        A step that was not foreseen (see ``LogitsReader.warm_up``) is recorded when it comes, from compiled kernels.
+        A kind of step that is not recorded here (see ``LogitsReader.warm_up``) is recorded when it first comes.
         """
         if self._graphs is None:
             return
@@ -94,15 +92,15 @@ class Executor:
         began = time.monotonic()
         with torch.cuda.device_of(arena.layer(0).keys):  # type: ignore[no-untyped-call]
             done = map("layers over {}".format, self._graphs.warm_up(self.plan_shape(arena), arena))
-            for what in chain(done, self.answers.warm_up() if answers and self.answers is not None else (), more_work):
-                logger.info("recorded %s, %.1f s after the beginning", what, time.monotonic() - began)
+            for name in chain(done, self.answers.warm_up() if answers and self.answers is not None else (), more_work):
+                logger.info("recorded %s, %.1f s after the beginning", name, time.monotonic() - began)
 
     def embed(self, packed: PackedStep) -> Tensor:
-        """Return the embeddings of the step's tokens ``[1, n, hidden]``, which a trained drafter may read, too."""
+        """Return the embeddings of the step's tokens, ``[1, n, hidden]``, for a trained drafter that reads them."""
         assert isinstance(packed, PlannedStep), "an executor's steps are planned"
         plan = packed.plan
         with torch.cuda.device_of(packed.ints.tensor):  # type: ignore[no-untyped-call]  # launches go to the current device
-            return self._embedded(packed.ints.tensor[plan.layout.tokens])[: plan.n_rows].unsqueeze(0)
+            return self._embed(packed.ints.tensor[plan.layout.tokens])[: plan.n_rows].unsqueeze(0)
 
     def run(
         self, hidden: Tensor | None, packed: PackedStep, taps: Collection[int] = ()
@@ -121,25 +119,31 @@ class Executor:
             The last layer's output ``[1, n, hidden]``, and those of tapped layers.
         """
         assert isinstance(packed, PlannedStep), "an executor's steps are planned"
-        with torch.cuda.device_of(packed.ints.tensor):  # type: ignore[no-untyped-call]
-            return self._run(hidden, packed, taps)
-
-    def _run(
-        self, hidden: Tensor | None, packed: PlannedStep, taps: Collection[int]
-    ) -> tuple[Tensor, dict[int, Tensor]]:
         plan, ints, arena = packed.plan, packed.ints.tensor, packed.arena
         is_usual = not packed.capture_heads and (hidden is None) == self._shard.range.is_first
-        if self._graphs is not None and is_usual and set(taps) <= set(self._taps):
-            found = self._graphs.run([] if hidden is None else [hidden[0]], plan, ints, arena)
-            if found is not None:
-                last, *outputs = (one.unsqueeze(0) for one in found)
-                return last, dict(zip(self._taps, outputs, strict=True))
-        step = StepOnDevice.of(plan, ints, self._layers[0].heads, self._partial_bytes, self._overlaps)
-        _move(step, arena, plan.n_moves)
-        captures = [self._capturing(packed, local, plan.n_rows) for local in range(len(self._layers))]
-        rows = self._rows(hidden, plan, ints)
-        tapped = self._run_layers(rows, step, arena, taps, captures)
+        with torch.cuda.device_of(ints):  # type: ignore[no-untyped-call]
+            if self._graphs is not None and is_usual and set(taps) <= set(self._taps):
+                found = self._graphs.run([] if hidden is None else [hidden[0]], plan, ints, arena)
+                if found is not None:
+                    last, *outputs = (one.unsqueeze(0) for one in found)
+                    return last, dict(zip(self._taps, outputs, strict=True))
+            step = StepOnDevice.of(plan, ints, self._layers[0].heads, self._partial_bytes, self._overlaps)
+            _move(step, arena, plan.n_moves)
+            rows = self._bucket_rows(hidden, plan, ints)
+            tapped = self._run_layers(rows, step, arena, taps, packed)
         return rows[: plan.n_rows][None], {local: output[: plan.n_rows][None] for local, output in tapped.items()}
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of ``[n, hidden]``, fp32 ``[n, vocab]``, soft-capped if the model does so."""
+        assert self.answers is not None, "only the last stage has a head"
+        return self.answers.logits(hidden)
+
+    def _run_static(self, inputs: Sequence[Tensor], step: StepOnDevice, arena: KVArena) -> tuple[Tensor, ...]:
+        """Return the outputs of the last layer and of taps; ``inputs`` are a bucket's rows, or none: it embeds them."""
+        _move(step, arena, step.layout.n_rows)
+        rows = inputs[0].clone() if inputs else self._embed(step.plan[step.layout.tokens])
+        tapped = self._run_layers(rows, step, arena, self._taps)
+        return rows, *(tapped[local] for local in self._taps)
 
     def _run_layers(
         self,
@@ -147,64 +151,51 @@ class Executor:
         step: StepOnDevice,
         arena: KVArena,
         taps: Collection[int],
-        captures: Sequence[Callable[[Tensor], None] | None] = (),
+        captures: PlannedStep | None = None,
     ) -> dict[int, Tensor]:
-        """Change a bucket's ``[n_rows, hidden]`` by all layers; returns the outputs of ``taps``."""
+        """Run a bucket's ``[n_rows, hidden]`` through all layers in place; returns the outputs of ``taps``."""
         tapped: dict[int, Tensor] = {}
         for local, layer in enumerate(self._layers):
-            capture = captures[local] if captures else None
+            capture = None if captures is None else self._make_capture(captures, local)
             run_layer(layer, rows, step, arena.layer(local), self._products, capture)
             if local in taps:
                 tapped[local] = rows.clone()
         return tapped
 
-    def _rows(self, hidden: Tensor | None, plan: StepPlan, ints: Tensor) -> Tensor:
-        """The rows that the layers change, ``[n_rows of the bucket, hidden]``."""
+    def _bucket_rows(self, hidden: Tensor | None, plan: StepPlan, ints: Tensor) -> Tensor:
+        """Return the rows that the layers change, padded to the bucket, ``[n_rows of the bucket, hidden]``."""
         if hidden is None:
-            return self._embedded(ints[plan.layout.tokens])
+            return self._embed(ints[plan.layout.tokens])
         rows = hidden.new_zeros(plan.layout.n_rows, hidden.shape[2])
         rows[: plan.n_rows] = hidden[0]
         return rows
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        assert self._embedding is not None, "the first stage embeds"
+    def _embed(self, tokens: Tensor) -> Tensor:
+        assert self._embedding is not None, "only the first stage embeds"
         table = self._embedding.table
         rows = table.new_empty(len(tokens), table.shape[1])
         embed(tokens, table, rows, self._embedding.scale)
         return rows
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """``[n, hidden]`` -> fp32 ``[n, vocab]``, soft-capped where the model does so."""
-        assert self.answers is not None, "only the last stage has a head"
-        return self.answers.logits(hidden)
-
-    def _run_static(self, inputs: Sequence[Tensor], step: StepOnDevice, arena: KVArena) -> tuple[Tensor, ...]:
-        """Moves and all layers over a bucket's rows ``[n_rows, hidden]``, or the plan's tokens."""
-        _move(step, arena, step.layout.n_rows)
-        rows = inputs[0].clone() if inputs else self._embedded(step.plan[step.layout.tokens])
-        tapped = self._run_layers(rows, step, arena, self._taps)
-        return rows, *(tapped[local] for local in self._taps)
-
-    def _capturing(self, packed: PackedStep, local: int, n_rows: int) -> Callable[[Tensor], None] | None:
-        """Returns what keeps the queries of a layer's captured heads; None: it has none."""
+    def _make_capture(self, packed: PlannedStep, local: int) -> Callable[[Tensor], None] | None:
+        """Return a function that keeps the queries of a layer's captured heads; None: it has none."""
         index = packed.capture_index.get(local)
         if index is None:
             return None
-        layer: LayerWeights = self._layers[local]
-        heads = layer.heads
+        heads, n_rows = self._layers[local].heads, packed.plan.n_rows
 
-        def keep(query: Tensor) -> None:
+        def capture(query: Tensor) -> None:
             by_head = query[:n_rows].view(n_rows, heads.n_heads, heads.head_dim).transpose(0, 1)
             chosen = by_head.index_select(0, index.tensor)
             packed.captured[local] = CapturedQuery(chosen, heads.n_heads, heads.scale, heads.window)
 
-        return keep
+        return capture
 
 
 def _move(step: StepOnDevice, arena: KVArena, n_moves: int) -> None:
-    """The first moves of the plan, as many at once as a bucket has rows: for a graph's launch to be the same.
+    """Make the first moves of the plan; a graph always makes as many as a bucket has rows, so its launch is fixed.
 
-    Accepted paths move towards their roots, in ascending order: what comes later is not written over before.
+    Accepted paths move towards their roots in ascending order, so no launch overwrites the source of a later one.
     """
     sources, targets = step.plan[step.layout.sources], step.plan[step.layout.targets]
     for first in range(0, n_moves, MOST_MOVES):

@@ -1,4 +1,4 @@
-"""What the last stage does behind its layers: final norm, head, draws, best ids. Launches alone: nothing waits."""
+"""Runs the final norm, the head, draws and best ids after the last layer. It only launches: nothing waits."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from engine.cuda.kernels.truncation import Truncation
 from engine.cuda.plan.answer import AnswerKind
 from engine.cuda.plan.answer_layout import AnswerLayout
 from engine.cuda.products import Products
-from engine.cuda.weights import Norm, matrix_of
+from engine.cuda.weights import matrix_of, norm_of
 from engine.model.shard import ModelShard
 
 
 @dataclass(frozen=True, slots=True)
 class RowsOnDevice:
-    """Rows that are answered together, in memory that a graph knows or in any other."""
+    """Rows that are answered together, in the fixed memory of a graph or in new memory."""
 
     hidden: Tensor  # [n_rows of the bucket, hidden]
     plan: Tensor  # int32, as ``layout`` lays it out
     layout: AnswerLayout
     mask: Tensor | None  # bits of allowed ids, int32 [n_rows of the bucket, ceil(vocab / 32)]
     logits: Tensor  # fp32 [n_rows of the bucket, vocab], written
-    table: Tensor  # int32 [n_rows of the bucket, ``kind.columns``], written: the rows of an ``AnswerTable``
+    table: Tensor  # int32 [n_rows of the bucket, ``kind.columns``], written: an ``AnswerTable``
 
 
 class Head:
@@ -35,7 +35,7 @@ class Head:
 
     def __init__(self, shard: ModelShard, products: Products) -> None:
         self._products = products
-        self._norm, self._head = Norm.of(shard.final_norm, shard.spec), matrix_of(shard.head_module)
+        self._norm, self._head = norm_of(shard.final_norm, shard.spec), matrix_of(shard.head_module)
         self._cap = shard.spec.logit_softcap
 
     @property
@@ -44,16 +44,15 @@ class Head:
         return len(self._head.weight)
 
     def logits(self, hidden: Tensor, out: Tensor) -> None:
-        """``[n, hidden]`` -> fp32 ``[n, vocab]``, soft-capped where the model does so."""
-        norm, head = self._norm, self._head
+        """Write the logits of ``[n, hidden]``, soft-capped if the model does so, to fp32 ``out`` ``[n, vocab]``."""
         normed = torch.empty_like(hidden)
-        rms_norm(hidden, norm.weight, normed, norm.eps, offset=norm.offset)
-        self._products.multiply(normed, head, out)
+        rms_norm(hidden, self._norm, normed)
+        self._products.multiply(normed, self._head, out)
         if self._cap is not None:
             out.div_(self._cap).tanh_().mul_(self._cap)
 
     def answer(self, rows: RowsOnDevice, kind: AnswerKind) -> None:
-        """Write logits and answer table of the rows."""
+        """Write the logits and the answer table of the rows."""
         self.logits(rows.hidden, rows.logits)
         plan, layout, table, width = rows.plan, rows.layout, rows.table, kind.width
         if kind.draws:

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from engine.cuda.kernels.activation import gated
-from engine.cuda.kernels.attention import Heads, Partials, attend
+from engine.cuda.kernels.attention import Partials, attend
 from engine.cuda.kernels.combine import combine
 from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.rope import rope_write
 from engine.cuda.occupancy import programs_for
+from engine.cuda.operands import Heads, LayerWeights, Matrix, Norm
 from engine.cuda.plan.layout import PlanLayout
 from engine.cuda.plan.plan import StepPlan
 from engine.cuda.products import Products
-from engine.cuda.weights import LayerWeights, Matrix, Norm
 from engine.kv.arena import KVLayer
 
 
@@ -28,23 +28,22 @@ class StepOnDevice:
     plan: Tensor  # int32, as ``layout`` lays it out
     layout: PlanLayout
     partials: Partials
-    pieces: tuple[range, ...]  # key heads that attend at once: for all together the partials may be large
+    pieces: tuple[range, ...]  # key heads that attend at once; for all heads together the partials may be too large
     programs: tuple[int, ...]  # of ``attend``, for every window of the layout
     overlaps: bool = False  # programmatic dependent launch
 
     @classmethod
     def of(cls, plan: StepPlan, ints: Tensor, heads: Heads, partial_bytes: int, overlaps: bool = False) -> StepOnDevice:
-        """A plan whose ``ints`` are on the device, with memory of its own.
+        """Return a step whose plan is on the device as ``ints``, with memory of its own for partials.
 
         Partials take at most ``partial_bytes``, or those of one key head: heads then attend piece by piece.
         """
-        one = Partials.bytes_of(plan.n_partials, heads.n_heads // heads.n_kv_heads, heads.head_dim)
+        one = Partials.bytes_of(plan.n_partials, heads.groups, heads.head_dim)
         size = min(heads.n_kv_heads, max(1, partial_bytes // max(1, one)))
         while heads.n_kv_heads % size:
             size -= 1
         pieces = tuple(range(first, first + size) for first in range(0, heads.n_kv_heads, size))
-        n_heads = heads.n_heads // heads.n_kv_heads * size
-        partials = Partials.empty(plan.n_partials, n_heads, heads.head_dim, ints.device)
+        partials = Partials.empty(plan.n_partials, heads.groups * size, heads.head_dim, ints.device)
         most = programs_for(ints.device, size, heads.head_dim)
         programs = tuple(min(most, n) for n in plan.n_items)
         return cls(ints, plan.layout, partials, pieces, programs, overlaps)
@@ -58,69 +57,63 @@ def run_layer(
     products: Products,
     capture_query: Callable[[Tensor], None] | None = None,
 ) -> None:
-    """Change the residual stream ``[n_rows, hidden]`` by one layer.
+    """Add one layer to the residual stream ``[n_rows, hidden]``.
 
     Args:
         layer: its weights.
         hidden: the stream, changed in place. Every sum is rounded to its dtype before it is added.
         step: which rows see which keys.
-        arena: the layer's keys and values; the step's own are written there.
+        arena: the layer's keys and values; those of this step are written.
         products: multiplies rows by the layer's matrices.
         capture_query: is called with the rotated queries ``[n_rows, n_heads * head_dim]``.
     """
-    heads, overlaps = layer.heads, step.overlaps
-    qkv = products.multiply(_norm(layer.before_attention, hidden, overlaps), layer.qkv, overlaps=overlaps)
-    query = hidden.new_empty(len(hidden), heads.n_heads * heads.head_dim)
+    overlaps = step.overlaps
+    qkv = products.multiply(_normalise(layer.before_attention, hidden, overlaps), layer.qkv, overlaps=overlaps)
+    query = hidden.new_empty(len(hidden), layer.heads.n_heads * layer.heads.head_dim)
     rope_write(
         qkv,
         step.plan[step.layout.positions],
         step.plan[step.layout.slots],
-        layer.frequencies,
+        layer.rotary,
+        layer.heads,
+        None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm),
         query,
         arena.keys,
         arena.values,
-        heads=heads.n_heads,
-        kv_heads=heads.n_kv_heads,
-        head_dim=heads.head_dim,
-        q_norm=None if layer.q_norm is None else layer.q_norm.weight,
-        k_norm=None if layer.k_norm is None else layer.k_norm.weight,
-        eps=layer.before_mlp.eps if layer.q_norm is None else layer.q_norm.eps,
-        offset=0.0 if layer.q_norm is None else layer.q_norm.offset,
-        attention_scaling=layer.rope_scaling,
         overlaps=overlaps,
     )
     if capture_query is not None:
         capture_query(query)
-    attention = attended(query, arena, step, heads)
+    attention = attend_step(query, arena, step, layer.heads)
     _add_product(products, attention, layer.attention_out, hidden, layer.after_attention, overlaps)
-    gate_up = products.multiply(_norm(layer.before_mlp, hidden, overlaps), layer.gate_up, overlaps=overlaps)
+    gate_up = products.multiply(_normalise(layer.before_mlp, hidden, overlaps), layer.gate_up, overlaps=overlaps)
     active = hidden.new_empty(len(hidden), gate_up.shape[1] // 2)
     gated(gate_up, active, layer.activation, overlaps=overlaps)
     _add_product(products, active, layer.down, hidden, layer.after_mlp, overlaps)
 
 
-def attended(query: Tensor, arena: KVLayer, step: StepOnDevice, heads: Heads) -> Tensor:
-    """The attention ``[n_rows, n_heads * head_dim]`` of rotated queries of that shape; keys are in the arena."""
-    programs, found = step.programs[step.layout.place(heads.window)], torch.empty_like(query)
+def attend_step(query: Tensor, arena: KVLayer, step: StepOnDevice, heads: Heads) -> Tensor:
+    """Return the attention of rotated queries, ``[n_rows, n_heads * head_dim]`` like them; keys are in the arena."""
+    programs, out = step.programs[step.layout.place(heads.window)], torch.empty_like(query)
     plan, layout, partials, overlaps = step.plan, step.layout, step.partials, step.overlaps
-    for some in step.pieces:
-        attend(query, arena.keys, arena.values, plan, layout, heads, some, partials, programs, overlaps=overlaps)
-        combine(partials, plan, layout, heads, some, found, overlaps=overlaps)
-    return found
+    for piece in step.pieces:
+        attend(query, arena.keys, arena.values, plan, layout, heads, piece, partials, programs, overlaps=overlaps)
+        combine(partials, plan, layout, heads, piece, out, overlaps=overlaps)
+    return out
 
 
-def _norm(norm: Norm, hidden: Tensor, overlaps: bool) -> Tensor:
+def _normalise(norm: Norm, hidden: Tensor, overlaps: bool) -> Tensor:
     out = torch.empty_like(hidden)
-    rms_norm(hidden, norm.weight, out, norm.eps, offset=norm.offset, overlaps=overlaps)
+    rms_norm(hidden, norm, out, overlaps=overlaps)
     return out
 
 
 def _add_product(
     products: Products, rows: Tensor, matrix: Matrix, hidden: Tensor, after: Norm | None, overlaps: bool
 ) -> None:
-    """Add a product to ``hidden``, normalised first where the family has a norm there."""
+    """Add a product to ``hidden``, normalised first if the family has a norm there."""
     if after is None:
         products.multiply(rows, matrix, hidden, hidden, overlaps)
         return
     product = products.multiply(rows, matrix, overlaps=overlaps)
-    rms_norm(product, after.weight, hidden, after.eps, residual=hidden, offset=after.offset, overlaps=overlaps)
+    rms_norm(product, after, hidden, residual=hidden, overlaps=overlaps)

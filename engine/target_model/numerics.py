@@ -192,9 +192,10 @@ def executor_of(resolution: Resolution, shard: ModelShard, taps: Collection[int]
     if resolution.numerics == LAYERS:
         return None
     from engine.cuda.executor import Executor
-    from engine.cuda.products import LibraryProducts, TreeProducts
+    from engine.cuda.products import Products
 
-    products = TreeProducts(resolution.row_tile) if resolution.numerics == EXACT else LibraryProducts()
+    is_exact = resolution.numerics == EXACT
+    products = Products(row_tile=resolution.row_tile) if is_exact else Products(by_library=True)
     return Executor(shard, products, taps=taps)
 
 

@@ -17,8 +17,9 @@ from benchmarks.gpu.measuring.steps import bushy
 from benchmarks.gpu.setting import GpuSetting, Row
 from engine.attention.oracle import oracle_attention
 from engine.cuda.kernels import combine as merging
-from engine.cuda.kernels.attention import Heads, Partials, attend
+from engine.cuda.kernels.attention import Partials, attend
 from engine.cuda.kernels.combine import combine
+from engine.cuda.operands import Heads
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.plan import PlanShape, make_plan
 from engine.tree import TokenTree
@@ -55,7 +56,7 @@ class AttentionCase:
     def prepare(self) -> tuple[Callable[..., None], Callable[[], None], Tensor]:
         """Return what attends (keys, values, programs, stages), what merges, and the output; its memory is NaN."""
         heads, every, last = self.heads, range(self.heads.n_kv_heads), len(self.keys) - 1
-        plan = make_plan(self.works, PlanShape.of({heads.window}, heads.n_heads // heads.n_kv_heads, BLOCK, last))
+        plan = make_plan(self.works, PlanShape.of({heads.window}, heads.groups, BLOCK, last))
         q = self.q.new_full((plan.layout.n_rows, heads.n_heads * heads.head_dim), torch.nan)
         q[: plan.n_rows] = self.q.flatten(1)
         out, ints = torch.full_like(q, torch.nan), torch.from_numpy(plan.ints).to(q.device)

@@ -12,8 +12,8 @@ from benchmarks.gpu.measuring.clock import measure_copy_bandwidth, measure_throu
 from benchmarks.gpu.measuring.models import LLAMA_8B, SPREAD, Geometry, shrink
 from benchmarks.gpu.setting import GpuSetting, Row
 from engine.cuda.kernels.gemm import INPUT_LEAVES, leaves_of
-from engine.cuda.products import LibraryProducts, Products, TreeProducts
-from engine.cuda.weights import Matrix
+from engine.cuda.operands import Matrix
+from engine.cuda.products import Products
 from engine.model.scaled import quantize_rows
 
 SHARDED_INPUTS = ("o", "down")
@@ -55,9 +55,9 @@ def check_products(setting: GpuSetting, geometry: Geometry = LLAMA_8B) -> Iterat
     for (name, shape), dtype in product(sized.matrices().items(), (setting.dtype, torch.int8)):
         matrix = make_matrix(setting, name, shape, dtype)
         x = torch.empty(n, shape[1], dtype=setting.dtype, device=setting.device).normal_()
-        of_64 = TreeProducts(64).multiply(x, matrix)
-        unequal = {f"tile {t}": count_unequal(TreeProducts(t).multiply(x, matrix), of_64) for t in ROW_TILES}
-        unequal |= {f"{m} rows": count_unequal(TreeProducts().multiply(x[-m:], matrix), of_64[-m:]) for m in TIMED}
+        of_64 = Products(row_tile=64).multiply(x, matrix)
+        unequal = {f"tile {t}": count_unequal(Products(row_tile=t).multiply(x, matrix), of_64) for t in ROW_TILES}
+        unequal |= {f"{m} rows": count_unequal(Products().multiply(x[-m:], matrix), of_64[-m:]) for m in TIMED}
         error, allowed = relative_error(of_64[:64], expected_product(x[:64], matrix)), ALLOWED[setting.dtype]
         label = f"{sized.name} {name}, {str(dtype).removeprefix('torch.')}"
         ok = not any(unequal.values()) and error <= allowed
@@ -73,9 +73,9 @@ def measure_products(setting: GpuSetting) -> Iterator[Row]:
         n = 1 if setting.is_tiny else -(-READ_BYTES // n_bytes)
         matrices = [make_matrix(setting, name, shape, dtype) for _ in range(n)]
         for n_rows in TIMED[: 1 if setting.is_tiny else None] + (PROMPT,) * (not setting.is_tiny and name != "head"):
-            seconds, library = time_product(setting, TreeProducts(), matrices, n_rows), None
+            seconds, library = time_product(setting, Products(), matrices, n_rows), None
             if dtype == setting.dtype:
-                library = time_product(setting, LibraryProducts(), matrices, n_rows)
+                library = time_product(setting, Products(by_library=True), matrices, n_rows)
             flops = 2e-12 * n_rows * shape[0] * shape[1]
             yield {
                 "product": f"{name}, {str(dtype).removeprefix('torch.')}", "rows": n_rows,

@@ -38,9 +38,9 @@ MakeExecutor = Callable[[ModelShard], "Executor"]
 def executor_maker(mode: str, **options: Any) -> MakeExecutor:
     """Return what makes executors of a mode, ``EXACT`` or ``FAST``, with these options."""
     from engine.cuda.executor import Executor
-    from engine.cuda.products import LibraryProducts, TreeProducts
+    from engine.cuda.products import Products
 
-    return lambda shard: Executor(shard, TreeProducts() if mode == EXACT else LibraryProducts(), **options)
+    return lambda shard: Executor(shard, Products(by_library=mode == FAST), **options)
 
 
 @dataclass(frozen=True, slots=True)

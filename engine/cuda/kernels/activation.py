@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.kernels.overlap import await_previous
+from engine.cuda.kernels.launch import await_previous, launch_options
 
 KINDS = ("silu", "gelu_tanh")
 
@@ -40,16 +40,16 @@ def _gated(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and 
 
 
 def gated(gate_up: Tensor, out: Tensor, kind: str, *, overlaps: bool = False) -> None:
-    """``out = act(gate) * up``, where ``act(gate)`` is rounded to its dtype before it is multiplied.
+    """Write ``act(gate) * up`` to ``out``, where ``act(gate)`` is rounded to its dtype first.
 
     Args:
         gate_up: ``[rows, 2 * width]``, the gate first, of the dtype of ``out``, rows contiguous.
         out: ``[rows, width]``.
-        kind: "silu", or "gelu_tanh" (GELU by tanh, Gemma's).
-        overlaps: whether the launch may overlap the previous kernel's end.
+        kind: "silu", or Gemma's "gelu_tanh" (GELU by tanh).
+        overlaps: the kernel may start before the previous one ends, and waits for it (``launch_options``).
 
     Raises:
-        ValueError: ``kind`` is another.
+        ValueError: ``kind`` is unknown.
     """
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(KINDS)}")
@@ -67,7 +67,5 @@ def gated(gate_up: Tensor, out: Tensor, kind: str, *, overlaps: bool = False) ->
         kind == "silu",
         block,
         overlaps,
-        num_warps=4,
-        launch_pdl=overlaps,
-        enable_fp_fusion=False,
+        **launch_options(4, overlaps),
     )

@@ -1,12 +1,14 @@
 """Attention over paged keys in which the arithmetic of a row depends on that row's text alone.
 
-Keys are taken by their position in the text: in splits of a fixed number of positions, each split in tiles. ``attend``
-writes one partial softmax for every row and split; ``combine`` merges the partials of a row from the first split to
-the last. A row of a tree therefore computes the same sums in the same order as the same row in plain decoding: keys
-that a row does not see have weight exactly 0. A plan on the device (``engine.cuda.plan``) lists items: rows and the
-keys of one split. Programs take items until none is left, so the launch does not depend on the step. The number of
-programs and of pipeline stages changes no order, hence no bit. Splits merged by their log-sum-exp are FlashDecoding's
-idea (Dao et al., 2023); splits at fixed positions make the sums the same for every step.
+Keys are read by their position in the text: in splits of a fixed number of positions, each split in tiles. ``attend``
+writes one partial softmax for every row and split. ``combine`` merges the partials of a row from the first split to
+the last. So a row of a tree computes the same sums in the same order as the same row in plain decoding: keys that a
+row does not see have weight exactly 0.
+
+A plan on the device (``engine.cuda.plan``) lists items: rows and the keys of one split. Programs take items until none
+is left, so the launch does not depend on the step. The number of programs and of pipeline stages changes no order of
+sums, hence no bit. FlashDecoding (Dao et al., 2023) merges splits by their log-sum-exp; splits at fixed positions make
+the sums the same for every step.
 """
 
 from __future__ import annotations
@@ -19,30 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.kernels.overlap import await_previous
+from engine.cuda.kernels.launch import await_previous, launch_options
 from engine.cuda.occupancy import SMALL_HEAD, stages_for
+from engine.cuda.operands import Heads
 from engine.cuda.plan.layout import HEADER, ITEM, TILE, PlanLayout
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Attention heads of a layer.
-
-    Args:
-        n_heads: query heads.
-        n_kv_heads: key heads.
-        head_dim: numbers of a head.
-        scale: factor of scores, before the cap.
-        window: a row sees its last ``window`` positions, including its own; None: all.
-        softcap: scores are ``softcap * tanh(score / softcap)``; None: scores are not capped.
-    """
-
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +37,13 @@ class Partials:
 
     @classmethod
     def empty(cls, n_partials: int, n_heads: int, head_dim: int, device: torch.device) -> Partials:
-        """Uninitialised memory."""
-        shape = (n_partials, n_heads)
-        return cls(
-            torch.empty(*shape, head_dim, dtype=torch.float32, device=device),
-            torch.empty(shape, dtype=torch.float32, device=device),
-            torch.empty(shape, dtype=torch.float32, device=device),
-        )
+        """Return uninitialised memory."""
+        shapes = (n_partials, n_heads, head_dim), (n_partials, n_heads), (n_partials, n_heads)
+        return cls(*(torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes))
 
     @staticmethod
     def bytes_of(n_partials: int, n_heads: int, head_dim: int) -> int:
-        """Bytes that ``empty`` allocates."""
+        """Return the bytes that ``empty`` allocates."""
         return 4 * n_partials * n_heads * (head_dim + 2)
 
 
@@ -174,7 +152,7 @@ def _attend(  # type: ignore[no-untyped-def]
 
 
 def _tile(block_d: int, dtype: torch.dtype) -> int:
-    """Keys of a tile: as many as fit the registers with the sums; fp32, which no tensor core takes, needs the most."""
+    """Return the keys of a tile: as many as fit the registers with the sums; fp32 needs the most registers."""
     if dtype == torch.float32:
         return 16
     return 32 if block_d > 128 else 64
@@ -203,22 +181,17 @@ def attend(
         plan: int32, as ``layout`` describes it.
         layout: of the plan.
         heads: of the layer.
-        kv_heads: the key heads to attend with.
-        into: memory for the plan's partials, of these heads.
-        programs: that share the items, for each key head (``programs_for``).
+        kv_heads: key heads to attend with.
+        into: memory for the plan's partials of these heads.
+        programs: share the items, for each key head (``programs_for``).
         stages: of the copy pipeline; None: as many as the device's shared memory holds.
-        overlaps: the kernel may start before the previous one ends, and waits for it (``overlap``).
+        overlaps: the kernel may start before the previous one ends, and waits for it (``launch_options``).
     """
     capped, block_d = heads.softcap is not None, max(16, triton.next_power_of_2(heads.head_dim))
     tile, head_bytes = min(_tile(block_d, keys.dtype), layout.split), block_d * keys.element_size()
+    tensors = q, keys, values, plan, into.sums, into.largest, into.weights
     _attend[(len(kv_heads), programs)](
-        q,
-        keys,
-        values,
-        plan,
-        into.sums,
-        into.largest,
-        into.weights,
+        *tensors,
         heads.scale * (1.0 if capped else math.log2(math.e)),
         heads.softcap or 1.0,
         layout.n_rows,
@@ -226,18 +199,12 @@ def attend(
         layout.place(heads.window),
         heads.window or 0,
         capped,
-        heads.n_heads,
-        heads.n_kv_heads,
-        heads.head_dim,
+        *(heads.n_heads, heads.n_kv_heads, heads.head_dim),
         block_d,
         layout.split,
-        tile,
-        TILE,
-        HEADER,
-        ITEM,
+        *(tile, TILE, HEADER, ITEM),
         overlaps,
-        num_warps=4 if block_d <= SMALL_HEAD else 8,  # with 4, the sums of large heads do not fit the registers
         num_stages=stages or stages_for(q.device, TILE * head_bytes, tile * head_bytes),
-        enable_fp_fusion=False,
-        launch_pdl=overlaps,
+        # With 4 warps, the sums of large heads do not fit the registers.
+        **launch_options(4 if block_d <= SMALL_HEAD else 8, overlaps),
     )

@@ -1,4 +1,4 @@
-"""The second half of attention: merges the partial softmaxes of a row, from its first split to its last."""
+"""The second half of attention: merges the partial softmaxes of each row, from its first split to its last."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.kernels.attention import Heads, Partials
-from engine.cuda.kernels.overlap import await_previous
+from engine.cuda.kernels.attention import Partials
+from engine.cuda.kernels.launch import await_previous, launch_options
+from engine.cuda.operands import Heads
 from engine.cuda.plan.layout import HEADER, PlanLayout
 
 _HEADS = 8  # of a program
@@ -79,18 +80,18 @@ def combine(
     *,
     overlaps: bool = False,
 ) -> None:
-    """Write the attention of every row to ``out``, merged from the row's partials in ascending order of splits.
+    """Write the attention of every row to ``out``: its partials, merged in ascending order of splits.
 
     Args:
-        partials: that ``attend`` wrote.
+        partials: written by ``attend``.
         plan: int32, as ``layout`` describes it.
         layout: of the plan.
         heads: of the layer.
-        kv_heads: the key heads of the partials.
+        kv_heads: key heads of the partials.
         out: ``[n_rows, n_heads * head_dim]``; rows that fill the bucket become 0.
-        overlaps: the kernel may start before the previous one ends, and waits for it (``overlap``).
+        overlaps: the kernel may start before the previous one ends, and waits for it (``launch_options``).
     """
-    groups, n_heads = heads.n_heads // heads.n_kv_heads, partials.largest.shape[1]
+    n_heads = partials.largest.shape[1]
     _combine[(layout.n_rows, triton.cdiv(n_heads, _HEADS))](
         partials.sums,
         partials.largest,
@@ -98,7 +99,7 @@ def combine(
         plan,
         out,
         layout.n_rows,
-        kv_heads.start * groups,
+        kv_heads.start * heads.groups,
         n_heads,
         layout.place(heads.window),
         heads.window or 0,
@@ -110,7 +111,5 @@ def combine(
         _STAGES,
         HEADER,
         overlaps,
-        num_warps=4,
-        enable_fp_fusion=False,
-        launch_pdl=overlaps,
+        **launch_options(4, overlaps),
     )

@@ -1,12 +1,12 @@
-"""Matrix products whose every row depends on that row alone: one order of sums, whatever the number of rows.
+"""Matrix products in which the bits of a row depend on that row alone: one order of sums for any number of rows.
 
-The order is that of ``leaves``: the inputs are cut into leaves, a leaf is summed in ascending order, and leaves are
-added as a binary tree. How many rows, outputs and leaves a program takes is tuning, which changes no bit. The weight is
-the left factor: Hopper's wgmma takes it from registers, where weights of one byte are converted, and the rows, of which
-it multiplies any multiple of 8 by the same steps of 16 inputs, from shared memory.
+``leaves`` defines the order: the inputs are cut into leaves, a leaf is summed in ascending order, and leaves are added
+as a binary tree. How many rows, outputs and leaves a program takes is tuning, which changes no bit.
 
-Weights of one byte (int8, or fp8 e4m3) are converted to the dtype of the rows, which is exact, and every sum is scaled
-once, when it is complete; rows are not quantised.
+The weight is the left factor: Hopper's wgmma reads it from registers, where one-byte weights are converted. It reads
+the rows from shared memory, and multiplies any multiple of 8 rows by the same steps of 16 inputs. One-byte weights
+(int8, or fp8 e4m3) are converted exactly to the dtype of the rows; every complete sum is scaled once. Rows are not
+quantised.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.cuda.kernels.launch import await_previous, launch_options
 from engine.cuda.kernels.leaves import add_leaves, finish
-from engine.cuda.kernels.overlap import await_previous
 from engine.cuda.occupancy import HOPPER, card_of
+from engine.cuda.operands import Matrix
 from engine.cuda.plan.layout import BUCKETS
 
 ROW_TILES = (16, 32, 64, 128)  # chosen by the number of rows; the last one for more rows, too
 INPUT_LEAVES = 8  # of matrices whose inputs are sharded: attention's output and the MLP's down projection
-LEAST_GROUPS = 160  # of four warps that share a weight where its leaves allow it: an H100 has 132 multiprocessors
-MOST_ROWS = BUCKETS[-1]  # whose partial sums are in memory at once; larger steps need no kernels of their own
+LEAST_GROUPS = 160  # groups of four warps that share a weight if it has the leaves: an H100 has 132 multiprocessors
+MOST_ROWS = BUCKETS[-1]  # rows whose partial sums are in memory at once; larger steps need no kernels of their own
 _SHARDS, _SHARD_PROGRAMS = 8, 48  # the smallest shard of a weight is an eighth, and keeps this many programs busy
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program of a product takes, and how many programs share an output's leaves.
+    """The share of a product that one program computes.
 
     Args:
         rows: multiplied at once.
         outputs: multiplied at once, 64 for each group of four warps.
         inputs: multiplied at a time.
-        stages: tiles of rows and weights on their way to a multiprocessor at a time.
-        most_leaves: that a program adds up in registers; more go through memory.
+        stages: of the copy pipeline for tiles of rows and weights.
+        most_leaves: leaves that a program adds in registers; more go through memory.
     """
 
     rows: int
@@ -50,11 +51,11 @@ class Tile:
 
     @property
     def warps(self) -> int:
-        """Of a program."""
+        """Warps of a program."""
         return self.outputs // 16
 
     def programs(self, n_rows: int, n_out: int, leaves: int) -> int:
-        """Programs that share an output's leaves, a power of two."""
+        """Return how many programs share the leaves of an output, a power of two."""
         groups = triton.cdiv(n_rows, self.rows) * triton.cdiv(n_out, self.outputs) * self.warps // 4
         shared = max(1, leaves // self.most_leaves)
         while shared < leaves and groups * shared < LEAST_GROUPS:
@@ -63,7 +64,7 @@ class Tile:
 
 
 def leaves_of(n_out: int) -> int:
-    """Leaves of a weight whose outputs are sharded, by its outputs ``n_out`` before it is: 1, 2 or 4."""
+    """Return the leaves of a weight with ``n_out`` outputs, which may be sharded by outputs: 1, 2 or 4."""
     tiles = triton.cdiv(n_out, 64 * _SHARDS)
     return 1 if tiles >= _SHARD_PROGRAMS else 2 if 2 * tiles >= _SHARD_PROGRAMS else 4
 
@@ -75,14 +76,14 @@ def tile_of(
     row_tile: int | None = None,
     shared_bytes: int = HOPPER.shared_bytes,
 ) -> Tile:
-    """The tile of a step of ``n_rows`` rows.
+    """Return the tile of a step.
 
     Args:
-        n_rows: of the step.
+        n_rows: rows of the step.
         dtype: of the rows.
         weight_dtype: of the weight.
         row_tile: rows to multiply at once; None: by ``n_rows``.
-        shared_bytes: the largest shared memory of a program.
+        shared_bytes: largest shared memory of a program.
     """
     rows = row_tile or next((size for size in ROW_TILES if size >= n_rows), ROW_TILES[-1])
     is_byte = weight_dtype.itemsize == 1
@@ -172,39 +173,37 @@ def _product(  # type: ignore[no-untyped-def]
 
 def multiply(
     x: Tensor,
-    weight: Tensor,
+    matrix: Matrix,
     out: Tensor,
     *,
-    leaves: int,
     row_tile: int | None = None,
     tile: Tile | None = None,
-    scales: Tensor | None = None,
-    bias: Tensor | None = None,
     residual: Tensor | None = None,
     overlaps: bool = False,
 ) -> None:
-    """``out = x @ weight.T * scales + bias``, added up in fp32, or ``out = residual +`` that, rounded first.
+    """Write ``x @ weight.T * scales + bias``, summed in fp32 and rounded, or ``residual +`` that, to ``out``.
 
     Args:
         x: ``[rows, n_in]``, bf16, fp16 or fp32, rows contiguous.
-        weight: ``[n_out, n_in]``, contiguous, of the dtype of ``x``, int8 or float8_e4m3fn.
+        matrix: its leaves alone decide the order of sums.
         out: ``[rows, n_out]``, rows contiguous, of any float dtype; may be ``residual``, must not be ``x``.
-        leaves: of the sums over inputs, a power of two; it decides the order of sums, which nothing else does.
         row_tile: rows that are multiplied at once; None: by the number of rows.
         tile: what a program takes; by default ``tile_of`` the rows.
-        scales: fp32 ``[n_out]``, of a weight of one byte.
-        bias: ``[n_out]``.
         residual: ``[rows, n_out]`` of the dtype of ``out``.
-        overlaps: whether launches may overlap the previous kernel's end.
+        overlaps: each kernel may start before the previous one ends, and waits for it (``launch_options``).
     """
-    n_out = len(weight)
+    weight, leaves, n_out = matrix.weight, matrix.leaves, len(matrix.weight)
     tile = tile or tile_of(len(x), x.dtype, weight.dtype, row_tile, card_of(x.device).shared_bytes)
     programs = tile.programs(min(len(x), MOST_ROWS), n_out, leaves)
     size = MOST_ROWS if programs > 1 else max(1, len(x))
     for first in range(0, len(x), size):
         some = slice(first, first + size)
         rows, target = x[some], out[some]
-        extras = {"scales": scales, "bias": bias, "residual": None if residual is None else residual[some]}
+        extras = {
+            "scales": matrix.scales,
+            "bias": matrix.bias,
+            "residual": None if residual is None else residual[some],
+        }
         if programs == 1:
             _launch(rows, weight, target, leaves, leaves, tile, overlaps, **extras)
             continue
@@ -218,7 +217,7 @@ def _launch(
     weight: Tensor,
     out: Tensor,
     leaves: int,
-    of_program: int,
+    program_leaves: int,
     tile: Tile,
     overlaps: bool,
     scales: Tensor | None = None,
@@ -227,28 +226,20 @@ def _launch(
 ) -> None:
     (n_rows, n_in), n_out = x.shape, len(weight)
     extras = [out if extra is None else extra for extra in (scales, bias, residual)]
-    grid = triton.cdiv(n_rows, tile.rows), triton.cdiv(n_out, tile.outputs), leaves // of_program
+    grid = triton.cdiv(n_rows, tile.rows), triton.cdiv(n_out, tile.outputs), leaves // program_leaves
     _product[grid](
         x,
         weight,
         *extras,
         out,
-        n_rows,
-        n_out,
-        n_in,
+        *(n_rows, n_out, n_in),
         triton.cdiv(n_in, leaves),
-        x.stride(0),
-        out.stride(0),
-        extras[2].stride(0),
-        of_program,
-        of_program == leaves,
+        *(one.stride(0) for one in (x, out, extras[2])),
+        program_leaves,
+        program_leaves == leaves,
         *(extra is not None for extra in (scales, bias, residual)),
-        tile.rows,
-        tile.outputs,
-        tile.inputs,
+        *(tile.rows, tile.outputs, tile.inputs),
         overlaps,
-        num_warps=tile.warps,
         num_stages=tile.stages,
-        launch_pdl=overlaps,
-        enable_fp_fusion=False,
+        **launch_options(tile.warps, overlaps),
     )

@@ -1,8 +1,8 @@
 """Sums of products in a fixed order: leaves of the inputs, added as a binary tree.
 
-A product's inputs are cut into leaves of equal size. A leaf is summed in ascending order; leaves are added in pairs,
-the pairs in pairs, and so on: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). The order depends on the number of leaves
-alone, so a sum may be shared among programs, or among GPUs that hold some of the leaves each, without changing a bit.
+The inputs of a product are cut into leaves of equal size. A leaf is summed in ascending order. Leaves are added in
+pairs, the pairs in pairs, and so on: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). The order depends on the number of
+leaves alone. So programs, or GPUs that each hold some of the leaves, can share a sum without changing a bit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.kernels.overlap import await_previous
+from engine.cuda.kernels.launch import await_previous, launch_options
 
 _ROWS, _OUTPUTS = 4, 256  # of a program
 
@@ -96,7 +96,7 @@ def add_leaves(
     residual: Tensor | None = None,
     overlaps: bool = False,
 ) -> None:
-    """``out = tree(sums) * scales + bias``, rounded once, or ``residual +`` that.
+    """Write ``tree(sums) * scales + bias``, rounded once, or ``residual +`` that, to ``out``.
 
     Args:
         sums: fp32 ``[n_parts * rows, n_out]``, one part's rows after another's; ``n_parts`` is a power of two.
@@ -104,7 +104,7 @@ def add_leaves(
         scales: fp32 ``[n_out]``.
         bias: ``[n_out]``.
         residual: ``[rows, n_out]`` of the dtype of ``out``.
-        overlaps: whether the launch may overlap the previous kernel's end.
+        overlaps: the kernel may start before the previous one ends, and waits for it (``launch_options``).
     """
     n_rows, n_out = out.shape
     extras = [out if extra is None else extra for extra in (scales, bias, residual)]
@@ -122,7 +122,5 @@ def add_leaves(
         _ROWS,
         _OUTPUTS,
         overlaps,
-        num_warps=4,
-        launch_pdl=overlaps,
-        enable_fp_fusion=False,
+        **launch_options(4, overlaps),
     )

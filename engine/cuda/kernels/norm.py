@@ -1,6 +1,6 @@
 """RMS norm of rows, with or without the residual stream, rounded where Hugging Face's modules round.
 
-One program takes a whole row, so its sum is added up in an order that the row's width alone decides.
+One program takes a whole row, so the row's width alone decides the order of its sum.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.kernels.overlap import await_previous
+from engine.cuda.kernels.launch import await_previous, launch_options
+from engine.cuda.operands import Norm
 
 
 @triton.jit(do_not_specialize=["n_rows"])  # type: ignore[untyped-decorator]
@@ -47,29 +48,18 @@ def _rms_norm(  # type: ignore[no-untyped-def]  # Triton resolves annotations, a
     tl.store(out + row * out_stride + at, result, mask=inside)
 
 
-def rms_norm(
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    eps: float,
-    *,
-    residual: Tensor | None = None,
-    offset: float = 0.0,
-    overlaps: bool = False,
-) -> None:
+def rms_norm(x: Tensor, norm: Norm, out: Tensor, *, residual: Tensor | None = None, overlaps: bool = False) -> None:
     """Normalise rows: ``out = norm(x)``, or ``out = residual + norm(x)``, where ``norm(x)`` is rounded first.
 
-    Sums are fp32. As in Llama's and Qwen's modules the normalised row is rounded to its dtype before it is multiplied
-    by ``weight``; with an ``offset``, as in Gemma's, it is multiplied by ``offset + weight`` in fp32 and rounded once.
+    Sums are fp32. As in Llama's and Qwen's modules a normalised row is rounded to its dtype, then multiplied by the
+    weight. With an offset, as in Gemma's, it is multiplied by ``offset + weight`` in fp32 and rounded once.
 
     Args:
         x: ``[rows, width]`` of the dtype of ``out``, rows contiguous.
-        weight: ``[width]``.
+        norm: its weight is ``[width]``.
         out: ``[rows, width]``; may be ``x`` or ``residual``.
-        eps: added to the mean square.
         residual: ``[rows, width]`` of the dtype of ``out``.
-        offset: added to ``weight``: 1 for Gemma.
-        overlaps: whether the launch may overlap the previous kernel's end.
+        overlaps: the kernel may start before the previous one ends, and waits for it (``launch_options``).
     """
     n_rows, width = out.shape
     if not n_rows:
@@ -77,21 +67,17 @@ def rms_norm(
     block, before = triton.next_power_of_2(width), out if residual is None else residual
     _rms_norm[(n_rows,)](
         x,
-        weight,
+        norm.weight,
         out,
         before,
         n_rows,
-        x.stride(0),
-        out.stride(0),
-        before.stride(0),
+        *(rows.stride(0) for rows in (x, out, before)),
         width,
-        eps,
-        offset,
+        norm.eps,
+        norm.offset,
         residual is not None,
-        offset != 0.0,
+        norm.offset != 0.0,
         block,
         overlaps,
-        num_warps=min(16, max(1, block // 512)),
-        launch_pdl=overlaps,
-        enable_fp_fusion=False,
+        **launch_options(min(16, max(1, block // 512)), overlaps),
     )

@@ -1,8 +1,8 @@
-"""Rotary position embedding of queries and keys, their norms, and keys and values into the arena, in one launch.
+"""Normalises and rotates queries and keys, and writes keys and values to the arena, in one launch.
 
-One program takes a key head of a row with the query heads that share it. Angles are fp32, as in Hugging Face's modules;
-their cosines and sines are computed in fp64, to less than an fp32 step, without the tables that a library needs for
-large angles: a position may be a million.
+One program takes a key head of a row with the query heads that share it. Angles are fp32, as in Hugging Face's modules.
+Their cosines and sines are computed in fp64, to less than an fp32 step: a position may be a million, and a library
+would need tables for such angles.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.kernels.overlap import await_previous
+from engine.cuda.kernels.launch import await_previous, launch_options
+from engine.cuda.operands import Heads, Norm, RotaryFrequencies
 
 
 @triton.jit
@@ -145,76 +146,48 @@ def rope_write(
     qkv: Tensor,
     positions: Tensor,
     slots: Tensor,
-    inv_freq: Tensor,
-    q_out: Tensor,
-    k_arena: Tensor,
-    v_arena: Tensor,
+    rotary: RotaryFrequencies,
+    heads: Heads,
+    norms: tuple[Norm, Norm] | None,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
     *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    attention_scaling: float = 1.0,
     overlaps: bool = False,
 ) -> None:
-    """Turn queries and keys by their positions (the halves of a head are a pair), and write keys and values.
+    """Rotate queries and keys by their positions, where the halves of a head are a pair, and write keys and values.
 
-    Norms round as ``norm.rms_norm`` does; cosines, sines, their products and the sums of these are rounded to the dtype
-    of ``q_out`` one by one, as in Hugging Face's modules. Of rows with one slot any may be the one that is kept.
+    Norms round as ``norm.rms_norm`` does. Cosines, sines, their products and the sums of these are rounded to the dtype
+    of ``query`` one by one, as in Hugging Face's modules. Of several rows with one slot any may be the one that stays.
 
     Args:
-        qkv: ``[rows, (heads + 2 * kv_heads) * head_dim]``: queries, keys, values; rows contiguous, of
-            the dtype of ``q_out``.
+        qkv: queries, keys and values, ``[rows, (n_heads + 2 * n_kv_heads) * head_dim]``, rows contiguous.
         positions: int32 or int64 ``[rows]``, at least 0.
         slots: arena row of every row, int32 or int64 ``[rows]``.
-        inv_freq: fp32 ``[head_dim / 2]``, the rotary module's.
-        q_out: ``[rows, heads * head_dim]``, of the dtype of the arena.
-        k_arena: ``[n_slots, kv_heads, head_dim]``, a slot's heads contiguous.
-        v_arena: likewise.
-        heads: of the queries; a multiple of ``kv_heads``.
-        kv_heads: of keys and values.
-        head_dim: an even number.
-        q_norm: weight of the queries' norm, ``[head_dim]``; None: neither they nor the keys are normalised.
-        k_norm: of the keys'.
-        eps: of both norms.
-        offset: added to both weights: 1 for Gemma.
-        attention_scaling: the rotary module's factor of cosines and sines.
-        overlaps: whether the launch may overlap the previous kernel's end.
+        rotary: of the layer.
+        heads: of the layer; ``head_dim`` is even.
+        norms: of queries and of keys, which share ``eps`` and ``offset``; None: neither is normalised.
+        query: written, ``[rows, n_heads * head_dim]``, of the dtype of ``qkv`` and the arena.
+        keys: of the arena, ``[n_slots, n_kv_heads, head_dim]``, a slot's heads contiguous.
+        values: like ``keys``.
+        overlaps: the kernel may start before the previous one ends, and waits for it (``launch_options``).
     """
-    n_rows, half = len(qkv), head_dim // 2
+    n_rows, half = len(qkv), heads.head_dim // 2
     if not n_rows:
         return
-    block_g, block_h = triton.next_power_of_2(heads // kv_heads), triton.next_power_of_2(half)
-    _rope_write[(n_rows, kv_heads)](
-        qkv,
-        positions,
-        slots,
-        inv_freq,
-        inv_freq if q_norm is None else q_norm,
-        inv_freq if k_norm is None else k_norm,
-        q_out,
-        k_arena,
-        v_arena,
+    block_g, block_h = triton.next_power_of_2(heads.groups), triton.next_power_of_2(half)
+    unused = Norm(rotary.frequencies, 0.0)
+    q_norm, k_norm = norms or (unused, unused)
+    tensors = qkv, positions, slots, rotary.frequencies, q_norm.weight, k_norm.weight, query, keys, values
+    _rope_write[(n_rows, heads.n_kv_heads)](
+        *tensors,
         n_rows,
-        qkv.stride(0),
-        q_out.stride(0),
-        k_arena.stride(0),
-        v_arena.stride(0),
-        eps,
-        offset,
-        attention_scaling,
-        heads,
-        kv_heads,
-        half,
-        q_norm is not None,
-        offset != 0.0,
-        block_g,
-        block_h,
+        *(one.stride(0) for one in (qkv, query, keys, values)),
+        *(q_norm.eps, q_norm.offset, rotary.scaling),
+        *(heads.n_heads, heads.n_kv_heads, half),
+        norms is not None,
+        q_norm.offset != 0.0,
+        *(block_g, block_h),
         overlaps,
-        num_warps=min(4, max(1, block_g * block_h // 128)),
-        launch_pdl=overlaps,
-        enable_fp_fusion=False,
+        **launch_options(min(4, max(1, block_g * block_h // 128)), overlaps),
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.cuda.recorder import GraphRecorder
+from engine.cuda.graphs import GraphRecorder
 
 
 class CallAgain:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from engine.attention.oracle import oracle_attention
-from engine.cuda.kernels.attention import Heads, Partials, attend
+from engine.cuda.kernels.attention import Partials, attend
 from engine.cuda.kernels.combine import combine
+from engine.cuda.operands import Heads
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.plan import PlanShape, StepPlan, make_plan
 from tests.engine.cuda.plan_oracle import slots_of

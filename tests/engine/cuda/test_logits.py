@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.cuda import graphs
 from engine.cuda.executor import Executor
 from engine.cuda.kernels import gemm
-from engine.cuda.products import TreeProducts
+from engine.cuda.products import Products
 from engine.drafter.part import DrafterPart
 from engine.drafter.serving.relay import TapRelay
 from engine.protocol import Needs
@@ -97,7 +97,7 @@ def test_row_tiles_and_shared_leaves_change_no_bit(row_tile: int, monkeypatch: p
     if row_tile > 32:  # otherwise every leaf has a program of its own
         monkeypatch.setattr(gemm, "LEAST_GROUPS", 1)
     shards = small_shards("llama", 1)
-    executors = [Executor(shard, TreeProducts(row_tile), SPLIT, BUCKETS) for shard in shards]
+    executors = [Executor(shard, Products(row_tile=row_tile), SPLIT, BUCKETS) for shard in shards]
     pipeline, n = ShuffledPipeline(shards, 3, executors=executors), len(TEXT) - DEEP - 1
     tree, path = right_among_wrong()
     pipeline.score([pipeline.work(0, 0, TEXT[:n])])

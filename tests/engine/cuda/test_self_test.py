@@ -13,6 +13,7 @@ from transformers import Gemma3TextConfig, LlamaConfig
 
 from engine.cuda import layer, products, self_test
 from engine.cuda.kernels.gemm import tile_of
+from engine.cuda.operands import Matrix, Norm
 from engine.model.random_model import random_model
 
 pytestmark = pytest.mark.cluster
@@ -91,19 +92,19 @@ def test_wrong_attention_is_noticed(name: str, change: Callable[..., None], monk
     assert verdict("llama", is_exact=False).kernel_fault.startswith("attention differs from the oracle by")
 
 
-def wrong(x: Tensor, weight: Tensor, out: Tensor, **_: Any) -> None:
+def wrong(x: Tensor, matrix: Matrix, out: Tensor, **_: Any) -> None:
     out[:, 0] *= 1.01
 
 
-def by_rows(x: Tensor, weight: Tensor, out: Tensor, **_: Any) -> None:
+def by_rows(x: Tensor, matrix: Matrix, out: Tensor, **_: Any) -> None:
     out += len(x) * 1e-8
 
 
-def by_tile(x: Tensor, weight: Tensor, out: Tensor, *, row_tile: int | None, **_: Any) -> None:
-    out += (row_tile or tile_of(len(x), x.dtype, weight.dtype).rows) * 1e-8
+def by_tile(x: Tensor, matrix: Matrix, out: Tensor, *, row_tile: int | None, **_: Any) -> None:
+    out += (row_tile or tile_of(len(x), x.dtype, matrix.weight.dtype).rows) * 1e-8
 
 
-def large_tiles_fail(x: Tensor, weight: Tensor, out: Tensor, *, row_tile: int | None, **_: Any) -> None:
+def large_tiles_fail(x: Tensor, matrix: Matrix, out: Tensor, *, row_tile: int | None, **_: Any) -> None:
     if row_tile is None and len(x) > 16:
         raise RuntimeError("out of resource: shared memory")
 
@@ -135,7 +136,7 @@ def test_products_that_exact_cannot_use_are_noticed(
 def test_a_layer_that_depends_on_its_neighbours_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a norm: the library's products are right, so that ``fast`` can run."""
 
-    def change(hidden: Tensor, weight: Tensor, out: Tensor, *_: Any, **__: Any) -> None:
+    def change(hidden: Tensor, norm: Norm, out: Tensor, **_: Any) -> None:
         out += 1e-7 * hidden.sum()
 
     wrap(monkeypatch, layer, "rms_norm", change)

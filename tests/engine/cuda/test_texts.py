@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.cuda.executor import Executor
-from engine.cuda.products import LibraryProducts, Products, TreeProducts
+from engine.cuda.products import Products
 from engine.model.loader import load_shard, load_spec
 from engine.model.ranges import LayerRange
 from engine.request import Request
@@ -25,12 +25,12 @@ TEXT = [5, 6, 7]
 @pytest.mark.parametrize(
     ("products", "strategy", "quantization"),
     [
-        pytest.param(LibraryProducts(), None, None, marks=pytest.mark.cluster),
-        pytest.param(LibraryProducts(), None, "fp8", marks=pytest.mark.matrix),
-        pytest.param(TreeProducts(), "tensor", None, marks=pytest.mark.matrix),
-        pytest.param(TreeProducts(16), "channel", None, marks=pytest.mark.matrix),
+        pytest.param(Products(by_library=True), None, None, marks=pytest.mark.cluster),
+        pytest.param(Products(by_library=True), None, "fp8", marks=pytest.mark.matrix),
+        pytest.param(Products(), "tensor", None, marks=pytest.mark.matrix),
+        pytest.param(Products(row_tile=16), "channel", None, marks=pytest.mark.matrix),
     ],
-    ids=lambda one: type(one).__name__ if isinstance(one, TreeProducts | LibraryProducts) else str(one),
+    ids=str,
 )
 def test_texts_are_those_of_hugging_face_layers(
     products: Products, strategy: str | None, quantization: str | None, tmp_path: Path

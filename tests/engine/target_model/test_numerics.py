@@ -232,21 +232,22 @@ def test_a_layer_of_each_type_is_tested_in_its_own_sizes(
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("resolution", "products", "row_tile"),
+    ("resolution", "products"),
     [
-        (Resolution(EXACT), "TreeProducts", None),
-        (Resolution(EXACT, row_tile=64), "TreeProducts", 64),
-        (Resolution(FAST), "LibraryProducts", None),
+        (Resolution(EXACT), {"by_library": False, "row_tile": None}),
+        (Resolution(EXACT, row_tile=64), {"by_library": False, "row_tile": 64}),
+        (Resolution(FAST, row_tile=64), {"by_library": True, "row_tile": None}),
     ],
 )
 def test_executors_multiply_as_resolved_and_a_trained_drafter_runs_by_graphs(
-    resolution: Resolution, products: str, row_tile: int | None, monkeypatch: pytest.MonkeyPatch
+    resolution: Resolution, products: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from engine.cuda.drafter import KernelForwards
+    from engine.cuda.products import Products
 
     monkeypatch.setattr("engine.cuda.executor.Executor", lambda shard, products, taps: products)
     options = TargetOptions("model", device="cuda", resolution=resolution)
     for made in executors_of(options, tiny_shards("llama", 2)):
-        assert (type(made).__name__, getattr(made, "row_tile", None)) == (products, row_tile)
+        assert made == Products(**products)
     assert drafter_forwards(options) is KernelForwards
     assert drafter_forwards(replace(options, resolution=Resolution(LAYERS))) is ModuleForwards

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.cuda.kernels import gemm
 from engine.cuda.kernels.gemm import INPUT_LEAVES, Tile, leaves_of, multiply, tile_of
 from engine.cuda.kernels.leaves import add_leaves
+from engine.cuda.operands import Matrix
 from tests.engine.cuda.kernels.rows import poisoned, same_bits
 
 FP8 = torch.float8_e4m3fn
@@ -28,7 +29,7 @@ def weight_of(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
 
 def product(x: Tensor, weight: Tensor, leaves: int, tile: Tile | None = None) -> Tensor:
     out = poisoned(len(x), len(weight))
-    multiply(x, weight, out, leaves=leaves, tile=tile)
+    multiply(x, Matrix(weight, None, None, leaves), out, tile=tile)
     return out
 
 
@@ -66,8 +67,8 @@ def test_a_product_equals_that_in_fp64(shape: tuple[int, int], dtype: torch.dtyp
     size = x.abs().double() @ wide.abs().T + bias.abs() + residual.abs()
     for tile in (None, replace(tile_of(3, torch.float32, dtype), most_leaves=leaves)):  # shared by programs, and by one
         out = poisoned(3, n_out + 1)[:, :n_out]  # rows with a gap between them
-        extras = {"bias": bias, "residual": residual, "scales": scales if is_scaled else None}
-        multiply(x, weight, out, leaves=leaves, tile=tile, **extras)
+        matrix = Matrix(weight, scales if is_scaled else None, bias, leaves)
+        multiply(x, matrix, out, tile=tile, residual=residual)
         assert bool(((out - expected).abs() <= size * n_in**0.5 * 2**-23).all())
 
 
@@ -122,15 +123,15 @@ def test_leaves_and_tiles_are_those_of_large_models() -> None:
 
 @pytest.mark.matrix
 def test_many_rows_are_multiplied_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight, stream = torch.randn(7, 1100), torch.randn(64, 1100), torch.randn(7, 64)
+    x, matrix, stream = torch.randn(7, 1100), Matrix(torch.randn(64, 1100), None, None, 8), torch.randn(7, 64)
     at_once, pieces = poisoned(7, 64), poisoned(7, 64)
-    multiply(x, weight, at_once, leaves=8, residual=stream)
+    multiply(x, matrix, at_once, residual=stream)
     monkeypatch.setattr(gemm, "MOST_ROWS", 3)
-    multiply(x, weight, pieces, leaves=8, residual=stream)
+    multiply(x, matrix, pieces, residual=stream)
     assert same_bits(pieces, at_once)
-    nothing = poisoned(4, 5)
-    multiply(torch.empty(0, 8), torch.randn(5, 8), nothing[:0], leaves=8)
-    assert same_bits(nothing, poisoned(4, 5))
+    nothing = poisoned(4, 64)
+    multiply(torch.empty(0, 1100), matrix, nothing[:0])
+    assert same_bits(nothing, poisoned(4, 64))
 
 
 @pytest.mark.cluster

@@ -16,10 +16,10 @@ from transformers.models.gemma3.modeling_gemma3 import (
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from engine.cuda.kernels.embed import embed
-from engine.cuda.kernels.moves import move_rows
 from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.rope import rope_write
+from engine.cuda.kernels.rows import embed, move_rows
+from engine.cuda.operands import Heads, Norm, RotaryFrequencies
 from tests.engine.cuda.kernels.rows import poisoned
 
 POSITIONS = torch.tensor([0, 1, 77, 4095, 131071], dtype=torch.int32)
@@ -34,13 +34,18 @@ CASES: dict[str, tuple[Any, type[nn.Module] | None]] = {
 }
 
 
-def rotary_of(config: Any) -> tuple[Any, Tensor, float, tuple[Any, ...]]:
-    """The family's module, frequencies and scaling for the kernel, and more arguments of its forward."""
+def rotary_of(config: Any) -> tuple[Any, RotaryFrequencies, tuple[Any, ...]]:
+    """The family's module, the kernel's frequencies, and more arguments of the module's forward."""
     if isinstance(config, Gemma3TextConfig):
         rotary = Gemma3RotaryEmbedding(config)
-        return rotary, rotary.sliding_attention_inv_freq, 1.0, ("sliding_attention",)
+        return rotary, RotaryFrequencies(rotary.sliding_attention_inv_freq, 1.0), ("sliding_attention",)
     made = Qwen3RotaryEmbedding(config) if isinstance(config, Qwen3Config) else LlamaRotaryEmbedding(config)
-    return made, made.inv_freq, made.attention_scaling, ()
+    return made, RotaryFrequencies(made.inv_freq, made.attention_scaling), ()
+
+
+def norm_of(module: Any) -> Norm:
+    """The kernel's norm with the weight of a module."""
+    return Norm(module.weight, 1e-5, 1.0 if isinstance(module, Gemma3RMSNorm) else 0.0)
 
 
 @pytest.mark.matrix
@@ -51,7 +56,7 @@ def rotary_of(config: Any) -> tuple[Any, Tensor, float, tuple[Any, ...]]:
 def test_rope_equals_the_modules(case: str, dtype: torch.dtype) -> None:
     config, norm = CASES[case]
     heads, kv_heads, head_dim = 6, 2, config.head_dim
-    rotary, inv_freq, scaling, kind = rotary_of(config)
+    rotary, frequencies, kind = rotary_of(config)
     n, width = len(POSITIONS), head_dim * (heads + 2 * kv_heads)
     qkv = torch.randn(n, width).to(dtype)
     norms = [None, None] if norm is None else [norm(head_dim, eps=1e-5).to(dtype) for _ in range(2)]
@@ -60,12 +65,8 @@ def test_rope_equals_the_modules(case: str, dtype: torch.dtype) -> None:
             nn.init.normal_(one.weight)
     q_out = poisoned(n, heads * head_dim, dtype=dtype)
     arenas = [poisoned(12, kv_heads, head_dim, dtype=dtype) for _ in range(2)]
-    rope_write(
-        qkv, POSITIONS, SLOTS, inv_freq, q_out, *arenas,
-        heads=heads, kv_heads=kv_heads, head_dim=head_dim, eps=1e-5,
-        q_norm=None if norms[0] is None else norms[0].weight, k_norm=None if norms[1] is None else norms[1].weight,
-        offset=1.0 if norm is Gemma3RMSNorm else 0.0, attention_scaling=scaling,
-    )  # fmt: skip
+    pair = None if norm is None else (norm_of(norms[0]), norm_of(norms[1]))
+    rope_write(qkv, POSITIONS, SLOTS, frequencies, Heads(heads, kv_heads, head_dim, 1.0), pair, q_out, *arenas)
     parts = qkv.split([head_dim * heads, head_dim * kv_heads, head_dim * kv_heads], -1)
     q, k, v = (part.view(1, n, -1, head_dim) for part in parts)
     q, k = (x if one is None else one(x) for x, one in zip((q, k), norms, strict=True))
@@ -117,12 +118,11 @@ def test_norms_equal_the_modules(width: int, kind: type[nn.Module], dtype: torch
     norm = kind(width, eps=1e-5).to(dtype)
     nn.init.normal_(norm.weight)
     x, stream = (torch.randn(4, width) * 3).to(dtype), torch.randn(4, width).to(dtype)
-    offset = 1.0 if kind is Gemma3RMSNorm else 0.0
     out = poisoned(4, width, dtype=dtype)
-    rms_norm(x, norm.weight, out, 1e-5, offset=offset)
+    rms_norm(x, norm_of(norm), out)
     assert_near(out, norm(x))
     expected = stream + out
-    rms_norm(x, norm.weight, stream, 1e-5, residual=stream, offset=offset)
+    rms_norm(x, norm_of(norm), stream, residual=stream)
     assert torch.equal(stream, expected)
 
 

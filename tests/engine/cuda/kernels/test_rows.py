@@ -17,6 +17,7 @@ from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.rope import rope_write
 from engine.cuda.kernels.scores import Scored
 from engine.cuda.kernels.truncation import Truncation, floors
+from engine.cuda.operands import Heads, Matrix, Norm, RotaryFrequencies
 from engine.sampling.noise import gumbel_keys
 from tests.engine.cuda.kernels.rows import assert_rows_alike, poisoned
 
@@ -25,12 +26,12 @@ FP8 = torch.float8_e4m3fn
 
 
 def norms(n: int) -> Compute:
-    x, weight, stream = torch.randn(n, 100), torch.randn(100), torch.randn(n, 100)
+    x, norm, stream = torch.randn(n, 100), Norm(torch.randn(100), 1e-6), torch.randn(n, 100)
 
     def compute(rows: Tensor) -> Tensor:
         out, sums = poisoned(len(rows), 100), stream[rows]
-        rms_norm(x[rows], weight, out, 1e-6)
-        rms_norm(x[rows], weight, sums, 1e-6, residual=sums)
+        rms_norm(x[rows], norm, out)
+        rms_norm(x[rows], norm, sums, residual=sums)
         return torch.cat((out, sums), -1)
 
     return compute
@@ -49,15 +50,12 @@ def activations(n: int) -> Compute:
 
 def rope(n: int) -> Compute:
     qkv, positions = torch.randn(n, 5 * 8), torch.randint(0, 9999, (n,), dtype=torch.int32)
-    inv_freq, weight = 1e4 ** -torch.arange(0, 1, 0.25), torch.randn(8)
+    rotary, norm = RotaryFrequencies(1e4 ** -torch.arange(0, 1, 0.25), 1.0), Norm(torch.randn(8), 1e-6)
 
     def compute(rows: Tensor) -> Tensor:
         q, k, v = poisoned(len(rows), 3 * 8), poisoned(len(rows), 1, 8), poisoned(len(rows), 1, 8)
         slots = torch.arange(len(rows), dtype=torch.int32)
-        rope_write(
-            qkv[rows], positions[rows], slots, inv_freq, q, k, v,
-            heads=3, kv_heads=1, head_dim=8, q_norm=weight, k_norm=weight,
-        )  # fmt: skip
+        rope_write(qkv[rows], positions[rows], slots, rotary, Heads(3, 1, 8, 1.0), (norm, norm), q, k, v)
         return torch.cat((q, k[:, 0], v[:, 0]), -1)
 
     return compute
@@ -66,10 +64,11 @@ def rope(n: int) -> Compute:
 def products(n: int, shape: tuple[int, int] = (100, 90), dtype: torch.dtype = torch.float32) -> Compute:
     x, weight = torch.randn(n, shape[1]), torch.randn(shape).to(dtype)
     scales = torch.rand(shape[0]) if dtype == FP8 else None
+    matrix = Matrix(weight, scales, None, leaves=8 if shape[1] > 1000 else 2)
 
     def compute(rows: Tensor) -> Tensor:
         out = poisoned(len(rows), shape[0])
-        multiply(x[rows], weight, out, leaves=8 if shape[1] > 1000 else 2, scales=scales)
+        multiply(x[rows], matrix, out)
         return out
 
     return compute
