@@ -1,4 +1,4 @@
-"""Calls of Serve's handles, and how it shows that one gets no answer. Knows no deployment."""
+"""Calls to Ray Serve that several deployments share."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import asyncio
 from typing import Any
 
 from grpc.aio import AioRpcError
+from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentResponse
 
-from engine.errors import TargetLostError
+from engine.errors import ConfigError, TargetLostError
 
-GONE = (RayError, RayServeException, AioRpcError)  # how the loss of a replica shows, by calls of Ray and of gRPC
+LOST_REPLICA_ERRORS = (RayError, RayServeException, AioRpcError)  # over Ray's transport and over gRPC
 
 
-async def answer_of(response: DeploymentResponse) -> Any:
-    """Await a call; one that is given up is cancelled, or else Serve counts it on, and scales by it.
+async def await_response(response: DeploymentResponse) -> Any:
+    """Await a call, and cancel it when this task is cancelled: Serve would count it on, and scale by it.
 
     Raises:
         TargetLostError: Serve has cancelled the call, and not this task.
@@ -29,3 +30,17 @@ async def answer_of(response: DeploymentResponse) -> Any:
         if task is None or task.cancelling():
             raise
         raise TargetLostError("Serve has cancelled the call") from None
+
+
+def check_single_replica(instead: str) -> None:
+    """Refuse a deployment with several replicas; the constructor of a stateful deployment calls this.
+
+    Args:
+        instead: how to scale the deployment, for the message.
+
+    Raises:
+        ConfigError: Serve is configured to run several replicas.
+    """
+    replica = serve.get_replica_context()
+    if replica.world_size > 1:
+        raise ConfigError(f"{replica.deployment}.num_replicas is {replica.world_size}; it must be 1: {instead}")

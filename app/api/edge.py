@@ -26,7 +26,7 @@ from app.inputs.tokenizers import load_tokenizer
 from app.playground.options import PlaygroundOptions
 from app.playground.playground import Playground
 from deployments.ingress.client import RouterClient
-from deployments.ingress.victims import Victims
+from deployments.ingress.fault_injection import ProcessKiller
 from deployments.observability.logs import LogOptions, configure
 from deployments.observability.traces import TraceOptions, tracer_of
 from engine.model.identity import tokenizer_hash_if_any
@@ -114,14 +114,14 @@ def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
     path = resolve(options.tokenizer, options.revision, weights=())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one: another thread is only a detour
     tokenizer = load_tokenizer(path)
-    client.encode_with(tokenizer_hash_if_any(path))
+    client.set_tokenizer(tokenizer_hash_if_any(path))
     access = options.access
     keyring = None
     if access.api_keys is not None:
         keyring = Keyring(Path(access.api_keys), access.replicas)
         keyring.follow()
     shown = options.playground
-    playground = None if shown is None else Playground(shown, Victims() if shown.victims else None)
+    playground = None if shown is None else Playground(shown, ProcessKiller() if shown.victims else None)
     return Edge(
         Api(client, tokenizer, options.settings, tracer_of(options.traces, "Ingress")), access, keyring, playground
     )

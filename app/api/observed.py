@@ -19,7 +19,7 @@ from app.telemetry.access_log import AccessLog
 from app.telemetry.exchange import ExchangeUsage
 from app.telemetry.metrics import Routes
 from app.telemetry.refusals import Fields
-from deployments.observability.request_id import HEADER
+from deployments.observability.logs import REQUEST_ID_HEADER
 
 BODIES = (ChatCompletionRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
 WITHOUT_TEXT = {int, float, bool, type(None), Literal}  # kinds of values that hold no text of a client
@@ -40,10 +40,10 @@ class Observed:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope)
-        exchange = self._log.begin(scope["method"], scope["path"], given.get(HEADER), given.get("traceparent"))
+        exchange = self._log.begin(scope["method"], scope["path"], given.get(REQUEST_ID_HEADER), given.get("traceparent"))
         exchange.route = self._routes.of(scope["path"])
         scope.setdefault("state", {})  # shared with inner middleware, which finds the caller
-        returned = (HEADER.lower().encode(), exchange.request_id.encode())
+        returned = (REQUEST_ID_HEADER.lower().encode(), exchange.request_id.encode())
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

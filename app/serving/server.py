@@ -37,7 +37,7 @@ from app.serving.preflight import check_gpus, check_model, check_store
 from app.serving.progress import StartProgress
 from app.serving.ray_session import end_ray, init_ray, log_folder, ray_address
 from app.serving.readiness import wait_until_ready
-from deployments.metrics.certificates import HTTPS
+from deployments.metrics.process import HTTPS_CERTIFICATE
 from deployments.observability.logs import JSON, configure
 from engine.errors import ConfigError
 from speculators.kernels import start_compiling
@@ -151,7 +151,7 @@ class Server:
         for name, value in values.items():
             os.environ.setdefault(name, value)
         if bundle is not None:
-            os.environ[HTTPS] = str(bundle)  # whose end of validity is among the metrics
+            os.environ[HTTPS_CERTIFICATE] = str(bundle)  # whose end of validity is among the metrics
         if BINARY in values:  # it runs the program that the environment names
             os.environ[BINARY] = values[BINARY]
         if self._address is None and BINARY in values and os.environ[ENABLE_HAPROXY] == "1":

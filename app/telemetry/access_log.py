@@ -11,8 +11,7 @@ from app.telemetry.exchange import Exchange, Refusal
 from app.telemetry.metrics import EdgeMetrics
 from app.telemetry.refusals import Fields
 from app.telemetry.spans import end_span
-from deployments.observability import request_id
-from deployments.observability.flood import FloodGate
+from deployments.observability.logs import LogRateLimiter, choose_request_id, current_request_id
 from deployments.observability.traces import Tracer
 
 MOST_REFUSALS, SPAN_S = 10, 60.0  # lines per reason in this time
@@ -37,16 +36,16 @@ class AccessLog:
         self._fields = fields
         self.metrics = metrics
         self._served = served
-        self._gate = FloodGate(MOST_REFUSALS, SPAN_S, self._tell_left_out)
+        self._gate = LogRateLimiter(MOST_REFUSALS, SPAN_S, self._tell_left_out)
 
     def begin(self, method: str, path: str, given_id: str | None = None, traceparent: str | None = None) -> Exchange:
         """Begin an exchange, in the running task: from now on its log lines hold the id of the request. It is
         ``given_id``, the header ``X-Request-Id``, or a drawn one if that is missing or not fit for a log."""
-        exchange = Exchange(request_id.request_id_of(given_id), method, path)
+        exchange = Exchange(choose_request_id(given_id), method, path)
         if self._tracer is not None and not _is_minor(path):
             exchange.span = self._tracer.begin(method, traceparent or "")
             exchange.traceparent = self._tracer.traceparent_of(exchange.span)
-        request_id.current.set(exchange.request_id)
+        current_request_id.set(exchange.request_id)
         exchanges.begin(exchange)
         return exchange
 

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from deployments.observability.request_id import request_id_of
+from deployments.observability.logs import choose_request_id
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -66,4 +66,4 @@ def begin(exchange: Exchange) -> None:
 
 def current() -> Exchange:
     """The exchange of the running task; one that is not written down if there is none."""
-    return _current.get() or Exchange(request_id_of(None), "", "")
+    return _current.get() or Exchange(choose_request_id(None), "", "")

@@ -1,4 +1,4 @@
-"""The ingress as a Serve deployment: the HTTP edge over a router handle. ``app`` brings the edge itself."""
+"""The ingress as a Serve deployment: hosts the HTTP application, which ``app`` builds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Protocol
 
+from ray.serve._private import http_util
 from ray.serve.handle import DeploymentHandle
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.ingress.client import RouterClient
-from deployments.ingress.request_header import bound_request_ids
+from deployments.observability.logs import REQUEST_ID_HEADER, choose_request_id
 from deployments.submission.client import PATIENCE_S
 
 
 class HostedApplication(Protocol):
-    """What an ingress replica hosts."""
+    """Application that an ingress replica hosts."""
 
     app: Any  # the ASGI application
 
@@ -25,13 +28,27 @@ class HostedApplication(Protocol):
         """The same, chunk by chunk."""
 
 
+class RequestIdMiddleware:
+    """ASGI middleware in place of Serve's, which would log and return any ``X-Request-Id`` that a client sends."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Replace an id that is not safe to log, then serve the request."""
+        if scope["type"] == "http":
+            headers = MutableHeaders(scope=scope)
+            headers[REQUEST_ID_HEADER] = choose_request_id(headers.get(REQUEST_ID_HEADER))
+        await self._app(scope, receive, send)
+
+
 class Ingress:
-    """One HTTP replica; keeps no state beyond its requests, so that replicas can be added.
+    """One HTTP replica; its only state are its running requests, so replicas can be added freely.
 
     Args:
         router: handle of the router deployment.
-        make_edge: builds the edge where it runs; must be importable by name.
-        options: handed to ``make_edge``.
+        make_edge: builds the application in the replica; must be importable by name.
+        options: passed to ``make_edge``.
         patience: seconds a request waits for a router that is being replaced.
     """
 
@@ -43,21 +60,21 @@ class Ingress:
         patience: float = PATIENCE_S,
     ) -> None:
         self._client = RouterClient(router, await router.card.remote(), patience)
-        bound_request_ids()
+        http_util.RequestIdMiddleware = RequestIdMiddleware  # Serve starts the replica's HTTP server after this
         self._edge = make_edge(self._client, options)
-        await self._client.agree()
+        await self._client.agree_on_tokenizer()
 
     def __serve_build_asgi_app__(self) -> Any:
-        """Serve asks for the ASGI application once the constructor is done."""
+        """Serve calls this after the constructor."""
         return self._edge.app
 
     async def check_health(self) -> None:
-        """Serve calls this periodically, and replaces the replica when it fails.
+        """Serve calls this periodically, and replaces the replica when it raises.
 
         Raises:
-            ModelChangedError: the router's model has another tokenizer than this replica's edge.
+            ModelChangedError: the router's model has another tokenizer than this replica.
         """
-        await self._client.look()
+        await self._client.check_model()
 
     async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
         """``serve.get_app_handle("spectra").generate.remote({...})``."""

@@ -1,16 +1,19 @@
-"""Names, labels and buckets of the metrics, vLLM's where they have a meaning here.
+"""Names, labels and buckets of the metrics; vLLM's names where vLLM has a metric with the same meaning.
 
-docs/operations.md explains every one of them.
+There are two ways to make a family. ``Families`` makes counters and histograms that are updated as things happen.
+``read_family`` builds one at a scrape, from values that exist anyway. docs/operations.md explains every metric.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-VLLM, OURS = "vllm", "spectra"  # first part of a name
+VLLM, OURS = "vllm", "spectra"  # prefixes of names
 MODEL, ENGINE = "model_name", "engine"  # vLLM's labels; an engine is a lane
 
 # Seconds. vLLM's buckets, and finer ones below its first, because small models have steps of a millisecond.
@@ -33,12 +36,29 @@ def token_buckets(most: int) -> list[float]:
     return [float(bound) for bound in steps if bound <= most]
 
 
+def read_family(
+    kind: Literal["counter", "gauge"],
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    series: Iterable[tuple[Sequence[str], float]],
+) -> Metric:
+    """A family for one scrape; ``series`` are pairs of label values and the value now (of a counter: since the start).
+
+    Series of a counter end in ``_total``.
+    """
+    family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(name, text, labels=labels)
+    for values, value in series:
+        family.add_metric(values, value)
+    return family
+
+
 class Families:
     """Makes the families of one registry.
 
     Args:
-        registry: takes them.
-        labels: names of the labels that each of them has first.
+        registry: of the families.
+        labels: names of the labels that every family has first.
     """
 
     def __init__(self, registry: CollectorRegistry, *labels: str) -> None:
@@ -50,7 +70,6 @@ class Families:
         return Counter(name, text, (*self._labels, *labels), registry=self._registry)
 
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        """A gauge."""
         return Gauge(name, text, (*self._labels, *labels), registry=self._registry)
 
     def histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
@@ -58,21 +77,20 @@ class Families:
         return Histogram(name, text, (*self._labels, *labels), buckets=buckets, registry=self._registry)
 
 
-class Alias(Collector):
-    """A family under its former name as well, made when it is scraped.
+class AliasCollector(Collector):
+    """Exposes a histogram under its former name, too.
 
     Args:
-        name: the former one.
-        of: the family.
+        name: the former name.
+        histogram: with the current name.
     """
 
-    def __init__(self, name: str, of: Histogram) -> None:
+    def __init__(self, name: str, histogram: Histogram) -> None:
         self._name = name
-        self._of = of
+        self._histogram = histogram
 
     def collect(self) -> Iterator[Metric]:
-        """The family."""
-        for metric in self._of.collect():
+        for metric in self._histogram.collect():
             copy = Metric(self._name, f"{metric.documentation} Former name of {metric.name}.", metric.type)
             for sample in metric.samples:
                 copy.samples.append(sample._replace(name=self._name + sample.name[len(metric.name) :]))

@@ -1,7 +1,7 @@
-"""What an ingress counts reaches the router, which adds it up: so one scrape, of any ingress, shows the sums of all.
+"""Ingresses report their metrics to the router, which sums them: a scrape of any ingress shows the sums over all.
 
-An ingress sends what its counters and histograms have grown by since its last report, and its gauges as they are. The
-router adds the former and keeps the latter as long as the ingress is connected.
+A report holds the growth of counters and histograms since the last one, and the values of gauges. The router adds the
+growth, and keeps the gauges while the ingress is connected.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-COUNTED = ("counter", "histogram")  # kinds that are added up
+SUMMED = ("counter", "histogram")  # kinds whose growth is added
 
 Key = tuple[str, tuple[tuple[str, str], ...]]  # name of a series, and its labels
 
 
 class Series(msgspec.Struct, frozen=True, array_like=True):
-    """One line of an exposition, or what it has grown by."""
+    """One line of an exposition; ``value`` is its value or its growth."""
 
     name: str
     labels: dict[str, str]
@@ -27,12 +27,11 @@ class Series(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def key(self) -> Key:
-        """What identifies the series."""
         return self.name, tuple(self.labels.items())
 
 
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
-    """Series with one explanation."""
+    """Series with the same name and help text."""
 
     name: str
     text: str
@@ -41,11 +40,11 @@ class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reporter:
-    """The ingress's end.
+    """Builds the reports of an ingress.
 
     Args:
         counted: counters and histograms of this process.
-        state: what describes this process.
+        state: gauges of this process.
     """
 
     def __init__(self, counted: CollectorRegistry, state: Collector) -> None:
@@ -54,7 +53,7 @@ class Reporter:
         self._reported: dict[Key, float] = {}
 
     def take(self) -> list[MetricFamily]:
-        """The next report; families that have not grown are there without series, so that a scrape names them."""
+        """The next report; a family that has not grown has no series, but a scrape still names it."""
         grown = [self._growth(metric) for metric in self._counted.collect()]
         return grown + [_family(metric) for metric in self._state.collect()]
 
@@ -75,27 +74,26 @@ def _family(metric: Metric) -> MetricFamily:
 
 
 class Reports(Collector):
-    """The router's end: the sums over all ingresses, and the state of those that are connected."""
+    """Collects the reports: sums over all ingresses, and the gauges of those that are connected."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[MetricFamily, dict[Key, float]]] = {}
         self._states: dict[int, list[MetricFamily]] = {}  # by ingress
 
     def add(self, ingress: int, report: list[MetricFamily]) -> None:
-        """Take a report; ``ingress`` is a number that no other connected ingress has."""
+        """Add a report; ``ingress`` is unique among the connected ingresses."""
         for family in report:
-            if family.kind in COUNTED:
+            if family.kind in SUMMED:
                 _, sums = self._sums.setdefault(family.name, (family, {}))
                 for series in family.series:
                     sums[series.key] = sums.get(series.key, 0.0) + series.value
-        self._states[ingress] = [family for family in report if family.kind not in COUNTED]
+        self._states[ingress] = [family for family in report if family.kind not in SUMMED]
 
     def forget(self, ingress: int) -> None:
-        """An ingress has disconnected."""
+        """Drop the gauges of an ingress that has disconnected."""
         self._states.pop(ingress, None)
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
         for family, sums in self._sums.values():
             yield _metric(family, [Series(name, dict(labels), value) for (name, labels), value in sums.items()])
         states: dict[str, tuple[MetricFamily, list[Series]]] = {}

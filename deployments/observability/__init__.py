@@ -1,1 +1,1 @@
-"""What an operator sees of every process: log lines in one form, the request they belong to, traces."""
+"""Logs and traces of every process of the server."""

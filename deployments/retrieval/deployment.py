@@ -1,4 +1,4 @@
-"""The retrieval service as a Serve deployment: one replica, whose threads watch the store while its loop answers."""
+"""The retrieval service as a Serve deployment: one replica; its threads follow the store, its event loop answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ray
 from deployments.observability.logs import configure
 from deployments.options import RetrievalOptions
 from deployments.retrieval.environment import check_credentials
-from deployments.single_replica import check_single_replica
+from deployments.serve_calls import check_single_replica
 from engine.kept_files import in_cache
 from retrieval_store.service.manifest_feed import Known, ManifestChanges
 from retrieval_store.service.namespace_worker import ServiceContext
@@ -21,15 +21,15 @@ from retrieval_store.snapshots.cache import NodeCache
 from retrieval_store.stores.base import Store, StoreOptions
 from retrieval_store.stores.open import open_store, shown
 
-IN_MEMORY = "memory://retrieval"  # of a service without a store
-LONGEST_S = 30.0  # limit of a call's ``timeout``
+IN_MEMORY = "memory://retrieval"  # URL for a service without a store
+LONGEST_S = 30.0  # upper limit of ``timeout``
 
 
 class RetrievalDeployment:
-    """Wraps ``RetrievalService``, which documents what happens when the store is down.
+    """Wraps ``RetrievalService``, whose docstring says what happens when the store is down.
 
     Args:
-        options: what is served, and to whom.
+        options: store, namespaces and learning.
     """
 
     async def __init__(self, options: RetrievalOptions) -> None:  # type: ignore[misc]  # Serve awaits async constructors
@@ -42,7 +42,7 @@ class RetrievalDeployment:
         self._service.start()
 
     def _on_change(self) -> None:
-        """Wake the waiting calls; may be called from any thread."""
+        """Wake the waiting calls; thread-safe."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the replica is shutting down
             self._loop.call_soon_threadsafe(self._wake)
 
@@ -51,23 +51,21 @@ class RetrievalDeployment:
         self._changed = asyncio.Event()
 
     async def changes(self, known: Known, timeout: float) -> ManifestChanges:
-        """See ``ManifestSource.changes``."""
+        """Changes since ``known``; waits up to ``timeout`` seconds for one. See ``ManifestSource``."""
         deadline = time.monotonic() + min(timeout, LONGEST_S)
         while True:
             changed = self._changed
             answer = self._service.changes(known)
-            left = deadline - time.monotonic()
-            if answer.offers or left <= 0:
+            remaining = deadline - time.monotonic()
+            if answer.offers or remaining <= 0:
                 return answer
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), left)
+                await asyncio.wait_for(changed.wait(), remaining)
 
     async def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
-        """See ``ManifestSource.read``."""
         return await asyncio.to_thread(self._service.read, namespace, version, file, offset)
 
     async def learn(self, namespace: str, texts: Sequence[Sequence[int]]) -> int:
-        """See ``ManifestSource.learn``."""
         return self._service.learn(namespace, texts)
 
     def __del__(self) -> None:

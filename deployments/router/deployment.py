@@ -21,19 +21,19 @@ from deployments.metrics.certificates import Certificates
 from deployments.metrics.process import Process
 from deployments.metrics.reports import Reports
 from deployments.observability.logs import configure
-from deployments.observability.request_spans import RequestSpans
+from deployments.observability.traces import RequestSpans
 from deployments.observability.traces import tracer_of
 from deployments.options import RetrievalOptions, RouterOptions, ScalingOptions, SpeculatorPlacement
 from deployments.pipeline.connection import step_costs
 from deployments.pipeline.replacement_seconds import ReplacementSeconds
-from deployments.retrieval.bridge import RouterRetrieval
+from deployments.retrieval.client import RouterRetrieval
 from deployments.router.admission import offered_methods
 from deployments.router.draft_client import ActorDraftClient, DraftClient, InlineDraftClient
 from deployments.router.router import Router
 from deployments.router.scaling.bounds import bounds_of
 from deployments.router.speculator_actor import start_speculators
 from deployments.router.target_client import ServeTarget, first_endpoints, names_of_running
-from deployments.single_replica import check_single_replica
+from deployments.serve_calls import check_single_replica
 from deployments.submission.messages import Health, ModelCard
 from deployments.submission.protocol import Attachment
 from deployments.submission.server import SubmissionServer

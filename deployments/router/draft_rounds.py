@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable
 from dataclasses import replace
 
-from deployments.observability.request_spans import RequestSpans
+from deployments.observability.traces import RequestSpans
 from deployments.router.draft_client import DraftClient, Drafts
 from deployments.router.lane import Lane
 from deployments.router.sessions import Sessions
@@ -66,7 +66,7 @@ class DraftRounds:
 
     def _apply(self, lane: Lane, draft_round: DraftRound, drafts: Drafts, began: float) -> None:
         if self._spans is not None:
-            self._spans.drafted(draft_round.drafting, began)
+            self._spans.count_round(draft_round.drafting, began)
         # A sequence that has moved meanwhile has another scheduler, which will have it drafted anew.
         here = [one for one in draft_round.drafting if self._sessions.lane_of(one) is lane]
         draft_round = replace(draft_round, drafting=here)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from prometheus_client.registry import Collector
 
-from deployments.observability.request_spans import RequestSpans
+from deployments.observability.traces import RequestSpans
 from deployments.options import RouterOptions, ScalingOptions
 from deployments.router.admission import Admission, as_served, finish_of
 from deployments.router.draft_client import DraftClient
@@ -206,7 +206,7 @@ class Router:
         self._sessions.close(session)
         session.lane.cancel(session.sequence)
         if self._spans is not None:
-            self._spans.ended(session.sequence)
+            self._spans.finish(session.sequence)
         if session.sequence.request.method != AUTOREGRESSIVE:
             self._draft_client.end(session.sequence)
         session.lane.dispatch()

@@ -1,4 +1,4 @@
-"""The router's end of one connection to one ingress: commands come in, events of requests go out."""
+"""The router's end of its connection to an ingress: receives commands, sends the events of requests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import msgspec
 
 from deployments.channels.async_channel import AsyncChannel
 from deployments.metrics.reports import Reports
-from deployments.observability import request_id
+from deployments.observability.logs import current_request_id
+from deployments.submission.connection import PeerConnection
 from deployments.submission.messages import RequestFailure
 from deployments.submission.protocol import (
     Command,
-    Event,
-    Heartbeat,
     MetricsReport,
     Readiness,
     ReadinessQuery,
@@ -25,14 +24,13 @@ from deployments.submission.protocol import (
     Submit,
     decode_commands,
     encode,
-    encode_message,
 )
 from engine.errors import SpectraError, StepFailedError, TargetLostError
 from engine.events import StepEvent
 from engine.request import Request
 
-# Bytes that a router keeps for an ingress that does not read, beside the longest frame: log-probabilities of a prompt
-# are some 16 MB, and an ingress does not read while it decodes those of another.
+# Bytes buffered for an ingress that does not read, in addition to the longest frame. Log-probabilities of a prompt are
+# some 16 MB, and an ingress does not read while it decodes those of another request.
 MAX_UNREAD = 64 << 20
 
 logger = logging.getLogger(__name__)
@@ -41,11 +39,11 @@ RunRequest = Callable[[Request], AsyncGenerator[StepEvent, None]]
 Problem = Callable[[], str]  # why a request sent now would not be served; "": it would be
 
 
-class IngressConnection:
-    """One ingress and its requests. All events of one turn of the event loop leave in one frame.
+class IngressConnection(PeerConnection):
+    """Connection to one ingress, and its requests.
 
-    An ingress that disconnects, stops reading, falls silent or sends malformed frames loses its connection, and its
-    requests are cancelled at once.
+    An ingress that disconnects, stops reading, falls silent or sends a malformed frame loses its connection. The router
+    then cancels its requests at once.
 
     Args:
         channel: authenticated.
@@ -54,31 +52,27 @@ class IngressConnection:
     """
 
     def __init__(self, channel: AsyncChannel, run: RunRequest, problem: Problem, reports: Reports, beat: float) -> None:
-        self._channel = channel
+        super().__init__(channel, beat, "ingress")
         self._run = run
         self._problem = problem
         self._reports = reports
-        self._heartbeat = Heartbeat(beat)
-        self._running: dict[int, asyncio.Task[None]] = {}
-        self._events: list[msgspec.Raw] = []  # encoded, for the next frame
-        self._longest = 0  # bytes of the longest frame since all had been sent
-        self._is_over = False
+        self._running: dict[int, asyncio.Task[None]] = {}  # by request number
+        self._longest = 0  # bytes of the longest frame since the buffer was empty
 
     async def serve(self) -> None:
-        """Obey until the ingress disconnects or is cut off; returns once its requests have been cancelled."""
+        """Run commands until the connection ends; returns once all requests have been cancelled."""
         watching = asyncio.get_running_loop().create_task(self._watch())
         try:
             while True:
-                commands = decode_commands(await self._channel.receive())
-                self._heartbeat.heard()
+                commands = decode_commands(await self._receive())
                 for command in commands:
-                    self._obey(command)
+                    self._handle(command)
                 if not commands:
                     self._channel.send(encode([]))
         except TargetLostError as error:
-            logger.info("an ingress has gone: %s", error)
+            logger.info("an ingress has disconnected: %s", error)
         except msgspec.DecodeError as error:
-            logger.warning("an ingress was cut off: it sent a malformed command (%s)", error)
+            logger.warning("an ingress is disconnected: it sent a malformed command (%s)", error)
         finally:
             watching.cancel()
             self.close()
@@ -90,19 +84,17 @@ class IngressConnection:
         """Requests of this ingress."""
         return len(self._running)
 
-    def leave(self) -> None:
-        """Tell the ingress that its new requests are for the next router."""
+    def send_draining(self) -> None:
+        """Tell the ingress to send new requests to the next router."""
         self._send(RouterDraining())
 
     def close(self) -> None:
-        """Cut the connection and cancel its requests."""
-        self._is_over = True
-        self._events.clear()
-        self._channel.close()
+        """Drop the connection and cancel its requests."""
+        super().close()
         for task in self._running.values():
             task.cancel()
 
-    def _obey(self, command: Command) -> None:
+    def _handle(self, command: Command) -> None:
         if isinstance(command, Submit):
             if command.number in self._running:
                 raise msgspec.ValidationError(f"request {command.number} was submitted twice")
@@ -117,7 +109,7 @@ class IngressConnection:
             self._running[command.number].cancel()
 
     async def _stream(self, number: int, request: Request) -> None:
-        request_id.current.set(request.request_id)  # every request has a task of its own
+        current_request_id.set(request.request_id)  # each request has its own task
         try:
             async with aclosing(self._run(request)) as events:
                 async for event in events:
@@ -129,35 +121,12 @@ class IngressConnection:
             failure = RequestFailure.of(StepFailedError("the router failed on this request"))
             self._send(RequestEvent(number, None, failure))
 
-    def _send(self, event: Event) -> None:
-        """Keep it for the frame that leaves once all requests have run in this turn of the event loop.
-
-        Raises:
-            EncodeError: the event cannot be sent; those of other requests can.
-        """
-        if self._is_over:
-            return
-        encoded = encode_message(event)
-        if not self._events:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._events.append(encoded)
-
     def _flush(self) -> None:
-        if self._is_over or not self._events:
-            return
         unread = self._channel.n_unsent
         self._longest = self._longest if unread else 0
-        if unread - self._longest > MAX_UNREAD:  # an ingress that reads may still be at a long frame
-            logger.warning("an ingress was cut off: it has left %d bytes unread", unread)
+        if self.is_open and unread - self._longest > MAX_UNREAD:  # an ingress that reads may still be at a long frame
+            logger.warning("an ingress is disconnected: it has left %d bytes unread", unread)
             self.close()
             return
-        events, self._events = self._events, []
-        frame = encode(events)
-        self._longest = max(self._longest, len(frame))
-        self._channel.send(frame)
-
-    async def _watch(self) -> None:
-        while await self._heartbeat.beat():
-            pass
-        logger.warning("an ingress was cut off: it is silent")
-        self.close()
+        self._longest = max(self._longest, self._n_bytes)
+        super()._flush()

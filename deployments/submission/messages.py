@@ -1,6 +1,6 @@
-"""What crosses processes besides requests, steps and events: the model served, its health, failures on their way out.
+"""Messages between router and ingress in addition to requests and events: the served model, health, failures.
 
-An error arrives as the exception that it was, not as a traceback of another process.
+An engine error arrives as the same exception, not as a traceback of another process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from speculators.methods import chooses_nodes
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The served model, filled by the router once its target is loaded."""
+    """The served model; the router fills it in once the target is loaded."""
 
     name: str  # what clients write as `model`
     max_model_len: int  # tokens, prompt and output together
@@ -24,12 +24,12 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int = 0  # seconds since 1970
     owned_by: str = "spectra"
     fingerprint: str | None = None  # changes with weights, dtype, quantization or software
-    identity: ModelIdentity = UNKNOWN  # what its requests name as their model
+    identity: ModelIdentity = UNKNOWN  # requests name its digest as their model
     aliases: tuple[str, ...] = ()  # further names clients may use
-    method: str = ""  # of speculation, for requests that name none
-    methods: tuple[str, ...] = ()  # that requests may name, alone or joined, and that can draft here
-    max_nodes: int = 0  # drafted nodes of a step, for requests that name no number
-    auto_nodes: int = 0  # the same for methods that choose how many of them they draft
+    method: str = ""  # default speculation method
+    methods: tuple[str, ...] = ()  # methods, alone or joined, that requests may name and that can draft here
+    max_nodes: int = 0  # drafted nodes per step, for requests that name no number
+    auto_nodes: int = 0  # the same for methods that choose their number of nodes
     limit_nodes: int = 0  # the most that a request may name
 
     def default_nodes(self, method: str) -> int:
@@ -38,7 +38,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a request sent now would be served."""
+    """Whether the router would serve a request sent now."""
 
     ok: bool
     reason: str = ""  # why not
@@ -46,7 +46,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestFailure(msgspec.Struct, frozen=True):
-    """An engine error on its way to an ingress; ends the stream."""
+    """An engine error that ends a stream."""
 
     kind: str  # name of the class in engine.errors
     message: str
@@ -55,11 +55,11 @@ class RequestFailure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: errors.SpectraError) -> RequestFailure:
-        """From an exception of the engine."""
+        """Convert an exception of the engine."""
         return cls(type(error).__name__, str(error), getattr(error, "param", None), getattr(error, "retry_after", 1.0))
 
     def exception(self) -> errors.SpectraError:
-        """The exception again; as SpectraError if ``engine.errors`` has no class of that name."""
+        """Convert back; to SpectraError if ``engine.errors`` has no class named ``kind``."""
         kind: Any = getattr(errors, self.kind, errors.SpectraError)
         made: errors.SpectraError
         if issubclass(kind, errors.RequestError):

@@ -1,7 +1,7 @@
-"""What an ingress and a router send each other on their channel: commands one way, events the other, many in a frame.
+"""Messages between an ingress and a router: the ingress sends commands, the router sends events.
 
-msgpack in the frames of ``deployments.channels.channel``; an empty list is a heartbeat, and is answered with one.
-Knows no sockets.
+A frame of ``deployments.channels.channel`` holds a msgpack list of messages. An empty list is a heartbeat; the router
+answers it with one. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -18,43 +18,42 @@ from engine.request import Request
 
 SUBMIT = "submit"  # role of an ingress in the handshake
 BEAT_S = 2.0  # seconds between two heartbeats of an ingress
-SILENT_BEATS = 5  # after so many beats without a frame the peer counts as lost
+SILENT_BEATS = 5  # beats without a frame after which the peer counts as lost
 
 
 class Attachment(msgspec.Struct, frozen=True):
-    """Where a router listens, the secret of its channel, and the model behind it; travels by a call of Ray, never over
-    the channel."""
+    """Address and secret of a router's server, and its model; sent by a call of Ray, never over the channel."""
 
     address: str
     secret: bytes
-    card: ModelCard | None = None  # None: any request may come, whichever model it was encoded for
+    card: ModelCard | None = None  # None: the router accepts requests that were encoded for any model
 
     def __repr__(self) -> str:
-        """Without the secret: logs and errors print their arguments."""
+        """Leaves out the secret: logs and errors print their arguments."""
         return f"Attachment(address={self.address!r})"
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
-    """Run a request. ``number`` is the ingress's own, never used twice on a connection."""
+    """Run a request. The ingress chooses ``number``, and never uses one twice on a connection."""
 
     number: int
     request: Request
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """Stop a request: its client has gone."""
+    """Cancel a request: its client has disconnected."""
 
     number: int
 
 
 class ReadinessQuery(msgspec.Struct, frozen=True, array_like=True, tag="a"):
-    """Would a request sent now be served? ``number`` is as that of ``Submit``."""
+    """Ask whether the router would serve a request sent now; ``number`` as in ``Submit``."""
 
     number: int
 
 
 class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag="m"):
-    """What the ingress has counted since its last report."""
+    """Growth of the ingress's metrics since its last report."""
 
     families: list[MetricFamily]
 
@@ -75,7 +74,7 @@ class Readiness(msgspec.Struct, frozen=True, array_like=True, tag="r"):
 
 
 class RouterDraining(msgspec.Struct, frozen=True, array_like=True, tag="l"):
-    """The router is being replaced: new requests are for the next one, those that run may end here."""
+    """The router is being replaced: new requests go to the next one, running ones may end here."""
 
 
 Command = Submit | Cancel | ReadinessQuery | MetricsReport
@@ -87,10 +86,10 @@ _EVENTS: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(list[Eve
 
 
 def encode_message(message: Command | Event) -> msgspec.Raw:
-    """One message of a frame, encoded alone: a value that cannot be encoded fails its own request and no other.
+    """Encode one message of a frame on its own, so that a value that cannot be encoded fails no other request.
 
     Raises:
-        EncodeError: a value has no form in msgpack, for instance an integer beyond 64 bits.
+        EncodeError: msgpack cannot represent a value, for instance an integer beyond 64 bits.
     """
     try:
         return msgspec.Raw(_ENCODER.encode(message))
@@ -99,25 +98,25 @@ def encode_message(message: Command | Event) -> msgspec.Raw:
 
 
 def encode(messages: Sequence[Command | Event | msgspec.Raw]) -> bytes:
-    """A frame for the other side; without messages a heartbeat."""
+    """Encode a frame; without messages it is a heartbeat."""
     return _ENCODER.encode(messages)
 
 
 def decode_commands(raw: bytes) -> list[Command]:
-    """A frame of an ingress; raises msgspec.DecodeError when it is malformed."""
+    """Decode a frame of an ingress; raises msgspec.DecodeError when it is malformed."""
     return _COMMANDS.decode(raw)
 
 
 def decode_events(raw: bytes) -> list[Event]:
-    """A frame of a router; raises msgspec.DecodeError when it is malformed."""
+    """Decode a frame of a router; raises msgspec.DecodeError when it is malformed."""
     return _EVENTS.decode(raw)
 
 
 class Heartbeat:
-    """Notices a peer that has fallen silent, though its connection stands.
+    """Detects a silent peer on an open connection.
 
-    Counts heartbeats, not seconds: a process that was itself held up for a minute hears what waits in its socket
-    before the next beat, and must not take its own absence for the peer's.
+    Counts beats, not seconds. A process that was itself held up for a minute reads the frames in its socket before the
+    next beat, and does not mistake its own pause for the peer's.
     """
 
     def __init__(self, beat: float = BEAT_S) -> None:
@@ -125,7 +124,7 @@ class Heartbeat:
         self._missed = 0
 
     def heard(self) -> None:
-        """A frame of the peer arrived."""
+        """Note that a frame of the peer has arrived."""
         self._missed = 0
 
     async def beat(self) -> bool:

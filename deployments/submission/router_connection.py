@@ -1,4 +1,4 @@
-"""The ingress's end of one connection to one router: commands go out, events of requests come back."""
+"""The ingress's end of its connection to a router: sends commands, receives the events of its requests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 
 from deployments.channels.async_channel import AsyncChannel
 from deployments.metrics.reports import MetricFamily
+from deployments.submission.connection import PeerConnection
 from deployments.submission.messages import RequestFailure
 from deployments.submission.protocol import (
     BEAT_S,
@@ -18,7 +19,6 @@ from deployments.submission.protocol import (
     Cancel,
     Command,
     Event,
-    Heartbeat,
     MetricsReport,
     Readiness,
     ReadinessQuery,
@@ -26,20 +26,19 @@ from deployments.submission.protocol import (
     Submit,
     decode_events,
     encode,
-    encode_message,
 )
 from engine.errors import RequestError, TargetLostError
 from engine.events import StepEvent
 from engine.request import Request
 
 LOST = "the router is lost"
-FRAME_BYTES = 1 << 18  # of commands that share a frame, about: the router decodes a frame without a pause
+FRAME_BYTES = 1 << 18  # a frame with more bytes of commands leaves at once: the router decodes a frame in one go
 
 logger = logging.getLogger(__name__)
 
 
-class RouterConnection:
-    """One connection to a router, as long as it holds.
+class RouterConnection(PeerConnection):
+    """Connection to one router.
 
     Args:
         channel: authenticated.
@@ -47,17 +46,13 @@ class RouterConnection:
     """
 
     def __init__(self, channel: AsyncChannel, beat: float = BEAT_S) -> None:
-        self._channel = channel
-        self._heartbeat = Heartbeat(beat)
+        super().__init__(channel, beat, "router")
         self._inboxes: dict[int, asyncio.Queue[StepEvent | RequestFailure | None]] = {}  # by request number; None: lost
-        self._questions: dict[int, asyncio.Future[str]] = {}  # by number; to become why the router is not ready
-        self._commands: list[msgspec.Raw] = []  # encoded, for the next frame
-        self._n_bytes = 0  # of these
-        self._next = 0
-        self.is_open = True
-        self._is_leaving = False
+        self._readiness: dict[int, asyncio.Future[str]] = {}  # by query number; the result is a ``Readiness.problem``
+        self._next_number = 0
+        self._is_draining = False
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._read()), loop.create_task(self._beat())]
+        self._tasks = [loop.create_task(self._read()), loop.create_task(self._watch())]
 
     @classmethod
     async def connect(cls, attachment: Attachment, beat: float = BEAT_S) -> RouterConnection:
@@ -65,22 +60,22 @@ class RouterConnection:
         return cls(await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT), beat)
 
     @property
-    def takes_requests(self) -> bool:
-        """Whether the connection holds, and its router is not being replaced."""
-        return self.is_open and not self._is_leaving
+    def accepts_requests(self) -> bool:
+        """Whether the connection is open and its router is not being replaced."""
+        return self.is_open and not self._is_draining
 
     async def run(self, request: Request) -> AsyncGenerator[StepEvent, None]:
-        """Events of a request; without a last one (that has a finish reason) when the router is lost. Closing the
-        iterator cancels the request.
+        """Events of a request; they end without a finish reason when the router is lost.
+
+        Closing the iterator cancels the request.
 
         Raises:
-            RequestError: a value of the request cannot be sent.
+            RequestError: a value of the request cannot be encoded.
             SpectraError: the router refused the request or failed on it.
         """
         if not self.is_open:
             return
-        number, inbox = self._next, asyncio.Queue[StepEvent | RequestFailure | None]()
-        self._next += 1
+        number, inbox = self._take_number(), asyncio.Queue[StepEvent | RequestFailure | None]()
         try:
             self._send(Submit(number, request))
         except msgspec.EncodeError as error:
@@ -95,23 +90,23 @@ class RouterConnection:
             if self._inboxes.pop(number, None) is not None:  # the router still runs it
                 self._send(Cancel(number))
 
-    def report(self, families: list[MetricFamily]) -> None:
-        """Tell the router what this process has counted."""
+    def report_metrics(self, families: list[MetricFamily]) -> None:
+        """Send a report of this process's metrics."""
         self._send(MetricsReport(families))
 
     async def check_ready(self) -> None:
-        """Returns if the router would serve a request sent now.
+        """Return if the router would serve a request sent now.
 
         Raises:
-            TargetLostError: why it would not.
+            TargetLostError: with the reason why it would not.
         """
-        number, self._next = self._next, self._next + 1
-        answer = self._questions[number] = asyncio.get_running_loop().create_future()
+        number = self._take_number()
+        answer = self._readiness[number] = asyncio.get_running_loop().create_future()
         try:
             self._send(ReadinessQuery(number))
             problem = await answer if self.is_open else LOST
         finally:
-            del self._questions[number]
+            del self._readiness[number]
         if problem:
             raise TargetLostError(problem)
 
@@ -119,64 +114,53 @@ class RouterConnection:
         """Drop the connection; ``run`` ends for every request."""
         if not self.is_open:
             return
-        self.is_open = False
-        self._channel.close()
+        super().close()
         for task in self._tasks:
             task.cancel()
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in inboxes.values():
             inbox.put_nowait(None)
-        for number in self._questions:
-            self._answer(number, LOST)
+        for number in self._readiness:
+            self._answer_query(number, LOST)
 
-    def _send(self, command: Command) -> None:
-        """Commands of one turn of the event loop share a frame; raises EncodeError for this one alone."""
-        encoded = encode_message(command)
-        if not self._commands:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._commands.append(encoded)
-        self._n_bytes += len(encoded)
+    def _take_number(self) -> int:
+        self._next_number += 1
+        return self._next_number - 1
+
+    def _send(self, message: Command | Event) -> None:
+        super()._send(message)
         if self._n_bytes > FRAME_BYTES:
             self._flush()
-
-    def _flush(self) -> None:
-        if self._commands:
-            commands, self._commands, self._n_bytes = self._commands, [], 0
-            self._channel.send(encode(commands))
 
     async def _read(self) -> None:
         try:
             while True:
-                for event in decode_events(await self._channel.receive()):
-                    self._take(event)
-                self._heartbeat.heard()
+                for event in decode_events(await self._receive()):
+                    self._handle(event)
         except (TargetLostError, msgspec.DecodeError) as error:
-            logger.warning("the router is lost: %s", error)
+            logger.warning("%s: %s", LOST, error)
         finally:
             self.close()
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         if isinstance(event, RequestEvent):
             self._deliver(event.number, event.event or event.failure)
         elif isinstance(event, Readiness):
-            self._answer(event.number, event.problem)
+            self._answer_query(event.number, event.problem)
         else:
             logger.info("the router is being replaced; new requests go to the next one")
-            self._is_leaving = True
+            self._is_draining = True
 
     def _deliver(self, number: int, item: StepEvent | RequestFailure | None) -> None:
         is_last = not isinstance(item, StepEvent) or item.finish_reason is not None
         inbox = self._inboxes.pop(number, None) if is_last else self._inboxes.get(number)
-        if inbox is not None:  # else the request was cancelled a moment ago
+        if inbox is not None:  # else the request has been cancelled
             inbox.put_nowait(item)
 
-    def _answer(self, number: int, problem: str) -> None:
-        question = self._questions.get(number)
-        if question is not None and not question.done():  # else the caller has stopped waiting
-            question.set_result(problem)
+    def _answer_query(self, number: int, problem: str) -> None:
+        query = self._readiness.get(number)
+        if query is not None and not query.done():  # else the caller has stopped waiting
+            query.set_result(problem)
 
-    async def _beat(self) -> None:
-        while await self._heartbeat.beat():
-            self._channel.send(encode([]))
-        logger.warning("the router is lost: it is silent")
-        self.close()
+    def _on_beat(self) -> None:
+        self._channel.send(encode([]))

@@ -1,6 +1,6 @@
-"""The router's end of the submission channel: takes ingresses in and runs their requests.
+"""The router's server of requests: accepts connections of ingresses and runs their requests.
 
-Knows a way to run a request (``Router.stream``), no Ray and no pipeline.
+Knows a function that runs a request (``Router.stream``), but neither Ray nor pipelines.
 """
 
 from __future__ import annotations
@@ -19,26 +19,22 @@ from deployments.channels.tls import tls_context
 from deployments.metrics.reports import Reports
 from deployments.submission.ingress_connection import IngressConnection, Problem, RunRequest
 from deployments.submission.messages import ModelCard
-from deployments.submission.protocol import (
-    BEAT_S,
-    SUBMIT,
-    Attachment,
-)
+from deployments.submission.protocol import BEAT_S, SUBMIT, Attachment
 from engine.errors import TargetLostError
 
-LOOK_S = 0.05  # between two looks at what still runs on a server that leaves
+DRAIN_CHECK_S = 0.05  # between two checks whether requests still run while draining
 
 logger = logging.getLogger(__name__)
 
 
 class SubmissionServer:
-    """Listens for ingresses: on a Unix socket for those of this machine, on TCP once an ingress of another one asks.
+    """Listens on a Unix socket for ingresses of this node, and on TCP once an ingress of another node asks.
 
     Args:
         run: starts a request; closing the generator cancels it.
-        problem: asked when an ingress asks whether a request sent now would be served.
+        problem: returns why a request sent now would not be served; "": it would be.
         beat: seconds between heartbeats.
-        reports: takes what ingresses have counted; None: it is dropped.
+        reports: collects the metrics of ingresses; None: they are dropped.
         card: of the model, for the ingresses.
     """
 
@@ -57,58 +53,52 @@ class SubmissionServer:
         self._card = card
         self._secret = secrets.token_bytes(32)
         self._folder = SocketFolder()
-        self._servers: dict[str, asyncio.Server] = {}  # by the address that was asked for
-        self._addresses: dict[str, str] = {}
+        self._servers: dict[str, asyncio.Server] = {}  # by requested address
+        self._addresses: dict[str, str] = {}  # requested address -> actual one
         self._connections: set[IngressConnection] = set()
         self._serving: set[asyncio.Task[None]] = set()
-        self._is_leaving = False
-        self._is_cut = False
+        self._is_draining = False
+        self._is_closed = False
 
     async def attachment(self, host: str | None = None) -> Attachment:
-        """What an ingress needs to connect; ``host`` is this node's address when the ingress is on another one.
+        """Address and secret for an ingress; ``host`` is this node's address if the ingress runs on another node.
 
         Raises:
-            TargetLostError: this router is leaving.
+            TargetLostError: this router is being replaced.
         """
-        if self._is_leaving:
+        if self._is_draining:
             raise TargetLostError("this router is being replaced")
-        wanted = f"unix:{self._folder.path}/router" if host is None else tcp(host)
-        if wanted not in self._addresses:
-            listening, self._addresses[wanted] = listen(wanted)
+        requested = f"unix:{self._folder.path}/router" if host is None else tcp(host)
+        if requested not in self._addresses:
+            listening, self._addresses[requested] = listen(requested)
             tls = None if host is None else tls_context(self._secret, True)
-            self._servers[wanted] = await serve_streams(listening, self._accepted, tls)
-        return Attachment(self._addresses[wanted], self._secret, self._card)
+            self._servers[requested] = await serve_streams(listening, self._accept, tls)
+        return Attachment(self._addresses[requested], self._secret, self._card)
 
     @property
     def n_running(self) -> int:
         """Requests of all ingresses."""
         return sum(connection.n_running for connection in self._connections)
 
-    def leave(self) -> None:
-        """Stop listening and send every ingress to the next router with its new requests; those that run go on here."""
-        if self._is_leaving:
-            return
-        self._is_leaving = True
-        for server in self._servers.values():
-            server.close()
-        for connection in self._connections:
-            connection.leave()
-
     async def drain(self, grace: float, is_served: Callable[[], bool]) -> None:
-        """Leave, and cut once no request runs, or ``is_served`` says that none is served here any more, or ``grace``
-        seconds have passed."""
-        self.leave()
+        """Send new requests to the next router and let running ones end, then disconnect every ingress.
+
+        Args:
+            grace: seconds that running requests have at most.
+            is_served: False once no request is served here any more.
+        """
+        self._stop_accepting()
         deadline = time.monotonic() + grace
         while self.n_running and is_served() and time.monotonic() < deadline:
-            await asyncio.sleep(LOOK_S)
-        self.cut()
+            await asyncio.sleep(DRAIN_CHECK_S)
+        self.disconnect()
 
-    def cut(self) -> None:
-        """Leave, and drop every ingress: it resubmits what was running to the next router."""
-        if self._is_cut:
+    def disconnect(self) -> None:
+        """Stop accepting and disconnect every ingress, which resubmits its running requests to the next router."""
+        if self._is_closed:
             return
-        self._is_cut = True
-        self.leave()
+        self._is_closed = True
+        self._stop_accepting()
         for connection in self._connections:
             connection.close()
         for task in self._serving:
@@ -116,11 +106,21 @@ class SubmissionServer:
         self._folder.remove()
 
     async def close(self) -> None:
-        """Cut, and wait until every request has been cancelled."""
-        self.cut()
+        """Disconnect, and wait until every request has been cancelled."""
+        self.disconnect()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _stop_accepting(self) -> None:
+        """Stop listening, and send the ingresses to the next router with new requests."""
+        if self._is_draining:
+            return
+        self._is_draining = True
+        for server in self._servers.values():
+            server.close()
+        for connection in self._connections:
+            connection.send_draining()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._serving.add(task)  # the loop keeps only weak references
         task.add_done_callback(self._serving.discard)
@@ -128,17 +128,17 @@ class SubmissionServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection: IngressConnection | None = None
         try:
-            if not self._is_leaving:
+            if not self._is_draining:
                 channel = await AsyncChannel.accept(reader, writer, self._secret, (SUBMIT,))
                 connection = IngressConnection(channel, self._run, self._problem, self._reports, self._beat)
                 self._connections.add(connection)
-                if self._is_leaving:
-                    connection.leave()
+                if self._is_draining:
+                    connection.send_draining()
                 await connection.serve()
         except UnauthenticatedError as error:
             logger.warning("connection refused: %s", error)
-        except OSError as error:  # the peer left at once
-            logger.info("an ingress has gone: %s", error)
+        except OSError as error:  # the peer has left already
+            logger.info("an ingress has disconnected: %s", error)
         finally:
             if connection is not None:
                 self._connections.discard(connection)

@@ -17,7 +17,7 @@ from deployments.observability.logs import configure
 from deployments.options import PipelineOptions
 from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.leadership import NO_ROUTER, LeaderEpochs, RouterStatus
-from deployments.single_replica import check_single_replica
+from deployments.serve_calls import check_single_replica
 from deployments.target_model.bundles import Bundle, Bundles
 from deployments.target_model.stage_handle import StageHandle
 from deployments.target_model.supervisor import supervise_stages

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from deployments.channels import async_channel, channel
-from deployments.observability.request_spans import RequestSpans
+from deployments.observability.traces import RequestSpans
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import Endpoints

@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from deployments.channels.async_channel import AsyncChannel
-from deployments.submission.client import SubmissionChannel
+from deployments.submission.client import ServedModel, SubmissionClient
 from deployments.submission.protocol import SUBMIT, Attachment
-from deployments.submission.served_model import ServedModel
 from deployments.submission.server import Problem, RunRequest, SubmissionServer
 from engine.events import RequestStats, SourceCounts, StepEvent
 from engine.request import Request
@@ -25,7 +24,7 @@ class Submitting:
     """An ingress's channel and the router's server, which may be replaced."""
 
     server: SubmissionServer
-    channel: SubmissionChannel
+    channel: SubmissionClient
     attached: int = 0
 
     @property
@@ -58,7 +57,7 @@ async def submitting(
     async def attach() -> Attachment:
         return await pair.attach()
 
-    pair = Submitting(SubmissionServer(run, problem, beat), SubmissionChannel(attach, patience, beat, model=model))
+    pair = Submitting(SubmissionServer(run, problem, beat), SubmissionClient(attach, patience, beat, model=model))
     try:
         yield pair
     finally:

@@ -19,7 +19,7 @@ from app.playground.options import PlaygroundOptions
 from app.playground.playground import Playground
 from app.telemetry.access_log import MOST_REFUSALS
 from app.telemetry.refusals import OTHER
-from deployments.observability.flood import FloodGate
+from deployments.observability.logs import LogRateLimiter
 from tests.app.conftest import ScriptedBackend, client_of
 from tests.support.waiting import wait_until_async
 
@@ -104,7 +104,7 @@ async def test_a_logged_refusal_holds_no_client_text(
 
 async def test_a_flood_of_equal_lines_is_cut_and_summed_up() -> None:
     left_out: list[object] = []
-    gate = FloodGate(2, 60.0, lambda kind, n: left_out.append((kind, n)))
+    gate = LogRateLimiter(2, 60.0, lambda kind, n: left_out.append((kind, n)))
     admitted = [gate.admits("a", now) for now in (0.0, 1.0, 59.99, 59.99)]
     assert admitted == [True, True, False, False]
     assert gate.admits("b", 59.99)

@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.metrics.process import Process
+from deployments.metrics.process import ProcessMetrics
 from deployments.metrics.reports import MetricFamily, Reporter, Reports
-from deployments.submission.client import SubmissionChannel
+from deployments.submission.client import SubmissionClient
 from deployments.submission.server import SubmissionServer
 from tests.support.submission import EndlessRequests
 from tests.support.waiting import wait_until_async
@@ -27,7 +27,7 @@ class IngressCounts:
         registry = CollectorRegistry()
         self.served = Counter("spectra:served", "Requests.", ["code"], registry=registry)
         self.sizes = Histogram("spectra:size_bytes", "Bodies.", buckets=(1, 10), registry=registry)
-        self.reporter = Reporter(registry, Process(name, "here"))
+        self.reporter = Reporter(registry, ProcessMetrics(name, "here"))
 
 
 def sums(reports: Reports) -> dict[str, float]:
@@ -75,12 +75,12 @@ def test_counters_and_histograms_of_all_ingresses_are_added_up_and_outlive_them(
 async def test_an_ingress_reports_with_its_heartbeats_and_before_a_scrape() -> None:
     reports, endless, ingress = Reports(), EndlessRequests(), IngressCounts("one")
     server = SubmissionServer(endless.run, reports=reports)
-    channel = SubmissionChannel(server.attachment, beat=0.02, reporter=ingress.reporter)
+    channel = SubmissionClient(server.attachment, beat=0.02, reporter=ingress.reporter)
     reporting = asyncio.create_task(channel.keep_reporting())
     ingress.served.labels("400").inc()
     await wait_until_async(lambda: sums(reports).get(f"{SERVED} 400") == 1)
     ingress.served.labels("400").inc()
-    channel.report()  # as for a scrape
+    channel.report_metrics()  # as for a scrape
     await wait_until_async(lambda: sums(reports).get(f"{SERVED} 400") == 2)
     assert f"{MEMORY} one" in sums(reports)
     reporting.cancel()

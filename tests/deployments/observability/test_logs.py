@@ -10,9 +10,15 @@ from collections.abc import Callable, Hashable
 
 import pytest
 
-from deployments.observability import request_id
-from deployments.observability.flood import FloodGate
-from deployments.observability.logs import SERVE, LineFormatter, LogOptions, configure
+from deployments.observability.logs import (
+    SERVE,
+    LineFormatter,
+    LogOptions,
+    LogRateLimiter,
+    choose_request_id,
+    configure,
+    current_request_id,
+)
 
 Lines = Callable[[str, str], list[str]]
 
@@ -30,7 +36,7 @@ def lines_of(monkeypatch: pytest.MonkeyPatch) -> Lines:
             logger.setLevel(logging.NOTSET)
         monkeypatch.setattr("sys.stderr", out)
         configure(LogOptions(form, level), "Router")
-        token = request_id.current.set("r-1")
+        token = current_request_id.set("r-1")
         logging.getLogger("deployments.router.lane").info("up %s", "again", extra={"tenant": "a b", "tokens": 3})
         logging.getLogger("uvicorn.error").warning("bad \x1b[31mrequest\nINFO forged")
         logging.getLogger("httpx").info("a library's own business")
@@ -40,7 +46,7 @@ def lines_of(monkeypatch: pytest.MonkeyPatch) -> Lines:
             raise ZeroDivisionError("division by zero")
         except ZeroDivisionError:
             logging.getLogger("engine").exception("failed")
-        request_id.current.reset(token)
+        current_request_id.reset(token)
         return out.getvalue().splitlines()
 
     return log
@@ -85,11 +91,11 @@ def test_a_field_that_json_cannot_represent_is_shown_and_an_absent_one_is_left_o
 
 def test_an_id_of_a_client_is_used_if_it_is_fit_for_a_log() -> None:
     for fit in ("trace-7/e", "x" * 128):
-        assert request_id.request_id_of(fit) == fit
+        assert choose_request_id(fit) == fit
     for unfit in (None, "", "x" * 129, "two words", "line\nend", "\x1b[31m", "é"):
-        drawn = request_id.request_id_of(unfit)
+        drawn = choose_request_id(unfit)
         assert len(drawn) == 32
-        assert drawn != request_id.request_id_of(unfit)
+        assert drawn != choose_request_id(unfit)
 
 
 async def test_a_flood_of_one_kind_is_cut_and_the_lines_left_out_are_counted() -> None:
@@ -100,7 +106,7 @@ async def test_a_flood_of_one_kind_is_cut_and_the_lines_left_out_are_counted() -
         left_out.append((kind, n))
         reported.set()
 
-    gate = FloodGate(3, 0.05, report)
+    gate = LogRateLimiter(3, 0.05, report)
     assert [gate.admits("a", 0.001 * i) for i in range(10)] == [True] * 3 + [False] * 7
     assert gate.admits("b", 0.0)
     await reported.wait()

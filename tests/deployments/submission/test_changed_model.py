@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from deployments.submission.messages import ModelCard
-from deployments.submission.served_model import ServedModel
+from deployments.submission.client import ServedModel
 from deployments.submission.server import SubmissionServer
 from engine.errors import ModelChangedError
 from engine.events import StepEvent
@@ -49,7 +49,7 @@ class IngressAndRouter:
         self.served.router = self.served.another_router(info=replace(self.served.info, identity=identity))
         self.served.router.start()
         self.pair.server = SubmissionServer(self.served.router.stream, card=card(identity))
-        server.cut()
+        server.disconnect()
         await server.close()
         await old.close()
 
@@ -114,10 +114,10 @@ async def test_an_ingress_with_another_tokenizer_refuses_everything_until_it_fit
         with pytest.raises(ModelChangedError, match="uuuuuuuuuuuu instead of tttttttttttt"):
             await edge.pair.answer(edge.request(job))
     with pytest.raises(ModelChangedError):
-        await edge.pair.channel.look(LIMIT_S)
-    assert edge.model.trouble
+        await edge.pair.channel.check_model(LIMIT_S)
+    assert edge.model.mismatch
     assert edge.model.card.identity == OURS
     assert (await edge.served.router.state())["sessions"] == 0  # not one of them reached the model
     await edge.replace_router(OURS)
     assert tokens(await edge.pair.answer(edge.request(job))) == edge.served.offline(job).token_ids
-    assert edge.model.trouble == ""
+    assert edge.model.mismatch == ""

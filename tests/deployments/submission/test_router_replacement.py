@@ -37,7 +37,7 @@ async def test_a_router_answers_on_the_channel_of_requests_whether_it_is_ready(
         asking = asyncio.create_task(pair.channel.check_ready())
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(asking), 0.05)
-        pair.server.cut()
+        pair.server.disconnect()
         with pytest.raises(TargetLostError):
             await asking
 
@@ -57,7 +57,7 @@ async def test_a_router_that_leaves_finishes_running_requests_and_sends_new_ones
         leaving = asyncio.create_task(old.drain(LIMIT_S, lambda: True))
         connection = pair.channel._connection
         assert connection is not None
-        await wait_until_async(lambda: not connection.takes_requests)
+        await wait_until_async(lambda: not connection.accepts_requests)
         with pytest.raises(TargetLostError, match="being replaced"):
             await old.attachment()
         await pair.channel.check_ready()

@@ -61,7 +61,7 @@ class Dying:
             self.left -= 1
             self._dead.append(self._pair.server)
             self._pair.server = SubmissionServer(self.run)
-            self._dead[-1].cut()
+            self._dead[-1].disconnect()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ async def test_a_request_that_kills_every_router_is_given_up() -> None:
     async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
         old, pair.server = pair.server, SubmissionServer(run)
         dead.append(old)
-        old.cut()
+        old.disconnect()
         yield StepEvent(token_ids=[1])
 
     dead: list[SubmissionServer] = []
