@@ -1,4 +1,4 @@
-"""Options of the deployments; frozen, and free of Ray, so that a command line can read them before Ray is imported."""
+"""Options of the deployments. Free of Ray, so that a command line can build them before it imports Ray."""
 
 from __future__ import annotations
 
@@ -17,80 +17,80 @@ from retrieval_store.service.learner import LiveOptions
 class ScalingOptions:
     """Bounds of the number of pipelines, and how fast it follows the load."""
 
-    least: int = 1  # always there
+    least: int = 1
     most: int = 1
-    up_delay: float = 10.0  # seconds that requests lack room before a pipeline is added
-    down_delay: float = 300.0  # seconds that a pipeline has been too many before it is given up
-    pending_timeout: float = 900.0  # seconds after which a pipeline that was added and has not come is told of
+    up_delay: float = 10.0  # seconds that requests must lack room before a pipeline is added
+    down_delay: float = 300.0  # seconds that a pipeline must be superfluous before it is removed
+    pending_timeout: float = 900.0  # warn when a requested pipeline has not started after this many seconds
 
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
     """Defaults and limits of the router."""
 
-    model: str = "model"  # name in metrics
-    method: str = AUTOREGRESSIVE  # for requests that name none
+    model: str = "model"  # label of metrics
+    method: str = AUTOREGRESSIVE  # default of requests
     max_nodes: int = DEFAULT_NODES  # drafted nodes of a step, for requests that name no number
     fits_nodes: bool = (
         False  # lower ``max_nodes`` to the fastest number by step times, unless the method chooses itself
     )
-    methods: tuple[str, ...] = ()  # that requests may name, joined or not, besides ``method``; (): all
+    methods: tuple[str, ...] = ()  # that requests may name in addition to ``method``; (): all
     limit_nodes: int = 256  # the edge refuses a request for more nodes
-    cost_file: str = ""  # with the model's precision, the name in the cache that keeps measured step times; "": none
+    cost_file: str = ""  # name, with the precision, of the cache of measured step times; "": none
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-    shared_namespace: str = "default"  # a request that names it is like one without a namespace
-    max_wait: float | None = 60.0  # seconds of estimated wait beyond which a newcomer is refused; None: no limit
-    affinity: str = "none"  # "prefix": requests that begin alike go to the same lane
+    shared_namespace: str = "default"  # naming it is the same as naming none
+    max_wait: float | None = 60.0  # refuse requests with a longer estimated wait (seconds); None: no limit
+    affinity: str = "none"  # "prefix": requests with the same prefix go to the same lane
     affinity_slack: int = 4096  # tokens of work by which that lane may exceed the least loaded one
-    failover: float = 1.0  # seconds a lane may be without a pipeline before other lanes take its sequences over
-    step_deadline: float = 10.0  # seconds a step may take before its pipeline counts as lost; more for known slow ones
+    failover: float = 1.0  # seconds a lane may be without a pipeline before its sequences move
+    step_deadline: float = 10.0  # seconds after which a step's pipeline counts as lost; more for steps known as slow
     traces: TraceOptions = field(default_factory=TraceOptions)
-    software: str = ""  # versions of what computes, for the model's fingerprint
+    software: str = ""  # versions of libraries, for the model's fingerprint
     logs: LogOptions = field(default_factory=LogOptions)
-    grace: float = 5.0  # seconds that running requests get when the router is replaced and no other takes its pipeline
-    scaling: ScalingOptions | None = None  # None: as many pipelines as there are targets
+    grace: float = 5.0  # seconds that running requests have when the router or a pipeline is stopped
+    scaling: ScalingOptions | None = None  # None: one pipeline per target
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculatorPlacement:
-    """Where speculators run."""
+    """Where and how speculators run."""
 
     actors: int = 0  # 0: inline in the router
-    timeout: float = 2.0  # seconds a draft may take before a step goes on without it
+    timeout: float = 2.0  # seconds a draft may take before a step continues without it
     gpus: float = 0.0  # per actor, for a drafter with weights
     logs: LogOptions = field(default_factory=LogOptions)
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """What a stage actor gets from the cluster."""
+    """Resources, transport and supervision of a pipeline's stages."""
 
     cpus: float = 0.1  # per stage
     gpus: float = 0.0  # per stage
     threads: int = 1  # intra-op threads per stage
-    # "unix" and "tcp" allow that transport alone. "auto" takes unix within a node, tcp between nodes, and nccl for
-    # hidden states where both stages can. "nccl" and "gloo" set the transport of hidden states, and are "auto" else.
+    # "unix" and "tcp" allow that transport only. "auto" uses unix within a node, tcp between nodes, and nccl for hidden
+    # states if both stages can. "nccl" and "gloo" set the transport of hidden states, and are like "auto" otherwise.
     transport: str = "auto"
     environment: tuple[tuple[str, str], ...] = ()
-    placement: str = "pack"  # of the stages on nodes; any of Ray's strategies, in lower case
-    stage_timeout: float = 5.0  # seconds a stage may leave a ping unanswered before it is replaced
-    replace_timeout: float = 600.0  # seconds a stage's replacement may take before the whole pipeline is replaced
+    placement: str = "pack"  # Ray's placement strategy of the stages, in lower case
+    stage_timeout: float = 5.0  # seconds without an answer to a ping before a stage is replaced
+    replace_timeout: float = 600.0  # seconds a stage may take to be replaced before the whole pipeline is
     logs: LogOptions = field(default_factory=LogOptions)
-    grace: float = 5.0  # seconds that running requests get when the pipeline is replaced
-    standby_stages: int = 0  # processes without weights, each in a bundle of its own, for stages that are lost
+    grace: float = 5.0  # seconds that running requests have when the pipeline is replaced
+    standby_stages: int = 0  # spare processes without weights, each in its own bundle, for lost stages
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalOptions:
-    """What the retrieval service serves, and where it keeps it."""
+    """Store, namespaces and learning of the retrieval service."""
 
-    store: str = field(repr=False)  # URL or folder of the store; "": in memory, of this service alone
-    cache: str  # folder of snapshots on every node, as ``in_cache`` reads it
+    store: str = field(repr=False)  # URL or folder of the store; "": in memory
+    cache: str  # folder of snapshots on every node, as ``in_cache`` resolves it
     target: TargetVocabulary
-    namespace: str = "default"  # shared: all requests look up in it
+    namespace: str = "default"  # the shared one: all requests use it
     poll: float = 2.0  # seconds between two polls of the store
-    grace: float = 3600.0  # seconds that superseded versions stay, and what they lack in the log
+    grace: float = 3600.0  # seconds that superseded versions, and the live texts after them, are kept
     live: tuple[str, ...] = ()  # namespaces that learn
     learning: LiveOptions = field(default_factory=LiveOptions)
-    credentials: tuple[str, ...] = ()  # names of variables that the service's node must have in its environment
+    credentials: tuple[str, ...] = ()  # environment variables that the service's node must have
     logs: LogOptions = field(default_factory=LogOptions)

@@ -40,7 +40,9 @@ class Observed:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope)
-        exchange = self._log.begin(scope["method"], scope["path"], given.get(REQUEST_ID_HEADER), given.get("traceparent"))
+        exchange = self._log.begin(
+            scope["method"], scope["path"], given.get(REQUEST_ID_HEADER), given.get("traceparent")
+        )
         exchange.route = self._routes.of(scope["path"])
         scope.setdefault("state", {})  # shared with inner middleware, which finds the caller
         returned = (REQUEST_ID_HEADER.lower().encode(), exchange.request_id.encode())

@@ -20,7 +20,7 @@ from app.config.serve import ServeConfig
 from app.inputs.default_model import HUB_ID
 from app.inputs.models import drafter_path, target_name
 from deployments.options import ScalingOptions
-from deployments.router.scaling.bounds import bounds_of
+from deployments.router.scaling.policy import bounds_of
 from engine.errors import ConfigError, SpectraError
 from engine.model.resolve import check_model_name
 

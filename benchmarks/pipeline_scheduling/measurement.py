@@ -13,7 +13,7 @@ from itertools import pairwise
 from benchmarks.pipeline_scheduling.stages import ProfiledStages, StageReport
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline, measure_pipeline
-from deployments.router.draft_client import InlineDraftClient
+from deployments.router.drafting import InlineDraftClient
 from deployments.router.lane_connection import TargetClient
 from deployments.router.router import Router
 from engine.request import Request

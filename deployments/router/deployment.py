@@ -1,4 +1,4 @@
-"""The router as a Serve deployment: one replica, driven by its event loop."""
+"""The router as a Serve deployment with one replica."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ from typing import Any
 import ray
 from ray.serve.handle import DeploymentHandle
 
-from deployments.metrics.certificates import Certificates
-from deployments.metrics.process import Process
+from deployments.metrics.process import CertificateMetrics, ProcessMetrics
 from deployments.metrics.reports import Reports
 from deployments.observability.logs import configure
-from deployments.observability.traces import RequestSpans
-from deployments.observability.traces import tracer_of
+from deployments.observability.traces import RequestSpans, tracer_of
 from deployments.options import RetrievalOptions, RouterOptions, ScalingOptions, SpeculatorPlacement
 from deployments.pipeline.connection import step_costs
 from deployments.pipeline.replacement_seconds import ReplacementSeconds
 from deployments.retrieval.client import RouterRetrieval
 from deployments.router.admission import offered_methods
-from deployments.router.draft_client import ActorDraftClient, DraftClient, InlineDraftClient
+from deployments.router.drafting import DraftClient, InlineDraftClient
 from deployments.router.router import Router
-from deployments.router.scaling.bounds import bounds_of
-from deployments.router.speculator_actor import start_speculators
+from deployments.router.scaling.policy import bounds_of
+from deployments.router.speculator_actors import ActorDraftClient, start_speculators
 from deployments.router.target_client import ServeTarget, first_endpoints, names_of_running
 from deployments.serve_calls import check_single_replica
 from deployments.submission.messages import Health, ModelCard
@@ -48,21 +46,21 @@ from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
 from speculators.registry import available
 
-LEAD_S = 2.0  # after which a router takes the pipelines over in any case
+TAKEOVER_S = 2.0  # after which a router takes the pipelines over even if no ingress has asked for it
 
 logger = logging.getLogger(__name__)
 
 
 class RouterDeployment:
-    """Wraps ``Router``; requests come over the channel of its ``SubmissionServer``.
+    """Wraps ``Router``; requests arrive over the channel of its ``SubmissionServer``.
 
     Args:
         targets: handles of the target deployments, one pipeline each.
         options: of the router.
         speculators: settings of the methods.
-        placement: where they run.
+        placement: where the speculators run.
         aliases: further model names.
-        retrieval: handle of the retrieval deployment; None: methods look up in ``speculators.retrieval`` alone.
+        retrieval: handle of the retrieval deployment; None: methods use ``speculators.retrieval`` alone.
         retrieved: options of that deployment.
     """
 
@@ -78,6 +76,7 @@ class RouterDeployment:
     ) -> None:
         configure(options.logs, "Router")
         check_single_replica("one router serves all pipelines; 'replicas' in args adds pipelines")
+        self._is_draining = False
         self._retrieval: RouterRetrieval | None = None
         if retrieval is not None and retrieved is not None:
             self._retrieval = RouterRetrieval(retrieval, retrieved, options.model, speculators)
@@ -87,88 +86,85 @@ class RouterDeployment:
         least = self._scaling.least
         self._targets = [ServeTarget(handle, replacements, i >= least) for i, handle in enumerate(targets)]
         compiling = asyncio.create_task(asyncio.to_thread(compile_kernels))
-        self._running: set[str] = set()  # of those that are elastic, as the router before this one wanted
+        self._running: set[str] = set()  # elastic targets that the previous router has requested
         if any(one.is_elastic for one in self._targets):
             self._running = await names_of_running()
-        there = [one for one in self._targets if not one.is_elastic or one.name in self._running]
-        first, endpoints = await first_endpoints(there)
+        existing = [one for one in self._targets if not one.is_elastic or one.name in self._running]
+        first, endpoints = await first_endpoints(existing)
         info = endpoints.info
-        self._is_draining = False
         await compiling  # before steps are timed
-        connect = partial(first.connect, info)
-        cost_file = str(costs_file(f"{options.cost_file}-{info.identity.numbers}")) if options.cost_file else ""
-        costs = await step_costs(connect, cost_file, info, options.step_deadline, first.report_hang)
+        costs = await _measure_step_costs(first, info, options)
         trained = None if info.drafter is None else info.drafter.method
         speculators = replace(speculators, step_costs=costs, trained=trained)
         draft_client = _make_draft_client(speculators, placement, info)
         check_needs(draft_client.needs(options.method), info.spec)  # an unusable default must fail the start
+        reports, process = Reports(), ProcessMetrics("router", ray.util.get_node_ip_address())
+        metrics = (reports, process, CertificateMetrics(options.model, os.environ), replacements)
         learn = None if self._retrieval is None else self._retrieval.learn
-        reports, process = Reports(), Process("router", ray.util.get_node_ip_address())
-        metrics = (reports, process, Certificates(options.model, os.environ), replacements)
         clients = [target.client(info, costs) for target in self._targets]
         tracer = tracer_of(options.traces, "Router")
         spans = None if tracer is None else RequestSpans(tracer)
         self._router = Router(options, info, draft_client, clients, learn, costs, metrics, spans)
-        # The router before this one serves until Serve counts this one as up, and then sends the ingresses here.
-        self._leading = asyncio.get_running_loop().call_later(LEAD_S, self._lead)
-        self._card = _card(options, info, costs, aliases, _offered(options, info, speculators, draft_client))
+        # The previous router serves until Serve counts this one as up, and sends the ingresses here.
+        self._takeover = asyncio.get_running_loop().call_later(TAKEOVER_S, self._take_over)
+        methods = _offer_methods(options, info, speculators, draft_client)
+        self._card = _make_card(options, info, costs, aliases, methods)
         self._submissions = SubmissionServer(self._router.stream, self._problem, reports=reports, card=self._card)
         gc.collect()
-        gc.freeze()  # drafting allocates many small objects: keep full collections away from everything loaded
+        gc.freeze()  # drafting allocates many small objects; full collections must not visit everything loaded
 
     async def __del__(self) -> None:
         """Serve awaits this when it stops the replica in an orderly way.
 
-        New requests are for the next router at once. Those that run go on here, until they have ended, another router
-        takes the pipelines over, or the grace is over; the next router then goes on with them.
+        New requests go to the next router at once. Running ones continue here until they end, the next router takes the
+        pipelines over, or the grace is over. The next router resumes those that are left.
         """
         submissions = getattr(self, "_submissions", None)  # missing when the constructor failed
         if submissions is None:
             return
-        self._leading.cancel()
-        self._router.leave()
+        self._takeover.cancel()
+        self._router.hand_over()
         await submissions.drain(self._router.options.grace, lambda: self._router.is_ready)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Serve calls this with the deployment's ``user_config``, whenever it changes: bounds of the number of
-        pipelines, within those that the application was built with. Nothing is restarted. What is wrong is told in the
-        log, and changes nothing: Serve would replace a router that refuses it."""
+        """Set the bounds of the number of pipelines; Serve calls this when the deployment's ``user_config`` changes.
+
+        A wrong ``user_config`` is logged and changes nothing: Serve would replace a router that raises.
+        """
         try:
             least, most = bounds_of(user_config, self._scaling)
         except ConfigError as error:
             logger.error("%s; the bounds stay as they are", error)
             return
         if self._scaling.least < self._scaling.most:
-            logger.info("from %d to %d pipelines are wanted", least, most)
-        self._router.scaler.bound(least, most)
+            logger.info("the number of pipelines is now from %d to %d", least, most)
+        self._router.scaler.set_bounds(least, most)
 
-    def _lead(self) -> None:
+    def _take_over(self) -> None:
         """Take the pipelines over, once."""
-        if not self._leading.cancelled():
-            self._leading.cancel()
-            # Not in the context of the request that came first: Serve would cancel the lanes' calls with it.
+        if not self._takeover.cancelled():
+            self._takeover.cancel()
+            # In an empty context: Serve would cancel the lanes' calls with the request that came first.
             contextvars.Context().run(self._router.start, self._running)
 
     async def attach(self, node: str) -> Attachment:
-        """Where an ingress on the Ray node ``node`` (its id) connects to submit requests."""
-        self._lead()
+        """Address and secret for an ingress on the Ray node with the id ``node``; takes the pipelines over."""
+        self._take_over()
         is_here = node == ray.get_runtime_context().get_node_id()
         return await self._submissions.attachment(None if is_here else ray.util.get_node_ip_address())
 
     async def card(self) -> ModelCard:
-        """The served model."""
         return self._card
 
     def _problem(self) -> str:
-        """Why a request sent now would not be served; "": it would be, as at least one pipeline is up."""
+        """Why a request sent now would not be served; "": at least one pipeline is up."""
         if self._is_draining:
             return "the server is being stopped"
         if self._router.is_ready:
             return ""
-        return "; ".join(target.trouble for target in self._targets if target.trouble) or "no pipeline is up"
+        return "; ".join(target.problem for target in self._targets if target.problem) or "no pipeline is up"
 
     async def health(self) -> Health:
-        """How the router fares."""
         state, problem = await self._router.state(), self._problem()
         detail: dict[str, str | int | float | bool] = {"router_pid": os.getpid(), "max_nodes": self._card.max_nodes}
         detail |= {name: value for name, value in state.items() if name != "ready"}
@@ -176,21 +172,21 @@ class RouterDeployment:
         return Health(ok=not problem, reason=problem, detail=detail)
 
     async def check_health(self) -> None:
-        """Serve calls this periodically; the router that it starts in this one's place serves the model that is there.
+        """Serve calls this periodically, and replaces the replica when it raises; the next one serves the new model.
 
         Raises:
-            ModelChangedError: no pipeline is up, and one that is there has another model than the one served here.
+            ModelChangedError: no pipeline is up, and an existing one has another model than this router.
         """
-        if not self._router.is_ready and any(target.is_another for target in self._targets):
-            raise ModelChangedError("; ".join(f"{one.name}: {one.trouble}" for one in self._targets if one.is_another))
+        changed = [target for target in self._targets if target.has_other_model]
+        if changed and not self._router.is_ready:
+            raise ModelChangedError("; ".join(f"{target.name}: {target.problem}" for target in changed))
 
     async def drain(self) -> None:
-        """Say from now on that this server is not ready; requests that come all the same are served."""
+        """Report that this server is not ready from now on; it still serves requests that arrive."""
         self._is_draining = True
 
     async def close(self) -> None:
-        """Stop serving, when the whole application goes: running streams get an error instead of waiting for the next
-        router."""
+        """Stop serving because the application ends: running streams get an error, and wait for no other router."""
         await self._router.close()
 
     async def metrics(self) -> str:
@@ -198,17 +194,23 @@ class RouterDeployment:
         return self._router.metrics_text() + ("" if self._retrieval is None else self._retrieval.metrics_text())
 
 
-def _offered(
+async def _measure_step_costs(target: ServeTarget, info: TargetInfo, options: RouterOptions) -> StepCosts | None:
+    """Step times of the target, from the cache or measured; None: not measured."""
+    cost_file = str(costs_file(f"{options.cost_file}-{info.identity.numbers}")) if options.cost_file else ""
+    return await step_costs(partial(target.connect, info), cost_file, info, options.step_deadline, target.report_hang)
+
+
+def _offer_methods(
     options: RouterOptions, info: TargetInfo, speculators: SpeculatorOptions, draft_client: DraftClient
 ) -> tuple[str, ...]:
-    """Methods that requests may name; for a simulated target, which has no states to read, those of text alone."""
+    """Methods that requests may name; a simulated target has no states, so only those that need none."""
     names = available(speculators)
     if info.spec.family == SIMULATED:
         names = tuple(name for name in names if draft_client.needs(name) == Needs())
     return offered_methods(options, names)
 
 
-def _card(
+def _make_card(
     options: RouterOptions,
     info: TargetInfo,
     costs: StepCosts | None,

@@ -1,7 +1,7 @@
-"""One pipeline with its own scheduler: keeps every stage busy, commits results, and survives the pipeline's loss.
+"""A lane: one pipeline with its own scheduler. It sends steps, commits results and survives the pipeline's loss.
 
-Knows nothing of clients, of speculators or of other lanes: its observer (the router) is told what happened. A result is
-committed, and the next step sent, before any stream gets its events.
+A lane knows no clients, speculators or other lanes; it calls its observer, the router. It commits a result and sends
+the next step before any stream gets its events. ``engine.scheduling`` forms the batch of a step.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ logger = logging.getLogger(__name__)
 
 
 class LaneObserver(Protocol):
-    """What a lane tells its router."""
+    """Receives a lane's events."""
 
-    def draft(self, lane: Lane, commits: list[Commit]) -> None:
-        """A step was committed: speculators may learn from it and draft."""
+    def on_commit(self, lane: Lane, commits: list[Commit]) -> None:
+        """A step was committed; speculators may learn from it and draft."""
 
-    def publish(self, lane: Lane, step: Step, result: StepResult, commits: list[Commit]) -> None:
-        """A step was committed and the next one sent: streams may have their events."""
+    def on_sent(self, lane: Lane, step: Step, result: StepResult, commits: list[Commit]) -> None:
+        """The next step after a committed one was sent; streams may get its events."""
 
-    def fail(self, sequence: Sequence, error: str) -> None:
-        """The target could not run a step with this sequence in it."""
+    def on_failure(self, sequence: Sequence, error: str) -> None:
+        """The target could not run a step with this sequence."""
 
-    def came_up(self, lane: Lane) -> None:
-        """The lane's pipeline answers."""
+    def on_up(self, lane: Lane) -> None:
+        """The lane's pipeline is connected and has answered."""
 
-    def went_down(self, lane: Lane, n_running: int) -> None:
+    def on_down(self, lane: Lane, n_running: int) -> None:
         """The lane's pipeline is lost; ``n_running`` sequences will be prefilled again."""
 
-    def recovered(self, lane: Lane, seconds: float) -> None:
+    def on_recovery(self, lane: Lane, seconds: float) -> None:
         """The first result arrived ``seconds`` after the lane's last pipeline was lost."""
 
 
@@ -55,11 +55,11 @@ class Lane:
     """Serves its sequences on one pipeline at a time.
 
     Args:
-        target: where pipelines come from.
-        info: of the target; a replacement must be of the same kind.
+        target: connects to pipelines.
+        info: of the target; a replacement pipeline must have the same.
         options: of the router.
         costs: step times of the target; None: not measured.
-        observer: is told what happens.
+        observer: receives the lane's events.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Lane:
         self.poison_requests = PoisonRequests(self.scheduler)
         self.service_rate = ServiceRate()
         self.n_lost = 0  # pipelines
-        self.is_wanted = True  # else the pipeline is being given up, or there is none
+        self.is_enabled = True  # False: the pipeline is being removed, or there is none
         self.connection = LaneConnection(
             target, options.step_deadline, costs, self._on_up, self._on_result, self._on_loss
         )
@@ -84,46 +84,44 @@ class Lane:
         self._in_flight: dict[int, tuple[Step, list[Sequence]]] = {}  # by step number
 
     def start(self) -> None:
-        """Begin to serve; needs a running event loop."""
+        """Start serving; needs a running event loop."""
         self.connection.start()
 
     async def close(self) -> None:
-        """Stop serving."""
+        """Stop serving for good."""
         await self.connection.close()
-        await asyncio.sleep(0)  # a pipeline's task ends
+        await asyncio.sleep(0)  # lets the pipeline's task end
 
     async def stop(self) -> None:
-        """Disconnect until the next ``start``; live sequences go back to the queue, and are no loss of theirs."""
+        """Disconnect until the next ``start``; live sequences return to the queue, and it counts as no loss."""
         await self.connection.close()
         self._lost_at = None
         self._requeue()
 
     @property
     def is_up(self) -> bool:
-        """Whether a pipeline is connected, and has answered."""
+        """Whether a pipeline is connected and has answered."""
         return self.connection.pipeline is not None
 
     @property
     def load_report(self) -> LoadReport:
-        """What the start of its pipeline took; empty while there is none."""
+        """Report of the pipeline's start; empty without a pipeline."""
         pipeline = self.connection.pipeline
         return LoadReport() if pipeline is None else pipeline.endpoints.load
 
     @property
-    def takes(self) -> bool:
-        """Whether newcomers may be sent here."""
-        return self.is_up and self.is_wanted
+    def accepts_requests(self) -> bool:
+        """Whether new requests may be sent here."""
+        return self.is_up and self.is_enabled
 
     @property
     def n_in_flight(self) -> int:
         """Steps sent and not answered."""
         return len(self._in_flight)
 
-    # -- sequences -----------------------------------------------------------------------------------------------
-
     @property
     def sequences(self) -> Collection[Sequence]:
-        """All sequences that are not finished, with those held back; a view, valid until the next change."""
+        """All unfinished sequences, including those held back; a view, valid until the next change."""
         live, held = self.scheduler.sequences, self.poison_requests.held
         return [*live, *held] if held else live
 
@@ -134,28 +132,28 @@ class Lane:
 
     @property
     def load(self) -> float:
-        """Tokens of work of all its sequences."""
+        """Work of all sequences, in tokens."""
         return sum(map(self.work_of, self.sequences))
 
     def work_of(self, sequence: Sequence) -> float:
-        """Tokens of work of a sequence: what the target has yet to read, and the expected rest of the output."""
+        """Work of a sequence, in tokens: those still to be prefilled, and the expected rest of the output."""
         return max(0, sequence.n_prefill - sequence.n_cached) + self.service_rate.expected_output(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Drop a sequence."""
+        """Drop a sequence and free its KV blocks."""
         self.poison_requests.forget(sequence)
         self.scheduler.cancel(sequence)
         self.service_rate.forget(sequence.seq)
 
     def withdraw(self, sequence: Sequence) -> Losses | None:
-        """Give away a sequence that is not in flight; returns the losses that count against it."""
+        """Remove a sequence that is not in flight, for another lane; returns the pipeline losses counted against it."""
         self.service_rate.forget(sequence.seq)
         return self.poison_requests.withdraw(sequence)
 
     def figures(self) -> dict[str, int | bool]:
-        """For health checks."""
+        """Figures for health checks."""
         return {
-            "wanted": self.is_wanted,
+            "wanted": self.is_enabled,
             "up": self.is_up,
             "running": self.scheduler.n_running,
             "waiting": self.n_waiting,
@@ -164,24 +162,22 @@ class Lane:
             "pipelines_lost": self.n_lost,
         }
 
-    # -- steps ---------------------------------------------------------------------------------------------------
-
     def dispatch(self) -> None:
-        """Keep every stage busy: send steps as long as the scheduler has one to send now."""
+        """Send steps until the scheduler has none to send now, so that every stage stays busy."""
         while self.is_up and self.poison_requests.may_send():
             step = self.scheduler.next_step(self.connection.next_step_id, len(self._in_flight))
             if step is None:
                 return
             self._in_flight[step.step_id] = (step, [self.scheduler.find(work.seq) for work in step.work])
-            self.service_rate.sent(step, time.monotonic())
+            self.service_rate.on_sent(step, time.monotonic())
             self.connection.send(step)
 
     def _on_up(self) -> None:
-        self._observer.came_up(self)
+        self._observer.on_up(self)
         self.dispatch()
 
     def _on_result(self, result: StepResult) -> None:
-        """Commit a result, have it drafted from, send the next step, and only then publish events."""
+        """Commit a result, start drafting, send the next step, and only then publish events."""
         sent = self._in_flight.pop(result.step_id, None)
         if sent is None:
             raise TargetLostError(f"the target answered step {result.step_id}, which was not sent")
@@ -194,39 +190,39 @@ class Lane:
         try:
             commits = self.scheduler.commit(step, result, sequences)
             for commit in commits:
-                self.poison_requests.answered(commit.sequence)
-            self._observer.draft(self, commits)
+                self.poison_requests.on_progress(commit.sequence)
+            self._observer.on_commit(self, commits)
         except Exception:
             self._fail(sequences, "the result of the step could not be committed")
             raise
         self.dispatch()
         self._measure(step, commits, now)
-        self._observer.publish(self, step, result, commits)
+        self._observer.on_sent(self, step, result, commits)
 
     def _measure(self, step: Step, commits: list[Commit], now: float) -> None:
         if self._lost_at is not None:
-            self._observer.recovered(self, now - self._lost_at)
+            self._observer.on_recovery(self, now - self._lost_at)
             self._lost_at = None
         for work, commit in zip(step.work, commits, strict=True):
             n_written = 0 if commit.event is None else len(commit.event.token_ids)
-            self.service_rate.answered(work.seq, len(work.tokens) if work.tree is None else 0, n_written, now)
+            self.service_rate.on_result(work.seq, len(work.tokens) if work.tree is None else 0, n_written, now)
             if commit.sequence.state is SequenceState.FINISHED:
                 self.service_rate.forget(work.seq)
                 if commit.event is not None:
-                    self.service_rate.finished(commit.sequence)
+                    self.service_rate.on_finish(commit.sequence)
 
     def _on_loss(self) -> None:
-        """Requeue live sequences, which the next pipeline prefills from prompt and output, and fail poison requests."""
+        """Fail poison requests and requeue all others; the next pipeline prefills them from prompt and output."""
         self.n_lost += 1
         if self._lost_at is None:
             self._lost_at = time.monotonic()
         in_flight = {sequence.seq: sequence for _, sequences in self._in_flight.values() for sequence in sequences}
         extra = {"requests": [sequence.request.request_id for sequence in in_flight.values()]}
         logger.warning("%s was lost with %d steps in flight", self.target.name, self.n_in_flight, extra=extra)
-        poison = self.poison_requests.lost(in_flight.values())
+        poison = self.poison_requests.on_loss(in_flight.values())
         n_running = self.scheduler.n_running
         self._requeue()
-        self._observer.went_down(self, n_running)
+        self._observer.on_down(self, n_running)
         self._fail(poison, f"the target was lost {MAX_LOSSES} times while it ran this request, the last time alone")
 
     def _requeue(self) -> None:
@@ -239,4 +235,4 @@ class Lane:
             self.poison_requests.forget(sequence)
             self.scheduler.fail(sequence)
             self.service_rate.forget(sequence.seq)
-            self._observer.fail(sequence, error)
+            self._observer.on_failure(sequence, error)

@@ -1,4 +1,4 @@
-"""A lane's connection to its pipeline: made, probed, watched for overdue steps, and made again after a loss."""
+"""A lane's connection to its pipeline: connects, probes, drops it when a step is overdue, and reconnects."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ CHECK_S = 0.25  # between two checks for overdue steps
 
 @dataclass(frozen=True, slots=True)
 class TargetClient:
-    """Where a lane's pipeline comes from."""
+    """Connects a lane to its pipelines."""
 
     name: str  # in metrics, logs and health
-    connect: Callable[[], Awaitable[Pipeline]]  # waits until a pipeline is up; called again when it is lost
-    report_hang: ReportHang | None = None  # has the target check its stages for one that hangs
-    hold: Callable[[], Awaitable[None]] | None = None  # lets it have a pipeline until cancelled; None: it always has
+    connect: Callable[[], Awaitable[Pipeline]]  # waits until a pipeline is up; called again after a loss
+    report_hang: ReportHang | None = None  # lets the target check its stages for a hang
+    hold: Callable[[], Awaitable[None]] | None = None  # requests a pipeline until cancelled; None: there always is one
 
 
 class LaneConnection:
     """Keeps a lane connected to one pipeline at a time.
 
     Args:
-        target: where pipelines come from.
+        target: connects to pipelines.
         deadline: seconds a step may take before its pipeline counts as lost.
         costs: step times of the target; None: not measured.
         on_up: called when a pipeline is connected and has answered a probe.
@@ -61,8 +61,8 @@ class LaneConnection:
         self._on_up = on_up
         self._on_result = on_result
         self._on_loss = on_loss
-        self._overdue = ""  # why the pipeline was dropped as hung
-        self._is_leaving = False
+        self._overdue = ""  # why the pipeline was dropped; "": it was not
+        self._is_handing_over = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -75,12 +75,12 @@ class LaneConnection:
         self._tasks.add(task)  # the loop keeps only weak references
         task.add_done_callback(self._tasks.discard)
 
-    def leave(self) -> None:
-        """Do not reconnect after a loss any more: the router is being replaced, and the next one takes the pipeline."""
-        self._is_leaving = True
+    def hand_over(self) -> None:
+        """Stop reconnecting after a loss: the router is being replaced, and the next one takes the pipeline."""
+        self._is_handing_over = True
 
     async def close(self) -> None:
-        """Disconnect for good."""
+        """Disconnect and stop reconnecting, until ``start``."""
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
@@ -90,7 +90,7 @@ class LaneConnection:
             self.pipeline = None
 
     def send(self, step: Step) -> None:
-        """Send a step that has the number ``next_step_id``; needs a pipeline."""
+        """Send a step with the id ``next_step_id``; needs a pipeline."""
         assert self.pipeline is not None
         self.next_step_id += 1
         self._deadlines.sent(step, time.monotonic())
@@ -107,22 +107,22 @@ class LaneConnection:
             except TargetLostError as error:
                 logger.warning("the pipeline of %s is lost: %s", self._target.name, self._overdue or error)
             except Exception:  # a bug; live requests survive it
-                logger.exception("the step loop of %s failed; it starts over with a new pipeline", self._target.name)
+                logger.exception("the step loop of %s failed; it restarts with a new pipeline", self._target.name)
             if self.pipeline is not None:
                 self.pipeline.close()
                 self.pipeline = None
                 self._on_loss()
-            if self._is_leaving:
+            if self._is_handing_over:
                 return
             await asyncio.sleep(RECONNECT_S)
 
     async def _connect(self) -> Pipeline:
-        # Every connection has step numbers of its own, so that no result of an earlier one is mistaken for its own.
+        # Step ids are unique to a connection, so that no result of an earlier one is mistaken for its own.
         self.next_step_id += 1 + secrets.randbits(48)
         pipeline = await self._target.connect()
         try:
             await self._probe(pipeline)
-        except BaseException:  # cancellation too
+        except BaseException:  # includes cancellation
             pipeline.close()
             raise
         self.pipeline = pipeline
@@ -134,8 +134,8 @@ class LaneConnection:
     async def _probe(self, pipeline: Pipeline) -> None:
         """Wait for the result of a step without work.
 
-        An open connection says nothing of the stages between first and last. With the probe, a pipeline that hangs
-        from the start is found before any sequence is in flight, so the hang counts against no sequence.
+        The router is connected to the first and last stage only. The probe finds a pipeline that hangs from the start
+        before a sequence is in flight, so the hang counts against no sequence.
         """
         step = Step(self.next_step_id, [])
         self.next_step_id += 1
@@ -152,7 +152,7 @@ class LaneConnection:
             began = time.monotonic()
             await asyncio.sleep(pause)
             late = time.monotonic() - began - pause
-            if late > pause:  # this process was held up, which is not the pipeline's fault
+            if late > pause:  # this process was held up, not the pipeline
                 self._deadlines.excuse(late, time.monotonic())
             reason = self._deadlines.overdue(time.monotonic())
             if self.pipeline is not None and reason and not self._overdue:

@@ -1,9 +1,9 @@
 """Finds poison requests: sequences that crash or hang the target whenever it runs them.
 
-A pipeline loss counts against every sequence that was in flight, until that sequence gets beyond the position it had
+A pipeline loss counts against every sequence that was in flight, until that sequence gets past the position it had
 reached. One loss means nothing, because pipelines fail for many reasons. After ``SUSPECTED`` losses in a row a sequence
-runs alone: all others of the lane are held back until it gets beyond the position, or the target is lost again. In that
-case it was the only one in flight, and fails. Knows no sockets.
+runs alone, and all others of the lane are held back. If it gets past the position, the others continue. If the target
+is lost again, no other sequence was in flight, and the sequence fails. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Losses:
     """Losses in a row of one sequence."""
 
     n: int = 0
-    n_cached: int = 0  # the most tokens that the target had read of it at a loss
+    n_cached: int = 0  # most tokens in the KV cache at a loss
 
 
 class PoisonRequests:
@@ -37,15 +37,15 @@ class PoisonRequests:
         self._scheduler = scheduler
         self._losses: dict[int, Losses] = {}
         self._held: list[Sequence] = []
-        self._tried: Sequence | None = None  # runs alone
+        self._suspect: Sequence | None = None  # runs alone
 
     @property
     def held(self) -> list[Sequence]:
-        """Sequences that are held back; the scheduler does not know them."""
+        """Sequences that are held back; they are not in the scheduler."""
         return self._held
 
-    def lost(self, in_flight: Iterable[Sequence]) -> list[Sequence]:
-        """Count a pipeline loss, before the scheduler is told of it; returns the poison requests found."""
+    def on_loss(self, in_flight: Iterable[Sequence]) -> list[Sequence]:
+        """Count a pipeline loss, before the scheduler handles it; returns the poison requests found."""
         poison = []
         for sequence in in_flight:
             if sequence.cancelled or sequence.state is SequenceState.FINISHED:
@@ -57,8 +57,8 @@ class PoisonRequests:
                 poison.append(sequence)
         return poison
 
-    def answered(self, sequence: Sequence) -> None:
-        """Clear a sequence once it has got beyond the position of its losses."""
+    def on_progress(self, sequence: Sequence) -> None:
+        """Clear a sequence of suspicion once it is past the position of its losses."""
         losses = self._losses.get(sequence.seq)
         if losses is not None and (sequence.state is SequenceState.FINISHED or sequence.n_cached > losses.n_cached):
             del self._losses[sequence.seq]
@@ -69,29 +69,29 @@ class PoisonRequests:
         return losses is not None and losses.n >= SUSPECTED and not sequence.cancelled
 
     def may_send(self) -> bool:
-        """Whether the scheduler may form a step now; before, holds sequences back or releases them."""
+        """Hold sequences back or release them; returns whether the scheduler may form a step now."""
         if not self._losses and not self._held:
             return True
-        self._choose()
-        if self._tried is None:
+        self._choose_suspect()
+        if self._suspect is None:
             self._release()
             return True
         for sequence in [*self._scheduler.sequences]:
-            if sequence is not self._tried and not sequence.in_flight:
+            if sequence is not self._suspect and not sequence.in_flight:
                 self._scheduler.withdraw(sequence)
                 self._held.append(sequence)
-        if any(sequence is not self._tried for sequence in self._scheduler.sequences):
+        if any(sequence is not self._suspect for sequence in self._scheduler.sequences):
             return False  # steps with other sequences are in flight
-        if self._tried in self._held:
-            self._held.remove(self._tried)
-            self._scheduler.adopt(self._tried)
+        if self._suspect in self._held:
+            self._held.remove(self._suspect)
+            self._scheduler.adopt(self._suspect)
         return True
 
-    def _choose(self) -> None:
-        if self._tried is not None and self.is_suspected(self._tried):
+    def _choose_suspect(self) -> None:
+        if self._suspect is not None and self.is_suspected(self._suspect):
             return
         suspected = [one for one in (*self._held, *self._scheduler.sequences) if self.is_suspected(one)]
-        self._tried = min(suspected, key=queue_order, default=None)
+        self._suspect = min(suspected, key=queue_order, default=None)
 
     def _release(self) -> None:
         held, self._held = self._held, []
@@ -99,14 +99,14 @@ class PoisonRequests:
             self._scheduler.adopt(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop the losses of a sequence that ends; the scheduler gets it back if it was held."""
+        """Drop the losses of a sequence that ends; one that was held back returns to the scheduler."""
         self._losses.pop(sequence.seq, None)
         if sequence in self._held:
             self._held.remove(sequence)
             self._scheduler.adopt(sequence)
 
     def withdraw(self, sequence: Sequence) -> Losses | None:
-        """Give away a sequence that is not in flight; returns its losses."""
+        """Remove a sequence that is not in flight, for another lane; returns its losses."""
         if sequence in self._held:
             self._held.remove(sequence)
         else:
@@ -114,7 +114,7 @@ class PoisonRequests:
         return self._losses.pop(sequence.seq, None)
 
     def adopt(self, sequence: Sequence, losses: Losses | None) -> None:
-        """Take over a sequence that another lane has withdrawn, with its losses there."""
+        """Add a sequence that another lane has withdrawn, with its losses there."""
         if losses is not None:
             self._losses[sequence.seq] = losses
         self._scheduler.adopt(sequence)

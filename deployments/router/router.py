@@ -1,7 +1,8 @@
-"""The router: sessions, admission, the choice of a lane, drafting. Plain asyncio; ``deployment`` wraps it for Ray.
+"""The router: opens sessions for requests, and connects admission, lanes, drafting, failover and scaling.
 
-Every pipeline has a lane (``deployments.router.lane``) with a scheduler and a step loop of its own. A sequence stays
-in its lane until the lane has been without a pipeline for longer than ``failover`` while another lane has one.
+Every pipeline has a lane (``deployments.router.lane``) with its own scheduler and step loop. A sequence stays in its
+lane until the lane has been without a pipeline for longer than ``failover`` while another lane has one. Plain asyncio;
+``deployment`` wraps it for Ray.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from prometheus_client.registry import Collector
 
 from deployments.observability.traces import RequestSpans
 from deployments.options import RouterOptions, ScalingOptions
-from deployments.router.admission import Admission, as_served, finish_of
-from deployments.router.draft_client import DraftClient
-from deployments.router.draft_rounds import DraftRounds
+from deployments.router.admission import Admission, fill_defaults, finish_event
+from deployments.router.drafting import DraftClient, DraftRounds
+from deployments.router.failover import Rebalancer
 from deployments.router.lane import Lane
 from deployments.router.lane_connection import TargetClient
 from deployments.router.metrics import RouterMetrics
 from deployments.router.placement import Placement
-from deployments.router.rebalance import Rebalancer
 from deployments.router.scaling.scaler import PipelineScaler
 from deployments.router.sessions import Session, Sessions
 from engine.errors import ModelChangedError, OverloadedError, SpectraError, StepFailedError, TargetLostError
@@ -40,17 +40,17 @@ logger = logging.getLogger(__name__)
 
 
 class Router:
-    """Serves requests on one lane per target.
+    """Serves requests on one lane per target; implements ``LaneObserver``.
 
     Args:
         options: defaults and limits.
-        info: of the target; all pipelines and their replacements must be of the same kind.
-        draft_client: where speculators run; all lanes share it.
-        targets: where pipelines come from.
-        learn: takes the namespace and the output of every request that ended well; must return at once.
+        info: of the target; all pipelines and their replacements must have the same.
+        draft_client: drafts for all lanes.
+        targets: connect to pipelines.
+        learn: receives the namespace and the output of every request that ended well; must not block.
         costs: step times of a pipeline; None: not measured.
-        metrics: of other origin, to show among its own.
-        spans: makes the spans of requests that are traced; None: none is.
+        metrics: further collectors to expose.
+        spans: of traced requests; None: no request is traced.
     """
 
     def __init__(
@@ -69,39 +69,35 @@ class Router:
         self._model = info.identity.digest
         self._draft_client = draft_client
         self._learn = learn
-        targets = list(targets)
-        lanes = [target.name for target in targets]
-        self._metrics = RouterMetrics(options.model, info, lanes, options.scheduler.prefix_cache, metrics)
-        self._sessions = Sessions(self._metrics)
-        # ``max_waiting`` holds for all lanes together, so ``Admission`` enforces it, and no scheduler does.
+        # ``max_waiting`` is a limit over all lanes, so ``Admission`` enforces it, and no scheduler does.
         unlimited = replace(options, scheduler=replace(options.scheduler, max_waiting=sys.maxsize))
         self.lanes = [Lane(target, info, unlimited, costs, self) for target in targets]
+        self._metrics = RouterMetrics(options.model, info, self.lanes, options.scheduler.prefix_cache, metrics)
+        self._sessions = Sessions(self._metrics)
         self._admission = Admission(self.lanes, options)
         self._placement = Placement(self.lanes, options)
         self._rebalancer = Rebalancer(self.lanes, self._sessions, self._metrics, options.failover)
-        scaling, grace = options.scaling or ScalingOptions(len(targets), len(targets)), options.grace
-        self.scaler = PipelineScaler(self.lanes, self._rebalancer, scaling, grace)
+        scaling = options.scaling or ScalingOptions(len(self.lanes), len(self.lanes))
+        self.scaler = PipelineScaler(self.lanes, self._rebalancer, scaling, options.grace)
         self._draft_rounds = DraftRounds(draft_client, self._sessions, spans)
         self._spans = spans
         self._next_seq = 0
-        self._closed = False
-
-    # -- life ----------------------------------------------------------------------------------------------------
+        self._is_closed = False
 
     def start(self, running: Collection[str] = ()) -> None:
-        """Begin to serve; needs a running event loop. ``running`` is as in ``PipelineScaler.start``."""
+        """Start serving; needs a running event loop. ``running`` is as in ``PipelineScaler.start``."""
         self.scaler.start(running)
         self._rebalancer.start()
 
-    def leave(self) -> None:
-        """Serve what runs for as long as there is a pipeline, and leave lost ones to the next router."""
-        self.scaler.leave()
+    def hand_over(self) -> None:
+        """Serve running requests while there is a pipeline, and leave lost pipelines to the next router."""
+        self.scaler.hand_over()
         for lane in self.lanes:
-            lane.connection.leave()
+            lane.connection.hand_over()
 
     async def close(self) -> None:
         """Stop serving; live streams raise TargetLostError."""
-        self._closed = True
+        self._is_closed = True
         self._rebalancer.close()
         await self.scaler.close()
         for lane in self.lanes:
@@ -115,9 +111,8 @@ class Router:
         return any(lane.is_up for lane in self.lanes)
 
     async def state(self) -> dict[str, int | float | bool]:
-        """Figures for health checks: sums over all lanes with pipelines, there or wanted, then each one's own if there
-        are several."""
-        lanes = [lane for lane in self.lanes if lane.is_wanted or lane.is_up or lane.sequences]
+        """Figures for health checks: sums over the lanes in use, then those of each lane if there are several."""
+        lanes = [lane for lane in self.lanes if lane.is_enabled or lane.is_up or lane.sequences]
         schedulers = [lane.scheduler for lane in lanes]
         figures: dict[str, int | float | bool] = {
             "ready": self.is_ready,
@@ -128,7 +123,7 @@ class Router:
             "sessions": len(self._sessions),
             "speculator_states": await self._draft_client.n_live(),
             "pipelines_lost": sum(lane.n_lost for lane in self.lanes),
-            "lanes": sum(lane.is_wanted for lane in lanes),
+            "lanes": sum(lane.is_enabled for lane in lanes),
             "lanes_up": sum(lane.is_up for lane in self.lanes),
             "load_seconds": max(round(lane.load_report.seconds.get("ready", 0.0), 2) for lane in self.lanes),
             "load_bytes": sum(lane.load_report.n_read for lane in self.lanes),
@@ -139,9 +134,7 @@ class Router:
 
     def metrics_text(self) -> str:
         """Prometheus exposition text."""
-        return self._metrics.render(self.lanes, self.scaler.n_overdue)
-
-    # -- requests ------------------------------------------------------------------------------------------------
+        return self._metrics.render(self.scaler.n_overdue)
 
     async def stream(self, request: Request) -> AsyncGenerator[StepEvent, None]:
         """Events of one request, as they happen; closing the iterator cancels the request.
@@ -153,36 +146,39 @@ class Router:
             ModelChangedError: the request was encoded for, or begun by, another model.
             TargetLostError: the router is shutting down.
         """
-        if self._closed:
+        if self._is_closed:
             raise TargetLostError("the router is shutting down")
         if request.model not in ("", self._model):
             raise ModelChangedError("the model that this request was meant for is no longer served; send it again")
-        over = finish_of(request)
-        if over is not None:
-            self._teach(request, request.emitted)
-            yield over
+        last = finish_event(request)
+        if last is not None:
+            self._learn_from(request, request.emitted)
+            yield last
             return
-        session = self._open(request)
+        session = self._open_session(request)
         try:
-            self._begin(session)
+            if session.sequence.request.method != AUTOREGRESSIVE:
+                self._draft_client.begin(session.sequence)
+            session.lane.dispatch()
             while True:
                 event = await session.mailbox.get()
                 if isinstance(event, SpectraError):
                     raise event
                 if event.finish_reason in (STOP, LENGTH):
-                    self._teach(request, session.sequence.tokens[session.sequence.n_prompt :])
+                    self._learn_from(request, session.sequence.tokens[session.sequence.n_prompt :])
                 yield event
                 if event.finish_reason is not None:
                     return
         finally:
             self._close_session(session)
 
-    def _teach(self, request: Request, output: list[int]) -> None:
+    def _learn_from(self, request: Request, output: list[int]) -> None:
         if self._learn is not None and request.teaches:
             self._learn(request.namespace or self.options.shared_namespace, output)
 
-    def _open(self, request: Request) -> Session:
-        request = as_served(request, self.options)
+    def _open_session(self, request: Request) -> Session:
+        """Choose a lane for the request, check admission and queue it there."""
+        request = fill_defaults(request, self.options)
         needs = Needs() if request.method == AUTOREGRESSIVE else self._draft_client.needs(request.method, request)
         sequence = Sequence.of(self._next_seq, request, needs)
         lane = self._placement.choose(request)
@@ -190,17 +186,12 @@ class Router:
             try:
                 self._admission.check(sequence, lane)
             except OverloadedError:
-                self._metrics.count_refusal()
+                self._metrics.refused.inc()
                 raise
         lane.scheduler.submit(sequence)
         logger.debug("sequence %d is in %s", sequence.seq, lane.target.name)
         self._next_seq += 1
         return self._sessions.open(sequence, lane)
-
-    def _begin(self, session: Session) -> None:
-        if session.sequence.request.method != AUTOREGRESSIVE:
-            self._draft_client.begin(session.sequence)
-        session.lane.dispatch()
 
     def _close_session(self, session: Session) -> None:
         self._sessions.close(session)
@@ -211,34 +202,26 @@ class Router:
             self._draft_client.end(session.sequence)
         session.lane.dispatch()
 
-    # -- events of lanes (``LaneObserver``) ----------------------------------------------------------------------
-
-    def draft(self, lane: Lane, commits: list[Commit]) -> None:
-        """Let speculators learn from a step and draft."""
+    def on_commit(self, lane: Lane, commits: list[Commit]) -> None:
         self._draft_rounds.start(lane, commits)
 
-    def publish(self, lane: Lane, step: Step, result: StepResult, commits: list[Commit]) -> None:
-        """Hand a step's events to their streams."""
+    def on_sent(self, lane: Lane, step: Step, result: StepResult, commits: list[Commit]) -> None:
         n_generated = sum(len(commit.event.token_ids) for commit in commits if commit.event is not None)
         self._metrics.count_step(lane.target.name, step, result, n_generated)
         self._sessions.deliver(commits)
 
-    def fail(self, sequence: Sequence, error: str) -> None:
-        """Let the stream of a sequence raise StepFailedError."""
+    def on_failure(self, sequence: Sequence, error: str) -> None:
         extra = {"request_id": sequence.request.request_id}
         logger.error("the target failed on sequence %d: %s", sequence.seq, error, extra=extra)
         self._sessions.fail(sequence, StepFailedError(error))
 
-    def came_up(self, lane: Lane) -> None:
-        """Let a lane that has a pipeline take over sequences of others."""
-        self._rebalancer.came_up(lane)
+    def on_up(self, lane: Lane) -> None:
+        self._rebalancer.fill(lane)
 
-    def went_down(self, lane: Lane, n_running: int) -> None:
-        """Count the loss of a lane's pipeline; other lanes take its sequences over after ``failover`` seconds."""
-        self._metrics.count_loss(n_running)
-        self._rebalancer.went_down(lane)
+    def on_down(self, lane: Lane, n_running: int) -> None:
+        self._metrics.prefilled_again.inc(n_running)
+        self._rebalancer.schedule_failover(lane)
 
-    def recovered(self, lane: Lane, seconds: float) -> None:
-        """Log and count how long a lane was without answers."""
+    def on_recovery(self, lane: Lane, seconds: float) -> None:
         logger.info("%s answers again, %.2f s after it was lost", lane.target.name, seconds)
-        self._metrics.count_recovery(seconds)
+        self._metrics.recovery_seconds.observe(seconds)

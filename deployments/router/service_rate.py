@@ -1,4 +1,4 @@
-"""How fast a lane serves its sequences, measured as it does, and how long a newcomer would wait for its start."""
+"""Measures how fast a lane serves its sequences, and estimates how long a new request would wait."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MEMORY_REQUESTS = 64  # requests after which a length's weight is 1/e
 
 
 class ServiceRate:
-    """Seconds per prompt token and per output token of one sequence beside the others that run; ``now`` in seconds.
+    """Seconds per prompt token and per output token of one sequence while others run; ``now`` is in seconds.
 
-    Measures the time between two results of the same sequence, whatever it is spent on: the arithmetic of other
-    sequences, drafting, transport. So the rates need no model of the pipeline.
+    Measures the time between two results of the same sequence, whatever takes it: computing other sequences, drafting,
+    transport. So the rates need no model of the pipeline.
     """
 
     def __init__(self) -> None:
@@ -29,16 +29,16 @@ class ServiceRate:
         self._used = self._allowed = 0.0  # output tokens of finished requests, and the sum of their ``max_tokens``
         self._last_decay = 0.0
 
-    def sent(self, step: Step, now: float) -> None:
-        """Note a step that leaves: the clock of every sequence that is new to the target starts with it."""
+    def on_sent(self, step: Step, now: float) -> None:
+        """Start the clocks of a step's sequences that are new to the target."""
         for start in step.starts:
             self._since[start.seq] = now
         for work in step.work:
             if work.seq not in self._since:
                 self._since[work.seq] = now
 
-    def answered(self, seq: int, n_read: int, n_written: int, now: float) -> None:
-        """Note a result: the target read ``n_read`` tokens of the sequence's text, or wrote ``n_written``."""
+    def on_result(self, seq: int, n_read: int, n_written: int, now: float) -> None:
+        """Measure a result: the target prefilled ``n_read`` tokens of the sequence, or generated ``n_written``."""
         since = self._since.get(seq)
         if since is None:
             return
@@ -58,32 +58,32 @@ class ServiceRate:
         self._prompt_s, self._prompt_tokens = keep * self._prompt_s, keep * self._prompt_tokens
         self._output_s, self._output_tokens = keep * self._output_s, keep * self._output_tokens
 
-    def finished(self, sequence: Sequence) -> None:
-        """Note the length of a sequence that reached its end."""
+    def on_finish(self, sequence: Sequence) -> None:
+        """Measure the length of a finished sequence."""
         keep = math.exp(-1 / MEMORY_REQUESTS)
         self._used = keep * self._used + sequence.n_output
         self._allowed = keep * self._allowed + sequence.request.params.max_tokens
 
     def forget(self, seq: int) -> None:
-        """Stop the clock of a sequence that no longer runs."""
+        """Drop the clock of a sequence that no longer runs."""
         self._since.pop(seq, None)
 
     def forget_all(self) -> None:
-        """Stop the clocks of all sequences; the measured rates stay."""
+        """Drop the clocks of all sequences; the measured rates stay."""
         self._since.clear()
 
     @property
     def is_known(self) -> bool:
-        """Whether there are measurements enough for an estimate."""
+        """Whether there are enough measurements for an estimate."""
         return self._output_tokens > 0 and self._output_s > 0 and self._allowed > 0
 
     def expected_output(self, sequence: Sequence) -> float:
-        """Tokens a sequence will still write: the measured share of ``max_tokens`` that requests use up."""
+        """Tokens a sequence will still generate, by the measured share of ``max_tokens`` that requests use."""
         share = self._used / self._allowed if self._allowed else 1.0
         return max(1.0, share * sequence.max_new)
 
     def remaining(self, sequence: Sequence) -> float:
-        """Seconds a sequence needs from its start, or from now when it runs, to its end; needs ``is_known``."""
+        """Seconds from a sequence's start, or from now if it runs, to its end; needs ``is_known``."""
         per_prompt = self._prompt_s / self._prompt_tokens if self._prompt_tokens else 0.0
         unread = max(0, sequence.n_prefill - sequence.n_cached)
         per_output = self._output_s / self._output_tokens
@@ -91,7 +91,7 @@ class ServiceRate:
 
 
 class WaitEstimate:
-    """The waits in one lane at one moment, worked out for every place of its queue at once.
+    """Estimated waits in one lane at one moment, for every place of its queue.
 
     Args:
         scheduler: of the lane.
@@ -108,13 +108,13 @@ class WaitEstimate:
             queue = (service_rate.remaining(sequence) for sequence in self._queue.sequences)
             self._until = seconds_until_slot(slots, running, queue)
 
-    def seconds(self, newcomer: Sequence) -> float | None:
-        """Seconds until a newcomer would start, given what the queue puts ahead of it; None before any measurement."""
-        return self._until[self._queue.n_ahead(newcomer)] if self._until else None
+    def seconds(self, sequence: Sequence) -> float | None:
+        """Seconds until a new sequence would start, by its place in the queue; None before any measurement."""
+        return self._until[self._queue.n_ahead(sequence)] if self._until else None
 
 
 def n_slots(scheduler: Scheduler, service_rate: ServiceRate) -> int:
-    """Sequences that can run side by side: ``max_sequences``, or as many of today's length as the cache holds."""
+    """Sequences that can run concurrently: ``max_sequences``, or as many of today's length as fit into the KV cache."""
     live, info = scheduler.sequences, scheduler.info
     if not live:
         return scheduler.options.max_sequences
@@ -124,15 +124,15 @@ def n_slots(scheduler: Scheduler, service_rate: ServiceRate) -> int:
 
 
 def seconds_until_slot(n_slots: int, running: Iterable[float], queue: Iterable[float]) -> list[float]:
-    """When one of ``n_slots`` is free for a newcomer behind the first 0, 1, 2 .. sequences of a queue.
+    """When a slot is free for a new sequence after the first 0, 1, 2, .. sequences of a queue.
 
     Args:
-        n_slots: sequences that can run side by side; at least one, and at least as many as run.
+        n_slots: sequences that can run concurrently; at least 1, and at least as many as run.
         running: seconds until the end of each running sequence.
-        queue: seconds each queued sequence will run, in the order of their starts.
+        queue: seconds each queued sequence will run, in the order of starts.
 
     Returns:
-        Seconds, one entry more than ``queue`` has.
+        Seconds; one entry more than ``queue``.
     """
     free_at = sorted(running)
     free_at = [0.0] * max(0, n_slots - len(free_at)) + free_at  # sorted: a heap

@@ -1,4 +1,4 @@
-"""Sessions: the mailbox that the stream of each live request reads from, and the times that metrics need."""
+"""Sessions of live requests: their lanes, the mailboxes that their streams read, and times for metrics."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from engine.scheduling.sequence import Sequence
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One request: its sequence, its lane and the mailbox its stream reads from."""
+    """A live request."""
 
     sequence: Sequence
     lane: Lane  # changes when the sequence moves
-    mailbox: asyncio.Queue[StepEvent | SpectraError] = field(default_factory=asyncio.Queue)
+    mailbox: asyncio.Queue[StepEvent | SpectraError] = field(default_factory=asyncio.Queue)  # read by the stream
     last_event: float = field(default_factory=time.perf_counter)  # seconds
     n_events: int = 0
     is_over: bool = False  # the last event is in the mailbox
@@ -36,7 +36,7 @@ class Sessions:
         self._live: dict[int, Session] = {}
 
     def __len__(self) -> int:
-        """Requests whose stream is open."""
+        """Number of open streams."""
         return len(self._live)
 
     def open(self, sequence: Sequence, lane: Lane) -> Session:
@@ -50,7 +50,7 @@ class Sessions:
         return None if session is None else session.lane
 
     def move(self, sequence: Sequence, lane: Lane) -> None:
-        """Note that a sequence is in another lane now."""
+        """Record that a sequence is in another lane now."""
         session = self._live.get(sequence.seq)
         if session is not None:
             session.lane = lane
@@ -68,9 +68,9 @@ class Sessions:
             session, event = self._live.get(commit.sequence.seq), commit.event
             if session is None or event is None:
                 continue
-            prompted = commit.sequence.n_prompt if session.n_events == 0 and not session.is_resumed else 0
+            n_prompt = commit.sequence.n_prompt if session.n_events == 0 and not session.is_resumed else 0
             engine = self._metrics.engines[session.lane.target.name]
-            engine.count_event(event, now - session.last_event, prompted)
+            engine.count_event(event, now - session.last_event, n_prompt)
             session.last_event = now
             session.n_events += 1
             if event.finish_reason is not None:

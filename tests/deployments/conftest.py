@@ -21,7 +21,7 @@ from deployments.observability.traces import RequestSpans
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import Endpoints
-from deployments.router.draft_client import DraftClient, InlineDraftClient
+from deployments.router.drafting import DraftClient, InlineDraftClient
 from deployments.router.lane_connection import TargetClient
 from deployments.router.router import Router
 from deployments.stage.transports import negotiation, process_group
@@ -213,7 +213,7 @@ class ServedPipelines:
         for answer in self.begun:
             answer.cancel()
         await asyncio.gather(*self.begun, return_exceptions=True)
-        if self.begun and not self.router._closed:
+        if self.begun and not self.router._is_closed:
             await self.settled()
 
 

@@ -1,1 +1,1 @@
-"""How many pipelines a router wants, and how they come and go while it serves."""
+"""Adds and removes pipelines while the router serves."""

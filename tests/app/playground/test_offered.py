@@ -17,7 +17,7 @@ from app.api.application import create_app
 from app.api.http import Api
 from app.api.service import ServiceSettings
 from deployments.options import RouterOptions
-from deployments.router.admission import as_served, offered_methods
+from deployments.router.admission import fill_defaults, offered_methods
 from engine.errors import UnknownMethodError
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -40,7 +40,7 @@ def test_a_server_offers_the_methods_that_it_admits(default: str, listed: tuple[
 
     def is_admitted(method: str) -> bool:
         try:
-            as_served(Request([1], SamplingParams(), method=method), options)
+            fill_defaults(Request([1], SamplingParams(), method=method), options)
         except UnknownMethodError:
             return False
         return all(name in HERE for name in method.split("+"))

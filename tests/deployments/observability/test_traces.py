@@ -12,8 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from app.api.application import create_app
 from app.api.http import Api
 from app.api.service import ServiceSettings
-from deployments.observability.traces import RequestSpans
-from deployments.observability.traces import Tracer
+from deployments.observability.traces import RequestSpans, Tracer
 from tests.app.conftest import ScriptedBackend
 from tests.deployments.conftest import Serving, job_of
 from tests.support.tiny_models import tiny_tokenizer

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from deployments.router.draft_client import InlineDraftClient
+from deployments.router.drafting import InlineDraftClient
 from engine.grammar.grammar import Grammar, Thought
 from engine.request import Request
 from engine.step_cost import StepCosts

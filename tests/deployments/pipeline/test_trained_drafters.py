@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from deployments.router.draft_client import InlineDraftClient
+from deployments.router.drafting import InlineDraftClient
 from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.model.shard import ModelShard
 from engine.stage.stage import Stage

@@ -13,7 +13,7 @@ from app.composition.retrieval import retrieval_options
 from app.config.serve import ServeConfig
 from deployments.retrieval.environment import check_credentials, credentials_set
 from deployments.retrieval.metrics import RetrievalMetrics
-from deployments.router.draft_client import InlineDraftClient
+from deployments.router.drafting import InlineDraftClient
 from engine.errors import ConfigError
 from engine.request import Request
 from engine.scheduling.sequence import Sequence

@@ -11,9 +11,8 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from deployments.router.draft_client import ActorDraftClient
 from deployments.router.service_rate import ServiceRate
-from deployments.router.speculator_actor import SpeculatorActor
+from deployments.router.speculator_actors import ActorDraftClient, SpeculatorActor
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.sequence import SequenceState
@@ -59,7 +58,7 @@ class FakeLane:
     name: str = "lane"
     sequences: list[FakeSequence] = field(default_factory=list)
     is_up: bool = True
-    is_wanted: bool = True
+    is_enabled: bool = True
     n_dispatched: int = 0
     suspected: Sequence[FakeSequence] = ()
     losses: list[Any] = field(default_factory=list)  # of the sequences that were adopted
@@ -73,8 +72,8 @@ class FakeLane:
         return SimpleNamespace(name=self.name)
 
     @property
-    def takes(self) -> bool:
-        return self.is_up and self.is_wanted
+    def accepts_requests(self) -> bool:
+        return self.is_up and self.is_enabled
 
     @property
     def load(self) -> float:
@@ -101,11 +100,11 @@ class FakeLane:
 def measured_rate() -> ServiceRate:
     """0.01 s per prompt token, 0.05 s per output token; requests use half of their ``max_tokens``."""
     rate = ServiceRate()
-    rate.sent(Step(0, [Work(0, 0, [5] * 100)]), 1.0)
-    rate.answered(0, 100, 1, 2.0)
+    rate.on_sent(Step(0, [Work(0, 0, [5] * 100)]), 1.0)
+    rate.on_result(0, 100, 1, 2.0)
     for n in range(10):
-        rate.answered(0, 0, 2, 2.0 + 0.1 * (n + 1))
-    rate.finished(SimpleNamespace(n_output=20, request=Request([5], SamplingParams(max_tokens=40))))  # type: ignore[arg-type]
+        rate.on_result(0, 0, 2, 2.0 + 0.1 * (n + 1))
+    rate.on_finish(SimpleNamespace(n_output=20, request=Request([5], SamplingParams(max_tokens=40))))  # type: ignore[arg-type]
     return rate
 
 

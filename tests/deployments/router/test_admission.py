@@ -27,7 +27,7 @@ from tests.support.virtual_pipeline import INFO
 class BusyLane:
     """A lane with a real scheduler and known rates, whose first sequences run and never end."""
 
-    takes = True
+    accepts_requests = True
 
     def __init__(self, max_sequences: int, n_blocks: int) -> None:
         limits = SchedulerOptions(max_sequences=max_sequences, max_waiting=sys.maxsize)

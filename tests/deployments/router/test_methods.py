@@ -7,9 +7,9 @@ from itertools import islice, permutations
 import pytest
 
 from deployments.options import RouterOptions
-from deployments.router.admission import as_served
-from deployments.router.deployment import _card
-from deployments.router.speculator_actor import SpeculatorActor
+from deployments.router.admission import fill_defaults
+from deployments.router.deployment import _make_card
+from deployments.router.speculator_actors import SpeculatorActor
 from engine.errors import UnknownMethodError
 from engine.protocol import Outcome
 from engine.request import Request
@@ -28,7 +28,7 @@ LISTED = RouterOptions("tiny", "spectra-core", methods=("pld", "suffix", "token-
 
 def served(method: str, options: RouterOptions | None = None, **more: object) -> Request:
     request = Request([5, 6, 7, 5, 6], SamplingParams(max_tokens=4), method, **more)  # type: ignore[arg-type]
-    return as_served(request, options or RouterOptions())
+    return fill_defaults(request, options or RouterOptions())
 
 
 def test_two_hundred_methods_leave_few_speculators_and_live_requests_keep_theirs() -> None:
@@ -107,6 +107,6 @@ def test_the_card_names_the_default_and_the_largest_number_of_nodes(
     options: RouterOptions, nodes: tuple[int, int, int]
 ) -> None:
     costs = StepCosts({1: ((1, 9, 65), (1.0, 1.0, 9.0))})  # 8 nodes and the root cost as much as the root alone
-    card = _card(options, INFO, costs, (), ())
+    card = _make_card(options, INFO, costs, (), ())
     assert (card.max_nodes, card.auto_nodes, card.limit_nodes) == nodes
     assert (card.default_nodes("pld+suffix"), card.default_nodes("auto")) == nodes[:2]

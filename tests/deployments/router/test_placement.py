@@ -64,7 +64,7 @@ def test_the_longest_known_prefix_decides_and_moves_away_from_a_lane_that_is_dow
 
 
 def test_the_prefixes_used_least_recently_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "REMEMBERED", 2)
+    monkeypatch.setattr(placement, "MAX_PREFIXES", 2)
     chooser = Chooser()
     for start in (0, 100, 200):
         chooser.choose(LONG[start : start + 20])

@@ -18,17 +18,17 @@ def made(n: int) -> tuple[list[FakeSequence], FakeScheduler, Any]:
 def suspect(poison: Any, *sequences: FakeSequence) -> None:
     """Lose the pipeline with these sequences in flight until they are suspected."""
     for _ in range(SUSPECTED):
-        assert poison.lost(sequences) == []
+        assert poison.on_loss(sequences) == []
 
 
 def test_one_loss_holds_nothing_back_and_the_loss_of_a_sequence_alone_finds_it() -> None:
     [a, b, cancelled, finished], scheduler, poison = made(4)
     cancelled.cancelled, finished.state = True, SequenceState.FINISHED  # are over, and count no loss
-    assert poison.lost([a, b, cancelled, finished]) == []
+    assert poison.on_loss([a, b, cancelled, finished]) == []
     assert not poison.is_suspected(a)
     assert poison.may_send()
     assert scheduler.sequences == [a, b, cancelled, finished]
-    assert [poison.lost([a, cancelled, finished]) for _ in range(MAX_LOSSES - 1)] == [[], [a]]
+    assert [poison.on_loss([a, cancelled, finished]) for _ in range(MAX_LOSSES - 1)] == [[], [a]]
 
 
 def test_a_suspected_sequence_runs_alone_until_it_makes_progress() -> None:
@@ -41,7 +41,7 @@ def test_a_suspected_sequence_runs_alone_until_it_makes_progress() -> None:
     assert poison.may_send()
     assert (scheduler.sequences, poison.held) == ([a], [c, b])
     a.n_cached = 5
-    poison.answered(a)
+    poison.on_progress(a)
     assert poison.may_send()
     assert (scheduler.sequences, poison.held) == ([a, b, c], [])
 
@@ -53,7 +53,7 @@ def test_of_several_suspects_the_first_in_the_queue_runs_and_the_next_once_it_is
     assert poison.may_send()
     assert scheduler.sequences == [b]
     b.n_cached = 1
-    poison.answered(b)
+    poison.on_progress(b)
     assert poison.may_send()
     assert scheduler.sequences == [a]
     assert set(poison.held) == {b, c}
@@ -62,13 +62,13 @@ def test_of_several_suspects_the_first_in_the_queue_runs_and_the_next_once_it_is
 def test_progress_counts_only_beyond_the_position_of_the_losses() -> None:
     [a], _, poison = made(1)
     for a.n_cached in (10, 4):  # it is prefilled again
-        poison.answered(a)
-        poison.lost([a])
+        poison.on_progress(a)
+        poison.on_loss([a])
     assert poison.is_suspected(a)
     a.n_cached = 11
-    poison.answered(a)
+    poison.on_progress(a)
     assert not poison.is_suspected(a)
-    assert poison.lost([a]) == []
+    assert poison.on_loss([a]) == []
 
 
 def test_sequences_are_the_schedulers_again_once_they_or_the_suspect_end() -> None:
@@ -93,4 +93,4 @@ def test_losses_move_with_their_sequence() -> None:
     assert (scheduler.sequences, poison.held) == ([], [])
     other: Any = PoisonRequests(FakeScheduler([]))  # type: ignore[arg-type]
     other.adopt(a, losses)
-    assert other.lost([a]) == [a]
+    assert other.on_loss([a]) == [a]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from deployments.router.draft_client import Drafts, InlineDraftClient
+from deployments.router.drafting import Drafts, InlineDraftClient
 from engine.errors import StepFailedError, TargetLostError
 from engine.grammar.grammar import Grammar, Thought
 from engine.protocol import Branch

@@ -48,7 +48,7 @@ def test_before_any_request_has_ended_all_of_max_tokens_is_expected_and_no_wait_
 def test_measurements_fade() -> None:
     rate = measured_rate()
     for n in range(100):  # ten times slower, for many times the memory
-        rate.answered(0, 0, 1, 3.0 + MEMORY_S / 20 * (n + 1))
+        rate.on_result(0, 0, 1, 3.0 + MEMORY_S / 20 * (n + 1))
     assert rate.remaining(sequence(0, 100)) == pytest.approx(50 * MEMORY_S / 20, rel=0.1)
 
 
@@ -56,10 +56,10 @@ def test_the_clock_of_a_forgotten_sequence_stands_still() -> None:
     rate = measured_rate()
     before = rate.remaining(sequence())
     rate.forget(0)
-    rate.answered(0, 0, 1, 100.0)
-    rate.sent(Step(1, [Work(1, 0, [5])]), 100.0)
+    rate.on_result(0, 0, 1, 100.0)
+    rate.on_sent(Step(1, [Work(1, 0, [5])]), 100.0)
     rate.forget_all()
-    rate.answered(1, 0, 1, 200.0)
+    rate.on_result(1, 0, 1, 200.0)
     assert rate.remaining(sequence()) == before
 
 

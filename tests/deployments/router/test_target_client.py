@@ -103,7 +103,7 @@ async def test_a_router_that_serves_logs_a_wrong_transport_once_and_waits_for_th
         await target.client(INFO, COSTS).connect()
     assert connected == [at("up")]
     assert [record.getMessage() for record in caplog.records] == [f"Target cannot be used: {WRONG}"]
-    assert target.trouble == ""
+    assert target.problem == ""
     has_led = (False, False, False, True, True)  # from the first answer on
     assert asked == [("n", RouterStatus(INCARNATION, True, led, COSTS)) for led in has_led]
 
@@ -156,6 +156,6 @@ async def test_a_pipeline_of_another_target_is_refused_until_the_routers_own_is_
     with caplog.at_level(logging.ERROR):
         await target.client(INFO).connect()
     assert connected == [at("ours")]
-    assert (target.trouble, target.is_another) == ("", False)
+    assert (target.problem, target.has_other_model) == ("", False)
     expected = f"its target is not the one that this router serves: {said}"
     assert [record.getMessage() for record in caplog.records] == [f"Target cannot be used: {expected}"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.router.draft_client import InlineDraftClient
+from deployments.router.drafting import InlineDraftClient
 from deployments.stage.attention_rows import MAX_KEPT, RowKeeper
 from engine.errors import StepFailedError
 from engine.loop import Completion, Engine

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import msgspec
 import pytest
 
-from deployments.submission.messages import ModelCard
 from deployments.submission.client import ServedModel
+from deployments.submission.messages import ModelCard
 from deployments.submission.server import SubmissionServer
 from engine.errors import ModelChangedError
 from engine.events import StepEvent

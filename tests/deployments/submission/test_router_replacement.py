@@ -82,7 +82,7 @@ async def test_the_next_router_takes_the_pipeline_over_and_continues_running_req
         first, old = served.router, pair.server
         served.router = served.another_router()
         pair.server = SubmissionServer(served.router.stream)
-        first.leave()
+        first.hand_over()
         leaving = asyncio.create_task(old.drain(LIMIT_S, lambda: first.is_ready))
         GATE.close(after=8)
         events[0].append(await anext(streams[0]))  # still from the first router

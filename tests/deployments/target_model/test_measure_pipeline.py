@@ -11,7 +11,7 @@ import pytest
 
 from deployments.pipeline.connection import MEASURE_ATTEMPTS, Pipeline, measure_pipeline, step_costs
 from deployments.pipeline.leadership import PipelineInUseError
-from deployments.router.draft_client import InlineDraftClient
+from deployments.router.drafting import InlineDraftClient
 from engine.errors import TargetLostError
 from engine.stage.base import Activations
 from engine.stage.stage import Stage

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.options import ScalingOptions
-from deployments.router.scaling.bounds import bounds_of
-from deployments.router.scaling.policy import FULL, Demand, ScalingPolicy
+from deployments.router.scaling.policy import FULL, Demand, ScalingPolicy, bounds_of
 from engine.errors import ConfigError
 
 OPTIONS = ScalingOptions(least=1, most=4, up_delay=10.0, down_delay=60.0)
@@ -28,7 +27,7 @@ def test_what_is_wanted_stays_within_bounds_and_changes_no_faster_than_the_delay
     demands: list[Demand], wanted: int
 ) -> None:
     policy = ScalingPolicy(OPTIONS, wanted)
-    last = policy.wanted
+    last = policy.desired
     assert last == max(1, min(4, wanted))
     begin, history = 0.0, [(0.0, last)]
     for now, demand in enumerate(demands):
@@ -47,10 +46,10 @@ def test_fewer_are_wanted_only_if_what_ran_all_the_time_fits_with_room_to_spare(
 ) -> None:
     policy = ScalingPolicy(OPTIONS, 4)
     for now, (pipelines, up) in enumerate(seen):
-        before = policy.wanted
+        before = policy.desired
         if policy.decide(Demand(pipelines, 0.0, up), float(now)) < before:
             window = [one for one, _ in seen[max(0, now - 60) : now + 1]]
-            assert max(window) <= FULL * policy.wanted + 1e-9
+            assert max(window) <= FULL * policy.desired + 1e-9
             assert len(window) == 61
 
 
@@ -87,8 +86,8 @@ def test_without_any_request_only_the_least_stay_after_the_delay() -> None:
 def test_other_bounds_hold_at_once() -> None:
     policy = ScalingPolicy(OPTIONS, 2)
     for bounds, wanted in (((3, 4), 3), ((1, 1), 1)):
-        policy.bound(*bounds)
-        assert policy.wanted == wanted
+        policy.set_bounds(*bounds)
+        assert policy.desired == wanted
     assert run(policy, Demand(9.0, 50.0, 1), 30) == [1] * 30
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from deployments.options import ScalingOptions
 from deployments.pipeline.connection import Pipeline
-from deployments.router.draft_client import InlineDraftClient
+from deployments.router.drafting import InlineDraftClient
 from deployments.router.lane_connection import TargetClient
 from deployments.router.router import Router
 from deployments.router.scaling import scaler
@@ -102,14 +102,14 @@ class Elastic(ServedPipelines):
 
 @pytest.fixture
 def elastic(tiny_checkpoint: Path, info: TargetInfo, offline: Offline, monkeypatch: pytest.MonkeyPatch) -> Elastic:
-    for pause in ("LOOK_S", "LEAVING_S"):
+    for pause in ("DECIDE_S", "DRAIN_CHECK_S"):
         monkeypatch.setattr(scaler, pause, 0.01)
     return Elastic(tiny_checkpoint, info, offline)
 
 
 async def test_pipelines_follow_the_load_and_survive_a_loss_with_identical_output(elastic: Elastic) -> None:
     async with elastic.serve():
-        assert [lane.is_wanted for lane in elastic.router.lanes] == [True, False, False]
+        assert [lane.is_enabled for lane in elastic.router.lanes] == [True, False, False]
         GATE.close(after=6)
         elastic.begin_many(12)
         await elastic.n_up(3)
@@ -134,12 +134,12 @@ async def test_sequences_of_a_pipeline_that_is_given_up_continue_elsewhere(elast
         GATE.close(after=8)
         elastic.begin_many(4)
         await elastic.all_run(0, 2)
-        elastic.router.scaler.bound(1, 1)
-        assert not elastic.router.lanes[2].takes
-        elastic.router.scaler.bound(2, 2)  # wanted again while it is given up
-        assert elastic.router.lanes[2].takes
+        elastic.router.scaler.set_bounds(1, 1)
+        assert not elastic.router.lanes[2].accepts_requests
+        elastic.router.scaler.set_bounds(2, 2)  # wanted again while it is given up
+        assert elastic.router.lanes[2].accepts_requests
         elastic.router.scaler._grace = 0.0
-        elastic.router.scaler.bound(1, 1)
+        elastic.router.scaler.set_bounds(1, 1)
         await wait_until_async(lambda: not elastic.n_held)
         assert not elastic.router.lanes[2].sequences
         GATE.open()
@@ -155,9 +155,9 @@ async def test_a_pipeline_that_does_not_start_is_reported_and_delays_no_request(
     async with elastic.serve(delay=3600.0):
         elastic.has_room = False
         with caplog.at_level(logging.ERROR):
-            elastic.router.scaler.bound(2, 3)
+            elastic.router.scaler.set_bounds(2, 3)
             await wait_until_async(lambda: elastic.router.scaler.n_overdue == 1)
-        assert "lane-1 has been wanted for" in caplog.text
+        assert "lane-1 was requested" in caplog.text
         elastic.begin_many(2)
         await elastic.compare(elastic.begun)
         for name in ("overdue", "pending"):
@@ -174,7 +174,7 @@ async def test_the_only_pipeline_that_is_up_is_not_given_up(elastic: Elastic) ->
         await elastic.all_run(0, 1)
         elastic.remove(0)
         await elastic.n_up(1)
-        elastic.router.scaler.bound(1, 1)
+        elastic.router.scaler.set_bounds(1, 1)
         GATE.open()
         await elastic.compare(elastic.begun)
         assert elastic.n_held == 1

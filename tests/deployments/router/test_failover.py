@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from deployments.router.rebalance import Rebalancer
+from deployments.router.failover import Rebalancer
 from engine.scheduling.sequence import SequenceState
 from tests.deployments.router.router_fakes import FakeLane, FakeSequence
 
@@ -17,7 +17,7 @@ class Lanes:
     def __init__(self, *lanes: Any) -> None:
         self.moves: list[tuple[int, FakeLane]] = []
         self.n_counted = 0
-        sessions, metrics = SimpleNamespace(move=self._move), SimpleNamespace(count_moved=self._count)
+        sessions, metrics = SimpleNamespace(move=self._move), SimpleNamespace(moved=SimpleNamespace(inc=self._count))
         self.rebalancer: Any = Rebalancer(list(lanes), sessions, metrics, failover=0.0)  # type: ignore[arg-type]
 
     def _move(self, sequence: FakeSequence, lane: FakeLane) -> None:
@@ -42,7 +42,7 @@ def seqs(lane: FakeLane) -> list[int]:
 async def test_sequences_of_a_lane_that_stays_down_go_to_the_least_loaded_lanes() -> None:
     down, busy, idle = lane(1, 2, 3, is_up=False), lane(4, 5), lane()
     lanes = Lanes(down, busy, idle)
-    lanes.rebalancer.went_down(down)
+    lanes.rebalancer.schedule_failover(down)
     assert len(down.sequences) == 3
     await lanes.failover()
     assert (seqs(down), seqs(idle), seqs(busy)) == ([], [1, 2], [4, 5, 3])
@@ -58,18 +58,18 @@ async def test_sequences_stay_in_a_lane_that_is_back_in_time_or_alone_or_once_th
     all_lanes = [Lanes(back, lane(2)), Lanes(alone), Lanes(closed, lane()), Lanes(down, other)]
     for lanes in all_lanes:
         lanes.rebalancer.start()
-    all_lanes[0].rebalancer.came_up(back)
+    all_lanes[0].rebalancer.fill(back)
     all_lanes[2].rebalancer.close()
     await all_lanes[0].failover()
     assert [lanes.n_counted for lanes in all_lanes] == [0, 0, 0, 0]
     other.is_up = True
-    all_lanes[3].rebalancer.came_up(other)  # the first of several that were down takes all
+    all_lanes[3].rebalancer.fill(other)  # the first of several that were down takes all
     assert seqs(other) == [1, 2]
 
 
 async def test_a_lane_that_comes_up_takes_the_last_of_a_busy_queue_until_both_have_the_same_work() -> None:
     busy, idle = lane(1, 2, 3, 4), lane()
-    Lanes(busy, idle).rebalancer.came_up(idle)
+    Lanes(busy, idle).rebalancer.fill(idle)
     assert (seqs(busy), seqs(idle)) == ([1, 2], [4, 3])
     assert idle.n_dispatched == 1
 
@@ -78,5 +78,5 @@ async def test_running_sequences_and_suspected_poison_requests_do_not_move_to_a_
     busy, idle = lane(1, 3, 2), lane()
     running, suspect, _ = busy.sequences
     running.state, busy.suspected = SequenceState.READY, [suspect]
-    Lanes(busy, idle).rebalancer.came_up(idle)
+    Lanes(busy, idle).rebalancer.fill(idle)
     assert seqs(idle) == [2]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from deployments.router import draft_client as module
-from deployments.router.speculator_actor import SpeculatorActor
+from deployments.router import speculator_actors as module
+from deployments.router.speculator_actors import SpeculatorActor
 from engine.protocol import Outcome
 from engine.request import Request
 from engine.sampling.params import SamplingParams

@@ -1,6 +1,6 @@
-"""Rebalancing: sequences move from a lane that has no pipeline, or shall have none, and to one that has just got one.
+"""Failover: sequences of a lane without a pipeline move to other lanes, and a lane that comes up takes some over.
 
-A move costs a prefill, never a token: the text goes on behind prompt and output in any lane.
+A move costs a prefill, never a token: the new lane continues after the prompt and the output so far.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Rebalancer:
 
     Args:
         lanes: all of them.
-        sessions: notes the new lane of a sequence.
-        metrics: counts moves.
+        sessions: record the new lane of a sequence.
+        metrics: count moves.
         failover: seconds a lane may be without a pipeline before its sequences move.
     """
 
@@ -33,55 +33,59 @@ class Rebalancer:
         self._sessions = sessions
         self._metrics = metrics
         self._failover = failover
-        self._timers: dict[Lane, asyncio.TimerHandle] = {}  # of lanes that have lost their pipeline just now
+        self._timers: dict[Lane, asyncio.TimerHandle] = {}  # of lanes that have lost their pipeline recently
 
     def start(self) -> None:
         """Give every lane ``failover`` seconds to get its first pipeline; needs a running event loop."""
         for lane in self._lanes:
-            self.went_down(lane)
+            self.schedule_failover(lane)
 
     def close(self) -> None:
-        """Cancel all moves to come."""
+        """Cancel all scheduled moves."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
-    def went_down(self, lane: Lane) -> None:
+    def schedule_failover(self, lane: Lane) -> None:
         """Move the sequences of a lane without a pipeline, unless it has one again within ``failover`` seconds."""
         if len(self._lanes) > 1:
             loop = asyncio.get_running_loop()
-            self._timers[lane] = loop.call_later(self._failover, self._evacuate, lane)
+            self._timers[lane] = loop.call_later(self._failover, self._fail_over, lane)
 
-    def came_up(self, lane: Lane) -> None:
-        """Keep the sequences of a lane that has a pipeline, and move others to it: all sequences of lanes that have
-        been down for longer than ``failover``, and waiting ones of lanes with more work."""
-        timer = self._timers.pop(lane, None)
-        if timer is not None:
-            timer.cancel()
+    def fill(self, lane: Lane) -> None:
+        """Keep the sequences of a lane that has come up, and move others to it.
+
+        It takes all sequences of lanes that have been down for longer than ``failover``, and waiting ones of lanes with
+        more work.
+        """
+        self._cancel_timer(lane)
         for other in self._lanes:
             if not other.is_up and other not in self._timers:
-                self._evacuate(other)
-            elif other.is_up and other is not lane and lane.is_wanted:
+                self._fail_over(other)
+            elif other.is_up and other is not lane and lane.is_enabled:
                 self._share(other, lane)
 
-    def relieve(self, lane: Lane) -> None:
-        """Move the sequences of a lane that shall have no pipeline any more: those that wait, or all if it has none."""
+    def empty(self, lane: Lane) -> None:
+        """Move the sequences of a lane that is being removed: the waiting ones, or all if it has no pipeline."""
         if lane.is_up:
             self._spread([one for one in lane.sequences if one.state is SequenceState.WAITING], lane)
         else:
-            self._evacuate(lane)
+            self._fail_over(lane)
 
-    def _evacuate(self, lane: Lane) -> None:
-        """Move all sequences of a lane without a pipeline."""
+    def _cancel_timer(self, lane: Lane) -> None:
         timer = self._timers.pop(lane, None)
         if timer is not None:
             timer.cancel()
+
+    def _fail_over(self, lane: Lane) -> None:
+        """Move all sequences of a lane that is still without a pipeline."""
+        self._cancel_timer(lane)
         if not lane.is_up:
             self._spread(lane.sequences, lane)
 
     def _spread(self, sequences: Collection[Sequence], lane: Lane) -> None:
-        """Move sequences of a lane to others that take newcomers; without any, the sequences stay."""
-        loads = {other: other.load for other in self._lanes if other.takes and other is not lane}
+        """Move sequences of a lane to others that accept requests; without any, the sequences stay."""
+        loads = {other: other.load for other in self._lanes if other.accepts_requests and other is not lane}
         if not sequences or not loads:
             return
         logger.warning("%d sequences of %s move to other lanes", len(sequences), lane.target.name)
@@ -93,7 +97,7 @@ class Rebalancer:
             other.dispatch()
 
     def _share(self, busy: Lane, idle: Lane) -> None:
-        """Move the last of the waiting sequences of a busy lane to an idle one, until both have the same work.
+        """Move sequences from the end of a busy lane's queue to an idle lane, until both have the same work.
 
         Suspected poison requests stay: they may cost the idle lane its pipeline.
         """
@@ -114,4 +118,4 @@ class Rebalancer:
     def _move(self, sequence: Sequence, lane: Lane, to: Lane) -> None:
         to.poison_requests.adopt(sequence, lane.withdraw(sequence))
         self._sessions.move(sequence, to)
-        self._metrics.count_moved()
+        self._metrics.moved.inc()
