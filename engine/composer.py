@@ -1,17 +1,16 @@
 """Merges branches of several speculators into one tree.
 
-Branches come in priority order; shared prefixes share nodes; the first to propose a node for acceptance owns it.
-Guesses are inserted as far as the budget reaches, probes whole or not at all (a cut probe would predict the wrong
-position).
+Branches come in priority order. Shared prefixes share nodes, and the first source that proposes a node for acceptance
+owns it. Drafts are cut at the budget. Probes are inserted whole or not at all: a cut probe predicts the wrong position.
 
-Draft distributions need care. Testing a sibling set against ``q`` is exact only if its tokens are what the drafter
-drew, and only if the choice between that test and Algorithm 4 does not depend on what it drew. So
+Testing a sibling set against ``q`` is exact only if its tokens are the drafter's draws, and if the choice between that
+test and Algorithm 4 does not depend on these draws. Therefore
 
 * repeated draws of one source stay separate nodes;
-* a set keeps ``q`` only if no other source so much as *tried* to place a child there, whether or not the token was the
-  same and whether or not the budget let it in;
-* draws neither share nodes with probes (their order and their share of the budget would depend on luck), nor does a
-  probe that passes change anything.
+* a set keeps ``q`` only if no other source *tried* to place a child there, even the same token, and even beyond the
+  budget;
+* draws share no nodes with probes, because their order and their share of the budget would then depend on luck; a
+  probe changes nothing for draws.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ import numpy as np
 from engine.protocol import Branch
 from engine.tree import EMPTY_TREE, ROOT, FloatArray, TokenTree
 
-_RULE = -1  # proposer of everything that was not drawn from a distribution
+_RULE = -1  # in ``drawers``: every source of nodes that were not drawn from a distribution
 
 
-class _Numbers:
-    """Numbers of sources, in the order in which they are met."""
+class _SourceNumbers:
+    """Numbers the sources in the order in which they appear."""
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
         self._groups: dict[tuple[str, ...], tuple[int, int]] = {}
 
     def of(self, group: tuple[str, ...]) -> tuple[int, int]:
-        """The first of some sources, and all of them as a bit set."""
-        known = self._groups.get(group)
-        if known is None:
+        """Return the number of the first source of a group, and the whole group as a bit set."""
+        found = self._groups.get(group)
+        if found is None:
             numbers = [self.names.setdefault(name, len(self.names)) for name in group]
-            known = self._groups[group] = numbers[0], sum(1 << number for number in set(numbers))
-        return known
+            found = self._groups[group] = numbers[0], sum(1 << number for number in set(numbers))
+        return found
 
 
 class _Builder:
-    """Growing arrays of one tree."""
+    """Builds one tree of several branches."""
 
     def __init__(self, budget: int, draws: bool = False) -> None:
         self.budget = budget
@@ -53,18 +52,20 @@ class _Builder:
         self.parents: list[int] = []
         self.sources: list[int] = []
         self.probe: list[bool] = []
-        self.index: dict[tuple[int, int], int] = {}  # (parent, token) -> first such node, as TokenTree.find goes
-        self.acceptable: dict[tuple[int, int], int] = {}  # the same without probes
-        self.numbers = _Numbers()
+        self.index: dict[
+            tuple[int, int], int
+        ] = {}  # (parent, token) -> first such node, in the order of TokenTree.find
+        self.acceptable: dict[tuple[int, int], int] = {}  # as ``index``, without probes
+        self.numbers = _SourceNumbers()
         self.q: dict[int, FloatArray] = {}
         self.probe_ends: set[int] = set()
-        self.proposers: list[int] = []  # bit set of the sources that proposed a node to be accepted
-        self.scores: list[float] = []  # NaN: no source has told one
-        self.drawers: dict[int, set[int]] = {}  # parent -> who tried to place children to be accepted
+        self.proposers: list[int] = []  # bit set of the sources that proposed a node for acceptance
+        self.scores: list[float] = []  # NaN: no source gave one
+        self.drawers: dict[int, set[int]] = {}  # parent -> sources that tried to place children for acceptance
 
     def insert(self, branch: Branch) -> None:
         """Add one branch; nodes beyond the budget are left out, and all below them."""
-        if branch.probe and self._missing(branch) > self.budget - len(self.tokens):
+        if branch.probe and self._count_new(branch) > self.budget - len(self.tokens):
             return
         source, bits = self.numbers.of((branch.source,)) if branch.proposers is None else (0, 0)
         nodes: list[int | None] = []
@@ -92,7 +93,7 @@ class _Builder:
             self.probe_ends.add(nodes[-1])
 
     def _merge(self, token: int, parent: int, source: int, probe: bool) -> int | None:
-        """The node of this token below ``parent``, a new one if need be; ``None`` when there is no room."""
+        """Return the node of a token below ``parent``, new if necessary; None if there is no room."""
         edge = (parent, token)
         known = self.index.get(edge)
         if known is None:
@@ -105,7 +106,7 @@ class _Builder:
         return known
 
     def _draw(self, token: int, parent: int, source: int, q: FloatArray) -> int | None:
-        """Place one draw from ``q`` ``[vocab]``: on another proposer's node, or on a new one of its own."""
+        """Return the node of one draw from ``q`` ``[vocab]``: another source's or a new one; None without room."""
         known = self.acceptable.get((parent, token))
         if known is not None and not (known in self.q and self.sources[known] == source):
             return known
@@ -129,8 +130,8 @@ class _Builder:
             self.acceptable.setdefault((parent, token), node)
         return node
 
-    def _missing(self, branch: Branch) -> int:
-        """How many nodes a probe branch would add."""
+    def _count_new(self, branch: Branch) -> int:
+        """Return how many nodes a probe branch would add."""
         nodes: list[int | None] = []
         for token, above in zip(branch.tokens, branch.above, strict=True):
             parent = ROOT if above == ROOT else nodes[above]
@@ -138,7 +139,7 @@ class _Builder:
         return nodes.count(None)
 
     def build(self) -> TokenTree:
-        """The finished tree."""
+        """Return the finished tree."""
         return TokenTree(
             self.tokens,
             self.parents,
@@ -152,7 +153,7 @@ class _Builder:
         )
 
     def _kept_q(self) -> FloatArray | None:
-        """``[n_nodes, vocab]`` fp32, rows of zeros where Algorithm 4 applies; ``None`` if that is everywhere."""
+        """Return ``[n_nodes, vocab]`` fp32, rows of zeros where Algorithm 4 applies; None if that is everywhere."""
         kept = {node: row for node, row in self.q.items() if len(self.drawers[self.parents[node]]) == 1}
         if not kept:
             return None
@@ -162,8 +163,8 @@ class _Builder:
         return q
 
 
-def _alone(branch: Branch, budget: int) -> TokenTree | None:
-    """What ``_Builder`` makes of a single branch, at a fraction of its cost; ``None`` where it is needed.
+def _compose_one(branch: Branch, budget: int) -> TokenTree | None:
+    """Return the tree of a single branch, at a fraction of the cost of ``_Builder``; None if a builder is needed.
 
     Nearly all steps have one branch, whose nodes neither merge nor were drawn.
     """
@@ -176,21 +177,21 @@ def _alone(branch: Branch, budget: int) -> TokenTree | None:
     scores = None if branch.scores is None else branch.scores[:budget]
     if branch.proposers is None:
         return TokenTree(tokens, parents, source_names=(branch.source,), scores=scores)
-    numbers = _Numbers()
+    numbers = _SourceNumbers()
     found = [numbers.of(group) for group in branch.proposers[: len(tokens)]]
     owners, bits = [owner for owner, _ in found], [bits for _, bits in found]
     return TokenTree(tokens, parents, owners, None, tuple(numbers.names), proposers=bits, scores=scores)
 
 
 def compose(branches: Sequence[Branch], budget: int) -> TokenTree:
-    """One tree of at most ``budget`` nodes out of branches in priority order.
+    """Return one tree of at most ``budget`` nodes from branches in priority order.
 
-    A child keeps its draft distribution only where the module's rules allow it; elsewhere Algorithm 4 (one-hot)
-    applies, which is exact for any choice of tokens that does not depend on the target's draw.
+    A child keeps its draft distribution only where the module's rules allow it. Elsewhere Algorithm 4 (one-hot)
+    applies, which is exact for any tokens that do not depend on the target's draw.
     """
     if not branches or budget <= 0:
         return EMPTY_TREE
-    only = _alone(branches[0], budget) if len(branches) == 1 else None
+    only = _compose_one(branches[0], budget) if len(branches) == 1 else None
     if only is not None:
         return only
     builder = _Builder(budget, draws=any(branch.q is not None for branch in branches))

@@ -1,4 +1,4 @@
-"""A device as the host sees it: how exactly it calculates, whose memory it has, and what the host fetches from it."""
+"""Precision of matrix products on a device, and copies from a device to the host."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ Array = npt.NDArray[Any]
 
 
 def set_precision(device: torch.device) -> None:
-    """Let matrix products on a GPU add up in fp32, in the whole process.
+    """Accumulate matrix products on a GPU in fp32, in the whole process.
 
-    By default cuBLAS may add up partial sums of bf16 and fp16 products in bf16 and fp16: how much a sum loses would
-    depend on how many rows a step has, for they decide how it is cut. TF32 would round the factors of fp32 products.
+    By default cuBLAS may add partial sums of bf16 and fp16 products in bf16 and fp16. The rounding would then depend on
+    the number of rows of a step, which decides how a sum is split. TF32 would round the factors of fp32 products.
 
     Args:
-        device: where a model will run; nothing changes for a CPU.
+        device: of the model; nothing changes for a CPU.
     """
     if device.type != "cuda":
         return
     matmul = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = False
     matmul.allow_fp16_reduced_precision_reduction = False
-    torch.set_float32_matmul_precision("highest")  # no TF32; of torch's three switches, the one that sets all of them
+    torch.set_float32_matmul_precision("highest")  # no TF32; this one of torch's three switches sets the others
 
 
 def is_host(device: torch.device) -> bool:
-    """Whether a device's memory is the host's: nothing is copied or waited for, and work done row by row is free."""
+    """Return whether a device shares the host's memory, so that nothing is copied and no call has to be waited for."""
     return device.type == "cpu"
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[Array]:
-    """Host arrays of int32 and fp32 tensors of one device, in one copy that the host waits for once.
+    """Return host arrays of int32 and fp32 tensors of one device; the host waits for one copy.
 
-    On a CPU they are the tensors' own memory.
+    On a CPU the arrays share the tensors' memory.
     """
     if not tensors or is_host(tensors[0].device):
         return [tensor.numpy() for tensor in tensors]
     parts = [tensor.reshape(-1).view(torch.int32) for tensor in tensors]
     flat = torch.cat(parts) if len(parts) > 1 else parts[0]
-    # Pinned memory comes from torch's cache: the copy is twice as fast as one into new memory.
+    # Torch caches pinned memory: the copy is twice as fast as one into new memory.
     host = torch.empty(flat.shape, dtype=torch.int32, pin_memory=flat.is_cuda)
     host.copy_(flat, non_blocking=True)
     if flat.is_cuda:
         torch.cuda.current_stream(flat.device).synchronize()
-    fetched = host.numpy().copy()  # pinned memory is not for keeping
+    fetched = host.numpy().copy()  # gives the pinned memory back
     arrays: list[Array] = []
     first = 0
     for tensor in tensors:

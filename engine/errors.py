@@ -1,7 +1,6 @@
-"""Every exception the engine raises, in one place.
+"""Every exception of the engine.
 
-``SpectraError`` is the root. A caller that maps errors to HTTP needs only two branches: ``RequestError`` is the
-client's fault (4xx, names the parameter), everything else is ours (5xx).
+``SpectraError`` is the root. ``RequestError`` is the client's fault (HTTP 4xx), every other one the server's (5xx).
 """
 
 
@@ -10,10 +9,7 @@ class SpectraError(Exception):
 
 
 class RequestError(SpectraError):
-    """One request cannot be served as asked; no other request is affected.
-
-    ``param`` names the offending field, so that an API can report it.
-    """
+    """One request cannot be served; no other request is affected. ``param`` names the wrong field."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -21,15 +17,15 @@ class RequestError(SpectraError):
 
 
 class UnknownMethodError(RequestError):
-    """The speculation method is unknown, not available yet, or lacks an input it needs."""
+    """The speculation method is unknown, or lacks an input that it needs."""
 
 
 class PromptTooLongError(RequestError):
-    """Prompt plus requested tokens exceed the model's context or the whole KV cache."""
+    """Prompt and requested tokens exceed the model's context or the whole KV cache."""
 
 
 class OverloadedError(SpectraError):
-    """The waiting queue is full; ``retry_after`` says in seconds when to try again."""
+    """The queue is full; ``retry_after`` is the time until a retry, in seconds."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -37,19 +33,19 @@ class OverloadedError(SpectraError):
 
 
 class UnsupportedModelError(SpectraError):
-    """The checkpoint's architecture lacks something the engine needs; the message names it."""
+    """The checkpoint's architecture lacks a feature that the engine needs; the message names it."""
 
 
 class OutOfBlocksError(SpectraError):
-    """The KV cache has no free block left for a sequence that has to grow."""
+    """The KV cache has too few free blocks for a sequence."""
 
 
 class TargetLostError(SpectraError):
-    """The process that runs the target died or stopped answering."""
+    """The process that runs the target died or no longer answers."""
 
 
 class ModelChangedError(SpectraError):
-    """The request was begun with, or encoded for, another model than the one that is served now."""
+    """The request was started with, or encoded for, another model than the one served now."""
 
 
 class StepFailedError(SpectraError):
@@ -57,4 +53,4 @@ class StepFailedError(SpectraError):
 
 
 class ConfigError(SpectraError):
-    """A configuration value is wrong; the message names field, value and what would be right."""
+    """A configuration value is wrong; the message names field, value and allowed values."""

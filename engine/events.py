@@ -1,7 +1,7 @@
-"""What a running request tells the world: one event per target step, and its figures on the last one.
+"""Events of a running request: one per target step, the last one with the request's statistics.
 
-The engine (or the router in front of it) fills these; the edge turns them into text. They are msgspec structs, so that
-they cross processes cheaply. Nothing here knows text, HTTP or how tokens came about.
+The engine or the router fills them, the edge turns them into text. They are msgspec structs, which cross processes
+cheaply. Nothing here knows text, HTTP or how tokens are chosen.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 T = TypeVar("T")
 
-STOP, LENGTH, ABORT = "stop", "length", "abort"  # every finish_reason an event may carry
+STOP, LENGTH, ABORT = "stop", "length", "abort"  # every finish_reason of an event
 NOT_FINITE = "the model's logits are NaN or infinite, as after an overflow of float16; another dtype may help"
 
 
@@ -28,28 +28,28 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SourceCounts(NamedTuple):
-    """What one source did, in nodes. A node belongs to the source that proposed it first (in priority order, or with
-    the highest estimate); the others' proposals of it are counted too, so that one sees which source earns its place.
+    """Nodes of one source. A node belongs to the source that proposed it first (in priority order, or with the highest
+    estimate). Proposals by other sources are counted, too, to show which source is worth its cost.
     """
 
-    drafted: int  # nodes that are its own; probes not counted
+    drafted: int  # own nodes; probes not counted
     accepted: int  # of these
-    proposed: int = 0  # nodes it proposed, its own or not
+    proposed: int = 0  # proposed nodes, own or not
     proposed_accepted: int = 0  # of these
     sole_accepted: int = 0  # accepted nodes that no other source proposed
 
     def plus(self, other: SourceCounts) -> SourceCounts:
-        """Both together."""
+        """Return the sums of both."""
         return SourceCounts(*map(operator.add, self, other))
 
     @property
     def named(self) -> dict[str, int]:
-        """Count by name, as JSON shows it."""
+        """Counts by name, as in JSON."""
         return self._asdict()
 
 
 class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What one choice cost. ``len(tokens) = 1 + sum(step_tokens)`` and ``target_forwards = len(step_tokens)``."""
+    """Statistics of one choice. ``len(tokens) = 1 + sum(step_tokens)`` and ``target_forwards = len(step_tokens)``."""
 
     prompt_tokens: int
     target_forwards: int  # decode steps; the prefill, which yields the first token, is not one
@@ -62,52 +62,52 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0  # from submission to the last token: the sum of the next three
     queue_seconds: float = 0.0  # from submission until it first owned KV blocks
     prefill_seconds: float = 0.0  # from there to the first token
-    decode_seconds: float = 0.0  # from the first token to the last, with all that a preemption cost
-    preemptions: int = 0  # how often the sequence lost its KV blocks and was prefilled again
-    cached_tokens: int = 0  # of the prompt, with rows in the cache already: whole blocks, for a drafter less one
-    decisions: dict[str, int] = {}  # drafts by what ``auto`` decided about them, as ``tier:reason``
+    decode_seconds: float = 0.0  # from the first token to the last, preemptions included
+    preemptions: int = 0  # times that the sequence lost its KV blocks and was prefilled again
+    cached_tokens: int = 0  # tokens of the prompt that the cache held: whole blocks, for a drafter one less
+    decisions: dict[str, int] = {}  # steps by the decision of ``auto``, as ``tier:reason``
 
 
 def histogram(values: Iterable[int]) -> list[int]:
-    """How often each number occurs: by number, up to the largest."""
+    """Return how often each number from 0 to the largest occurs."""
     counts = Counter(values)
     return [counts[number] for number in range(max(counts, default=-1) + 1)]
 
 
 class StepTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """The tree of one step and what became of it, for a request that wants to see it. Lists are by node."""
+    """The tree of one step and its accepted nodes, for a request with ``trace``. Lists are by node."""
 
     tokens: list[int]
     parents: list[int]  # -1: the root
     depths: list[int]  # 1: below the root
-    sources: list[int]  # of each node, the first of ``names`` that proposed it
-    proposers: list[int]  # all that did, as a bit set over ``names``
+    sources: list[int]  # index into ``names`` of the first source that proposed the node
+    proposers: list[int]  # all sources that proposed it, as a bit set over ``names``
     probe: list[bool]
-    scores: list[float | None]  # probabilities that the target writes a node once its parent was accepted, estimated
+    scores: list[float | None]  # estimated probability of a node once its parent is accepted
     names: tuple[str, ...]
     accepted: list[int]  # nodes, in the order of their tokens; the bonus token follows
 
     def source(self, i: int) -> str | None:
-        """Who drafted the ``i``-th token of the step; None: the target drew it itself."""
+        """Return the source of the step's ``i``-th token; None: the target drew it."""
         return self.names[self.sources[self.accepted[i]]] if i < len(self.accepted) else None
 
     def path(self) -> StepTrace:
-        """The same with its accepted nodes alone."""
+        """Return the trace of the accepted nodes alone."""
         nodes = self.accepted
         return StepTrace(
-            tokens=_of(nodes, self.tokens),
+            tokens=_select(nodes, self.tokens),
             parents=[*range(-1, len(nodes) - 1)],
-            depths=_of(nodes, self.depths),
-            sources=_of(nodes, self.sources),
-            proposers=_of(nodes, self.proposers),
-            probe=_of(nodes, self.probe),
-            scores=_of(nodes, self.scores),
+            depths=_select(nodes, self.depths),
+            sources=_select(nodes, self.sources),
+            proposers=_select(nodes, self.proposers),
+            probe=_select(nodes, self.probe),
+            scores=_select(nodes, self.scores),
             names=self.names,
             accepted=[*range(len(nodes))],
         )
 
 
-def _of(nodes: list[int], values: list[T]) -> list[T]:
+def _select(nodes: list[int], values: list[T]) -> list[T]:
     return [values[node] for node in nodes]
 
 
@@ -122,11 +122,11 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None  # STOP, LENGTH, ABORT
     stop_reason: int | None = None  # the stop id, when one ended the text
     logprobs: list[TokenLogprob] | None = None  # one per token, when the request asked for them
-    prompt_logprobs: list[TokenLogprob] | None = None  # first event: of the prompt's tokens but the first, if wanted
+    prompt_logprobs: list[TokenLogprob] | None = None  # first event: from the prompt's second token
     drafts: dict[str, SourceCounts] | None = None  # this step, by source
     stats: RequestStats | None = None
-    trace: StepTrace | None = None  # of a step that is no prefill, if the request asks for it
-    error: str = ""  # why the engine aborted the request: what its grammar asks for, or NOT_FINITE; "": neither
+    trace: StepTrace | None = None  # of a decode step, if the request asks for it
+    error: str = ""  # why the engine aborted the request: its grammar, or NOT_FINITE; "": it did not
 
     @property
     def has_broken_logits(self) -> bool:

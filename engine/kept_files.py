@@ -1,5 +1,5 @@
-"""What is kept from one start of a process to the next, in the user's cache on the node of the process that asks:
-options name places in it, and travel."""
+"""Files that survive a restart, in the user's cache on this node. Options hold paths relative to it, because they are
+sent to other nodes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ logger = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/spectra-serve``, by default ``~/.cache/spectra-serve``; it may not exist yet."""
+    """Return ``$XDG_CACHE_HOME/spectra-serve``, by default ``~/.cache/spectra-serve``; it may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "spectra-serve"
 
 
 def in_cache(path: str) -> Path:
-    """A path of options, here: an absolute one, or one in the user's home (``~/..``), as it is; others are below
-    ``cache_folder``."""
+    """Return the place of an option's path on this node: relative paths are below ``cache_folder``, absolute ones and
+    those in the user's home (``~/..``) are unchanged."""
     return cache_folder() / Path(path).expanduser()
 
 
 def keep_json(file: Path, value: Any, what: str) -> None:
-    """Write ``value`` to a file, whole or not at all; a folder that cannot be written is no error.
+    """Write ``value`` to a file, whole or not at all; if the folder cannot be written, only warn.
 
     Args:
-        file: where; its folders are made.
+        file: its folders are created.
         value: plain data.
         what: the value's name, for the warning.
     """
@@ -41,17 +41,17 @@ def keep_json(file: Path, value: Any, what: str) -> None:
         partial.write_text(json.dumps(value), encoding="utf-8")
         partial.replace(file)
     except OSError as error:
-        logger.warning("%s were not kept: %s", what, error)
+        logger.warning("%s were not saved: %s", what, error)
         with contextlib.suppress(OSError):
             partial.unlink()
 
 
 @contextlib.contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold the lock of a file or folder while others wait for it; it falls with the process.
+    """Hold the lock of a file or folder; the end of the process releases it.
 
     Raises:
-        OSError: the folder that ``path`` is in cannot be written.
+        OSError: the parent folder of ``path`` cannot be written.
     """
     with path.with_name(f"{path.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

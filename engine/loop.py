@@ -1,4 +1,4 @@
-"""The offline decode loop: scheduler, target and speculators in one thread. ``spectra generate`` and tests run it."""
+"""The offline decode loop: scheduler, target and speculators in one thread, for ``spectra generate`` and tests."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from engine.target_model.info import Target
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What became of a request."""
+    """The output of a finished request."""
 
     token_ids: list[int]
     finish_reason: str
     stats: RequestStats
     logprobs: list[TokenLogprob] | None
-    prompt_logprobs: list[TokenLogprob] | None = None  # of its second token and those behind
+    prompt_logprobs: list[TokenLogprob] | None = None  # from the second token of the prompt
 
 
 class Engine:
@@ -37,8 +37,8 @@ class Engine:
     Args:
         target: runs the steps.
         pool: speculators.
-        options: of the scheduler.
-        costs: of the target, for the scheduler; None: not measured.
+        options: of the batching policy.
+        costs: the target's step times, for the batching policy; None: not measured.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Engine:
         self._next_step = 0
 
     def submit(self, request: Request) -> int:
-        """Queue a request; returns its number.
+        """Queue a request; return its number.
 
         Raises:
-            RequestError: the request can never be served (its subclasses say why).
+            RequestError: the request can never be served (its subclasses give the reason).
             OverloadedError: the queue is full.
         """
         if not request.method:
@@ -75,7 +75,7 @@ class Engine:
         return seq
 
     def cancel(self, seq: int) -> None:
-        """Stop a request now; harmless when it is done."""
+        """Stop a request now; a finished one is ignored."""
         sequence = self._sequences.pop(seq, None)
         if sequence is not None:
             self.scheduler.cancel(sequence)
@@ -83,26 +83,26 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether another step would do something."""
+        """Whether another step has work to do."""
         return self.scheduler.has_work
 
     def step(self) -> list[tuple[int, StepEvent]]:
-        """One target step: schedule, score, commit, draft. Returns what every sequence emitted."""
+        """Run one step: schedule, score, commit, draft. Return (number, event) of every sequence with new tokens."""
         step = self.next_step()
         if step is None:
-            assert not self.has_work, "sequences are alive, nothing is in flight, and none can go on"
+            assert not self.has_work, "sequences are alive, nothing is in flight, and none can continue"
             return []
         return self.take(step, self.target.step(step))
 
     def next_step(self, n_in_flight: int = 0) -> Step | None:
-        """What the target should do next, while it has ``n_in_flight`` steps; None: nothing now."""
+        """Return the target's next step while ``n_in_flight`` are unanswered; None: nothing now."""
         step = self.scheduler.next_step(self._next_step, n_in_flight)
         if step is not None:
             self._next_step += 1
         return step
 
     def take(self, step: Step, result: StepResult) -> list[tuple[int, StepEvent]]:
-        """Commit a step's answer and draft. Returns what every sequence emitted."""
+        """Commit a step's answer and draft. Return (number, event) of every sequence with new tokens."""
         sequences = [self._sequences[work.seq] for work in step.work]
         commits = self.scheduler.commit(step, result, sequences)
         draft_round = start_round(commits, self.scheduler)
@@ -114,24 +114,23 @@ class Engine:
         return [(commit.sequence.seq, commit.event) for commit in commits if commit.event is not None]
 
     def run(self, requests: Items[Request], batch_size: int) -> Iterator[tuple[int, Completion]]:
-        """Complete requests, ``batch_size`` at a time; yields (index, completion) as they finish."""
+        """Complete requests, ``batch_size`` at a time; yield (index, completion) as they finish."""
         todo = list(enumerate(requests))[::-1]
         running: dict[int, int] = {}
-        told: dict[int, list[StepEvent]] = {}
+        events: dict[int, list[StepEvent]] = {}
         while todo or running:
             while todo and len(running) < batch_size:
                 index, request = todo.pop()
                 seq = self.submit(request)
-                running[seq], told[seq] = index, []
+                running[seq], events[seq] = index, []
             for seq, event in self.step():
-                told[seq].append(event)
+                events[seq].append(event)
                 if event.finish_reason is not None:
-                    yield running.pop(seq), _completion(told.pop(seq))
-        while self.has_work:  # tell the target to forget the last ones
+                    yield running.pop(seq), _completion(events.pop(seq))
+        while self.has_work:  # the target drops the last sequences
             self.step()
 
     def complete(self, request: Request) -> Completion:
-        """Run one request to its end."""
         ((_, completion),) = self.run([request], 1)
         return completion
 

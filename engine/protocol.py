@@ -1,7 +1,6 @@
-"""What crosses the border between the engine and the speculators.
+"""The interface between the engine and the speculators: views and outcomes go out, branches come back.
 
-The engine hands out request views and outcomes, speculators hand back branches. The types live at the bottom so that
-the decode loop receives speculators as instances and imports nothing upward.
+The types belong to the engine, so that the decode loop receives speculators as instances and imports nothing upward.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from engine.tree import ROOT, FloatArray, IntArray, TokenTree
 
 @dataclass(slots=True)
 class RequestView:
-    """What a speculator may know about a request.
+    """A request as its speculator sees it.
 
-    The owner of the view (the speculator pool) appends committed tokens to ``context`` before it calls
-    ``observe``; speculators only read it.
+    The speculator pool owns the view and appends committed tokens to ``context`` before it calls ``observe``;
+    speculators only read it.
     """
 
-    request_id: int  # number of its sequence
+    request_id: int  # number of the sequence
     request: Request
     vocab_size: int
     context: TokenBuffer  # prompt + output so far; the last token is the root of the next tree
 
     @classmethod
     def of(cls, request_id: int, request: Request, vocab_size: int) -> RequestView:
-        """The view of a request that begins: its context is the prompt and what was emitted of it already."""
+        """Return the view of a new or resumed request: its context is the prompt and the output emitted before."""
         context = TokenBuffer([*request.prompt, *request.emitted], len(request.prompt) + request.params.max_tokens)
         return cls(request_id, request, vocab_size, context)
 
@@ -47,12 +46,16 @@ class RequestView:
 class Branch(msgspec.Struct, frozen=True):
     """A drafted continuation of the context: a chain, or a tree when ``parents`` is given.
 
-    ``tokens`` ``[n]``; ``parents`` ``[n]`` indices into ``tokens`` (-1 is the root), parents first. A probe is never
-    accepted: the target's top ids behind its last node are read back. ``q`` ``[n, vocab]`` is the distribution each
-    token was *independently sampled* from; leave it out for anything chosen by rank, score or rule. ``scores`` ``[n]``
-    are the source's own estimates of the probability that the target writes a node's token once its parent was
-    accepted: combinations spend their nodes by them (``speculators.mixing.combined``). ``proposers`` ``[n]`` name the
-    sources of each node, its owner first, in a branch that several made together; else all nodes are ``source``'s.
+    Args:
+        tokens: ``[n]``.
+        source: the speculator; it proposed all nodes unless ``proposers`` is given.
+        parents: ``[n]`` indices into ``tokens`` (-1 is the root), parents first.
+        probe: the nodes are never accepted; the target's top ids after the last one are read back.
+        q: ``[n, vocab]``, the distribution that each token was *independently sampled* from; None for tokens chosen by
+            rank, score or rule.
+        scores: ``[n]``, estimated probabilities of a node once its parent is accepted; combinations spend their nodes
+            by them (``speculators.mixing.combined``).
+        proposers: ``[n]`` names of the sources of each node, its owner first.
     """
 
     tokens: Sequence[int]
@@ -65,33 +68,37 @@ class Branch(msgspec.Struct, frozen=True):
 
     @property
     def above(self) -> Sequence[int]:
-        """``parents``, those of a chain where there are none."""
+        """``parents``, or those of a chain."""
         return range(ROOT, len(self.tokens) - 1) if self.parents is None else self.parents
 
 
 class Decision(NamedTuple):
-    """What a method that weighs gain against cost decided about one step of a request; of few different values."""
+    """Decision about one step of a request by a method that weighs gain against cost; takes few different values."""
 
-    tier: str  # how much is done for a draft
+    tier: str  # how expensive a draft is made
     reason: str
-    reads_back: bool = True  # whether the ids behind nodes that its needs ask for are read back in that step
+    reads_back: bool = True  # whether the step reads back the top ids that the method needs
 
 
 class Pause(NamedTuple):
-    """Steps of a request in which its speculator is neither asked nor told."""
+    """Steps of a request in which its speculator neither drafts nor observes."""
 
     n_steps: int = 0
-    decision: Decision | None = None  # about each of them
+    decision: Decision | None = None  # about each of these steps
 
 
 NO_PAUSE = Pause()
 
 
 class Draft(list[Branch]):
-    """Branches of one request, what was decided about its step by a method that decides, and how long it rests then.
+    """Branches of one request, with the method's decision about the step.
 
-    The outcome of the last step of a rest has the tokens of all. ``wants_next`` says whether the target's drafter, for
-    a request that needs it, drafts behind that step, or behind the one of this draft if there is no rest.
+    Args:
+        branches: best first.
+        decision: of a method that decides about every step.
+        pause: steps after this draft without the speculator; the outcome after them has the tokens of all.
+        drafts_next: whether the target's drafter, for a request that needs it, drafts after the last step of the pause,
+            or after the step of this draft if there is no pause.
     """
 
     __slots__ = ("decision", "drafts_next", "pause")
@@ -111,30 +118,30 @@ class Draft(list[Branch]):
 
 @dataclass(slots=True, frozen=True)
 class Needs:
-    """What a speculator wants read back from the target besides tokens; nothing costs nothing."""
+    """States that a speculator needs from the target in addition to tokens; the default reads nothing back."""
 
     probe_top_k: int = 0  # ids at the last node of every probe branch
     node_top_k: int = 0  # ids at the root and every node, rejected ones too
     prompt_top_k: int = 0  # ids at every prompt position
     hidden_layer: int | None = None  # hidden state after this layer, for every committed position
     heads: tuple[tuple[int, int], ...] = ()  # (layer, head): attention row of the last forwarded position
-    top_logprobs: bool = False  # with every list of top ids, their log-probabilities
-    hidden_dims: int = 0  # project the hidden state to so many dimensions before it travels; 0: as it is
+    top_logprobs: bool = False  # log-probabilities with every list of top ids
+    hidden_dims: int = 0  # dimensions that the hidden state is projected to before it travels; 0: no projection
     drafter: bool = False  # drafts of the target's trained drafter
-    drafts_first: bool = True  # one of these behind the prompt
+    drafts_first: bool = True  # whether that drafter drafts directly after the prompt
 
     def merge(self, other: Needs) -> Needs:
-        """The smallest needs that cover both.
+        """Return the smallest needs that cover both.
 
         Raises:
-            ValueError: two different hidden layers are wanted, or one in different projections.
+            ValueError: they have different hidden layers, or different projections of one.
         """
         layers = {layer for layer in (self.hidden_layer, other.hidden_layer) if layer is not None}
         if len(layers) > 1:
-            raise ValueError(f"two speculators want hidden states of different layers: {sorted(layers)}")
+            raise ValueError(f"two speculators need hidden states of different layers: {sorted(layers)}")
         dims = {needs.hidden_dims for needs in (self, other) if needs.hidden_layer is not None}
         if len(dims) > 1:
-            raise ValueError(f"two speculators want hidden states of different dimensions: {sorted(dims)}")
+            raise ValueError(f"two speculators need hidden states of different dimensions: {sorted(dims)}")
         return Needs(
             probe_top_k=max(self.probe_top_k, other.probe_top_k),
             node_top_k=max(self.node_top_k, other.node_top_k),
@@ -150,28 +157,28 @@ class Needs:
 
 @dataclass(slots=True, frozen=True)
 class Artefacts:
-    """Inner states of the target for the positions that a step committed (PLD+)."""
+    """Hidden states and attention of the target for the positions that a step committed (PLD+)."""
 
-    hidden: FloatArray | None = None  # [n_new_positions, d], appended position by position from 0 on
-    attention: FloatArray | None = None  # [n_heads, n_positions]: last forwarded position over all cached ones
+    hidden: FloatArray | None = None  # [n_new_positions, d], by position, from 0 on
+    attention: FloatArray | None = None  # [n_heads, n_positions], of the last forwarded position
 
 
 class StepTime(NamedTuple):
-    """How long a step took in which all sequences decoded, and what was in it."""
+    """Duration and size of a step in which all sequences decoded."""
 
-    seconds: float  # in all stages together, without the drafter
+    seconds: float  # of all stages together, without the drafter
     n_sequences: int
     n_rows: int  # roots and nodes
     context: float  # tokens before a root, on average
-    n_read: int = 0  # rows whose best next ids were read back
+    n_read: int = 0  # rows whose top ids were read back
     draft_seconds: float = 0.0  # of the target's drafter
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What the target made of one step's tree (or of a prompt chunk, then ``tree`` is empty).
+    """The target's answer to one step's tree, or to a prompt chunk (then ``tree`` is empty).
 
-    ``tokens`` were committed: the accepted path and the bonus token; empty for a prompt chunk that is not the last.
-    Those of steps in which the speculator rested (``Draft.rest``) come first, one each.
+    ``tokens`` were committed: those of a pause first (``Draft.pause``), then the accepted path and the bonus token. A
+    prompt chunk that is not the last commits none.
     """
 
     tokens: Sequence[int]
@@ -181,13 +188,13 @@ class Outcome(msgspec.Struct, frozen=True):
     prompt_top_ids: IntArray | None = None  # [chunk, k]
     prompt_top_logprobs: FloatArray | None = None  # [chunk, k]
     prompt_start: int = 0  # position of the chunk's first token
-    n_read: int = 0  # tokens of the chunk without what the cache held of it
+    n_read: int = 0  # tokens of the chunk that were not cached
     artefacts: Artefacts | None = None
-    step: StepTime | None = None  # one object for all outcomes of a step; None where prompts were read
-    draft: Branch | None = None  # what the target's drafter drafted behind the last token
+    step: StepTime | None = None  # one object for all outcomes of a step; None for a step with prompt chunks
+    draft: Branch | None = None  # of the target's drafter, after the last token
 
     def top_ids_after(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The target's best next ids behind the node reached by ``tokens``; empty if it was not scored."""
+        """Return the target's top ids after the node that ``tokens`` lead to; empty if it was not scored."""
         node = self.tree.find(tokens)
         return () if node is None else self.top_ids.get(node, ())
 
@@ -196,14 +203,14 @@ class Outcome(msgspec.Struct, frozen=True):
 class Speculator(Protocol):
     """A drafting method. One instance serves many requests; per-request state is keyed by ``request_id``.
 
-    A class that inherits from this one writes ``propose``, and of the others what it needs.
+    A subclass implements ``propose``, and overrides the other methods that it needs.
     """
 
     name: str
     needs: Needs
 
     def begin(self, view: RequestView) -> None:
-        """Admit a request; its context is the prompt."""
+        """Add a request; its context is the prompt."""
         return
 
     @abstractmethod
@@ -215,36 +222,36 @@ class Speculator(Protocol):
         return
 
     def end(self, view: RequestView) -> None:
-        """Drop all state of the request. Called once, also on cancel and error."""
+        """Drop all state of the request; called once, also after a cancel or an error."""
         return
 
 
 @runtime_checkable
 class BatchSpeculator(Speculator, Protocol):
-    """A method that drafts for many requests in one go (a drafter with weights)."""
+    """A method that drafts for many requests at once, such as a drafter with weights."""
 
     def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
-        """``propose`` for several requests at once, in order."""
+        """Return the branches of ``propose`` for several requests, in order."""
 
 
 class DraftPool(Protocol):
-    """Speculators of all live requests behind one call per step; in this process or in an actor."""
+    """The speculators of all live requests, in this process or in an actor; called once per step."""
 
     def needs(self, method: str, request: Request | None = None) -> Needs:
-        """What the target must read back for a method, or for a request of it; raises UnknownMethodError."""
+        """Return the needs of a method, or of a request for it; raise UnknownMethodError."""
 
     def begin(self, request_id: int, request: Request, vocab_size: int) -> None:
-        """A request was admitted; ``request.method`` says which speculator drafts for it."""
+        """Add a request to the speculator of ``request.method``."""
 
     def advance(self, outcomes: Sequence[tuple[int, Outcome]], budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
-        """Learn from outcomes, then draft for every request in ``budgets``.
+        """Observe outcomes, then return drafts for the requests in ``budgets``.
 
-        A ``Draft`` may say that what the target would say behind the nodes of the next step is not worth reading back.
-        Nor is it for a request without an entry in the answer, which no speculator knows.
+        Nothing is read back in the next step of a request without an entry, which has no speculator here. A ``Draft``
+        can turn reading back off, too.
         """
 
     def end(self, request_id: int) -> None:
-        """Drop a request; harmless when it is not live."""
+        """Remove a request; an unknown one is ignored."""
 
     @property
     def n_live(self) -> int:

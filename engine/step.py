@@ -1,6 +1,6 @@
-"""Messages of the step path: what the scheduler asks of a target, and what the target answers.
+"""Messages of a step: the scheduler's work for a target, and the target's answers.
 
-They are plain data, so that one code path serves a target in the same process and a pipeline behind channels. The
+They are plain data, so one code path serves a target in the same process and a pipeline of other processes. The
 accepted path of a step travels with the next one (``keep``), so compaction costs no round trip.
 """
 
@@ -19,15 +19,15 @@ from engine.tree import FloatArray, IntArray, TokenTree
 
 
 class SequenceStart(msgspec.Struct, frozen=True):
-    """A sequence the target has not seen yet; arrives with its first chunk."""
+    """A new sequence of the target; arrives with its first chunk."""
 
     seq: int
     params: SamplingParams
     n_prompt: int  # tokens before the first drawn one, for penalties
     needs: Needs
-    n_copied: int = 0  # tokens of its text whose rows are copied from ``source`` before anything else is written
-    source: list[int] = []  # blocks that hold them, in text order; their former owner does not matter
-    text: list[int] = []  # these tokens, where penalties, a minimum length or a grammar have to know them
+    n_copied: int = 0  # first tokens whose rows are copied from ``source`` before anything else is written
+    source: list[int] = []  # blocks that hold them, in text order, whoever owned them
+    text: list[int] = []  # these tokens, if penalties, a minimum length or a grammar need them
     request_id: str = ""  # of the client's request, for log lines
 
 
@@ -47,14 +47,14 @@ class Work(msgspec.Struct, frozen=True):
     new_blocks: list[int] = []
     draw: bool = True
     max_new: int = 1  # tokens the sequence may still emit
-    moved: bool = False  # ``new_blocks`` replace the blocks that it had: its rows move there before anything is written
-    reads_back: bool = True  # whether the ids behind nodes or tokens that its needs ask for are read back in this step
-    draft_nodes: int = 0  # nodes that the target's drafter may draft behind the step
-    logprobs_of: list[int] = []  # of a chunk: the tokens behind its first ones, whose log-probabilities are wanted
+    moved: bool = False  # ``new_blocks`` replace all of its blocks: its rows move there before anything is written
+    reads_back: bool = True  # whether the step reads back the top ids that its needs ask for
+    draft_nodes: int = 0  # nodes that the target's drafter may draft after the step
+    logprobs_of: list[int] = []  # of a chunk: the tokens after its first ones, whose log-probabilities are returned
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A micro-batch. ``ends`` are applied first, then moves, ``starts`` with their copies, and the work."""
+    """A micro-batch. A stage applies ``ends`` first, then moves, ``starts`` with their copies, and the work."""
 
     step_id: int
     work: list[Work]
@@ -63,35 +63,35 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class WorkResult(msgspec.Struct, frozen=True):
-    """Answer to one ``Work``; arrays are there only if the sequence's needs ask for them."""
+    """Answer to one ``Work``; it has only the arrays that the sequence's needs ask for."""
 
     seq: int
     tokens: list[int] = []  # accepted path + bonus token
     accepted: list[int] = []  # nodes
     logprobs: list[TokenLogprob] | None = None
-    top_ids: TopIds = NO_TOP_IDS  # behind nodes
+    top_ids: TopIds = NO_TOP_IDS  # after nodes
     prompt_top_ids: IntArray | None = None  # [chunk, k]
     hidden: FloatArray | None = None  # [n_new_positions, d]
     attention: FloatArray | None = None  # [n_heads, n_positions]
     prompt_top_logprobs: FloatArray | None = None  # [chunk, k]
-    draft: Branch | None = None  # of the target's drafter, behind the drawn token
-    draft_seconds: float = 0.0  # its share of what the drafter took for the step's sequences
+    draft: Branch | None = None  # of the target's drafter, after the drawn token
+    draft_seconds: float = 0.0  # the sequence's share of the drafter's time
     prompt_logprobs: list[TokenLogprob] | None = None  # of the work's ``logprobs_of``
-    error: str = ""  # why the text cannot go on behind ``tokens``; "": it can, or has ended
+    error: str = ""  # why the text cannot continue after ``tokens``; "": it can, or has ended
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """Answers in the order of the step's work; none, and ``error``, when the step could not be run."""
+    """Answers in the order of the step's work; only ``error`` if the step failed."""
 
     step_id: int
     results: list[WorkResult]
-    seconds: float  # time the last stage spent
+    seconds: float  # of the last stage
     error: str = ""
     stage_seconds: tuple[float, ...] = ()  # busy time of every stage of a pipeline, first to last
 
 
 class _WireArray(msgspec.Struct, frozen=True, array_like=True):
-    """An fp32 or int32 array as it travels."""
+    """An fp32 or int32 array on the wire."""
 
     dtype: Literal["<f4", "<i4"]
     shape: tuple[int, ...]
@@ -99,16 +99,16 @@ class _WireArray(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def pack(cls, array: IntArray | FloatArray) -> _WireArray:
-        """From an array; any other dtype is a bug of the sender and refused by the receiver."""
+        """Return the message of an array; the receiver refuses any other dtype."""
         return cls(array.dtype.str, array.shape, np.ascontiguousarray(array).tobytes())  # type: ignore[arg-type]
 
     def unpack(self) -> Any:
-        """The array, read-only."""
+        """Return the array, read-only."""
         return np.frombuffer(self.raw, dtype=self.dtype).reshape(self.shape)
 
 
 class _WireTree(msgspec.Struct, frozen=True, array_like=True):
-    """A token tree as it travels."""
+    """A token tree on the wire."""
 
     tokens: list[int]
     parents: list[int]
@@ -120,7 +120,7 @@ class _WireTree(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _WireTopIds(msgspec.Struct, frozen=True, array_like=True):
-    """Read-back ids as they travel."""
+    """Top ids on the wire."""
 
     nodes: _WireArray
     ids: _WireArray
@@ -138,7 +138,7 @@ def _encode(value: object) -> object:
         return _WireTree(
             value.tokens, value.parents, value.sources, value.probe, list(value.source_names), list(value.probe_ends), q
         )
-    raise TypeError(f"{type(value)} does not travel")
+    raise TypeError(f"a step message cannot hold a {type(value)}")
 
 
 def _decode(kind: type, value: object) -> object:
@@ -158,19 +158,19 @@ _RESULT = msgspec.msgpack.Decoder(StepResult, dec_hook=_decode)
 
 
 def encode(message: Step | StepResult) -> bytes:
-    """Bytes of a message (msgpack; never pickle, which would run what a peer sends)."""
+    """Return the bytes of a message in msgpack, never pickle, which would run a peer's code."""
     return _ENCODER.encode(message)
 
 
 def decode_step(raw: bytes) -> Step:
-    """The step in ``raw``.
+    """Return the step in ``raw``.
 
     Raises:
-        msgspec.ValidationError: it is not one.
+        msgspec.ValidationError: ``raw`` is no step.
     """
     return _STEP.decode(raw)
 
 
 def decode_result(raw: bytes) -> StepResult:
-    """The result in ``raw``; raises like ``decode_step``."""
+    """Return the result in ``raw``; raise as ``decode_step`` does."""
     return _RESULT.decode(raw)

@@ -1,4 +1,4 @@
-"""Step times by sequences and rows: looked up by ``auto``, measured by ``engine.target_model.step_timing``."""
+"""Step times by sequences and rows, measured by ``engine.target_model.step_timing``; ``auto`` and batching use them."""
 
 from __future__ import annotations
 
@@ -18,25 +18,23 @@ Seconds = npt.NDArray[np.float64]
 Curve = tuple[tuple[int, ...], tuple[float, ...]]  # rows, seconds; both ascending
 Rows = npt.NDArray[np.integer] | npt.NDArray[np.float64] | Sequence[int]
 FORMAT = 3  # of the file
-TOKENS_PER_DOUBLING = 0.31  # that twice as many nodes add to a forward, from 1 on; suffix+token-recycling, SmolLM2-135M
-MEASURED_BEHIND = 256  # tokens before the roots whose steps were timed
+TOKENS_PER_DOUBLING = 0.31  # that twice as many nodes add per forward pass, from 1 node on (measured, SmolLM2-135M)
+MEASURED_CONTEXT = 256  # tokens before the roots of the timed steps
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
     """Seconds of a step, by curves over its rows, linear between their points.
 
-    Rows are arithmetic; sequences are attention and bookkeeping, and so are the tokens before a chunk of prompt.
-
     Args:
-        curves: sequences that decode -> curve over their roots and nodes, ids behind all of which are read back.
-        prompts: tokens before a chunk -> curve over the rows of the chunk; may be empty, when none was measured.
-        plain: sequences that decode -> seconds of a step without nodes of which nothing is read back; where none was
-            measured, reading back takes no time.
-        prompt_row: seconds that reading back the ids behind one row of a prompt takes.
+        curves: sequences that decode -> curve over their roots and nodes; the top ids of all of them are read back.
+        prompts: tokens before a chunk -> curve over the rows of the chunk; empty if none was measured.
+        plain: sequences that decode -> seconds of a step without nodes that reads nothing back; without an entry,
+            reading back takes no time.
+        prompt_row: seconds to read back the top ids of one prompt row.
 
     Raises:
-        ValueError: there is no curve, or one that is none.
+        ValueError: ``curves`` is empty, or a value is no curve or no time.
     """
 
     curves: dict[int, Curve]
@@ -46,24 +44,25 @@ class StepCosts:
 
     def __post_init__(self) -> None:
         if not self.curves:
-            raise ValueError("step costs need a curve")
+            raise ValueError("step costs have no curve; at least one is needed")
         for batch, curve in self.curves.items():
             if batch < 1 or not _is_curve(curve):
-                raise ValueError(f"step costs of batch size {batch} are no curve")
+                raise ValueError(f"step costs of batch size {batch} are no curve; rows and seconds must ascend")
         for context, curve in self.prompts.items():
             if context < 0 or not _is_curve(curve):
-                raise ValueError(f"step costs of prompts behind {context} tokens are no curve")
+                raise ValueError(
+                    f"step costs of prompts after {context} tokens are no curve; rows and seconds must ascend"
+                )
         for batch, seconds in self.plain.items():
             if batch < 1 or not 0.0 < seconds < float("inf"):
-                raise ValueError(f"the plain step of {batch} sequences takes no time: {seconds}")
+                raise ValueError(f"the plain step of {batch} sequences takes {seconds} s; it must be above 0")
         if not 0.0 <= self.prompt_row < float("inf"):
-            raise ValueError(f"reading a row of a prompt back takes no such time: {self.prompt_row}")
+            raise ValueError(f"prompt_row is {self.prompt_row} s; it must be 0 or more")
 
-    def seconds(self, batch: int, rows: Rows, context: float = MEASURED_BEHIND) -> Seconds:
-        """Of steps with ``batch`` sequences and ``rows`` ``[n]`` rows behind ``context`` tokens each.
+    def seconds(self, batch: int, rows: Rows, context: float = MEASURED_CONTEXT) -> Seconds:
+        """Return the times of steps with ``batch`` sequences, ``rows`` ``[n]`` and ``context`` tokens before each root.
 
-        Beyond the last point of a curve by its slope; beyond the largest batch every sequence adds what one more of as
-        many rows adds between the two largest.
+        A curve continues by its slope. Beyond the largest batch, each sequence adds as much as between the two largest.
         """
         sizes = sorted(self.curves)
         above = next((size for size in sizes if size >= batch), sizes[-1])
@@ -76,27 +75,29 @@ class StepCosts:
             least = self.curves[above][0][:1]
             more = float((_along(self.curves[above], least) - _along(self.curves[sizes[-2]], least))[0])
             taken = taken + max(more, 0.0) / (above - sizes[-2]) * (batch - above)
-        return taken + self.attention(batch, rows, context) if context > MEASURED_BEHIND else taken
+        return taken + self.attention(batch, rows, context) if context > MEASURED_CONTEXT else taken
 
     def best_nodes(self, most: int) -> int:
-        """The power of two from 2 to ``most``, 1 at least, that gives most tokens per second to one sequence if n nodes
-        give 1 + ``TOKENS_PER_DOUBLING`` log2(n) tokens per forward."""
+        """Return the number of nodes, a power of two from 2 to ``most``, with most tokens per second for one sequence.
+
+        It assumes that n nodes give 1 + ``TOKENS_PER_DOUBLING`` log2(n) tokens per forward pass.
+        """
         doublings = np.arange(1, max(2, most.bit_length()))
         tokens = 1 + TOKENS_PER_DOUBLING * doublings
         return min(most, int(2 ** doublings[np.argmax(tokens / self.seconds(1, 2**doublings + 1))]))
 
     def attention(self, batch: int, rows: Rows, context: float) -> Seconds:
-        """What longer texts than those of the curves add: as much as they add to a chunk of the rows of a sequence."""
+        """Return the seconds that longer contexts add: as many as for a prompt chunk of one sequence's rows."""
         first, last = min(self.prompts, default=0), max(self.prompts, default=0)
-        wanted = np.asarray(rows, np.float64) / batch
+        chunk = np.asarray(rows, np.float64) / batch
         if first == last:
-            return np.zeros_like(wanted)
-        grown = np.maximum(_along(self.prompts[last], wanted) - _along(self.prompts[first], wanted), 0.0)
-        return batch * grown * (max(context - MEASURED_BEHIND, 0.0) / (last - first))
+            return np.zeros_like(chunk)
+        grown = np.maximum(_along(self.prompts[last], chunk) - _along(self.prompts[first], chunk), 0.0)
+        return batch * grown * (max(context - MEASURED_CONTEXT, 0.0) / (last - first))
 
     @property
     def read_back(self) -> tuple[float, float]:
-        """Seconds that reading ids back takes: of a step in which any are read, and of every row of these."""
+        """Seconds to read top ids back: per step that reads any, and per row read."""
         sizes = sorted(self.plain.keys() & self.curves.keys())
         if not sizes:
             return 0.0, 0.0
@@ -105,29 +106,31 @@ class StepCosts:
         return max(first[1] - first[0] * each, 0.0), each
 
     def by_batch(self, n: int, rows: int) -> Seconds:
-        """Of steps with 1 to ``n`` sequences of ``rows`` rows each, ``[n]``, ascending; beyond the largest batch on by
-        the slope between the last two."""
+        """Return the times of steps with 1 to ``n`` sequences of ``rows`` rows each, ``[n]``, ascending.
+
+        Beyond the largest batch they continue by the slope between the last two.
+        """
         sizes = sorted(self.curves)
         found = np.array([_along(self.curves[size], [size * rows])[0] for size in sizes])
         known = np.minimum.accumulate(found[::-1])[::-1]  # noise only adds: no step is slower than a larger one
-        wanted = np.arange(1, n + 1)
+        batches = np.arange(1, n + 1)
         slope = (known[-1] - known[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else known[0] / sizes[0]
-        beyond = np.maximum(wanted - sizes[-1], 0) * float(slope)
-        return np.asarray(np.interp(wanted, sizes, known) + beyond, np.float64)
+        beyond = np.maximum(batches - sizes[-1], 0) * float(slope)
+        return np.asarray(np.interp(batches, sizes, known) + beyond, np.float64)
 
     def prompt_seconds(self, context: int, rows: Rows) -> Seconds:
-        """Of steps with a chunk of ``rows`` ``[n]`` rows, ascending, behind ``context`` tokens: never less for more.
+        """Return the times of steps with a chunk of ``rows`` ``[n]`` after ``context`` tokens, ascending with the rows.
 
         Raises:
             ValueError: none was measured.
         """
         if not self.prompts:
-            raise ValueError("no step with rows of prompt was measured")
+            raise ValueError("the step costs have no prompts; measure a step with prompt rows")
         first, last = min(self.prompts), max(self.prompts)
         near, far = _along(self.prompts[first], rows), _along(self.prompts[last], rows)
         if first == last or context <= first:
             return near
-        # Attention takes time in proportion to what it looks at; a far chunk cheaper than a near one is noise.
+        # Attention time is proportional to the context; a far chunk that is faster than a near one is noise.
         share = (context - first) / (last - first)
         return np.maximum.accumulate(near + share * np.maximum(far - near, 0.0))
 
@@ -140,21 +143,21 @@ def _is_curve(curve: Curve) -> bool:
 
 
 def _along(curve: Curve, rows: Rows) -> Seconds:
-    """A curve at ``rows``, beyond its last point by its slope."""
+    """Return the seconds of a curve at ``rows``; it continues by its slope."""
     xs, ys = (np.asarray(values, np.float64) for values in curve)
-    wanted = np.asarray(rows, np.float64)
+    at = np.asarray(rows, np.float64)
     slope = (ys[-1] - ys[0]) / max(xs[-1] - xs[0], 1.0)
-    beyond = np.maximum(wanted - xs[-1], 0.0) * slope
-    return np.asarray(np.interp(wanted, xs, ys) + beyond, np.float64)
+    beyond = np.maximum(at - xs[-1], 0.0) * slope
+    return np.asarray(np.interp(at, xs, ys) + beyond, np.float64)
 
 
 def costs_file(name: str) -> Path:
-    """Where the step times of a name are kept on this node; another machine has another file."""
+    """Return the file of step times of a name on this node; every machine has its own."""
     return in_cache(f"{name}-{platform.node()}-{platform.machine()}-{os.cpu_count()}.json")
 
 
 def read_costs(file: Path) -> StepCosts | None:
-    """What ``write_costs`` wrote; None when there is no such file, or it holds something else or another format."""
+    """Return the costs that ``write_costs`` wrote; None if there is no valid file of this format."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
@@ -170,5 +173,5 @@ def _curves(found: dict[str, list[list[float]]]) -> dict[int, Curve]:
 
 
 def write_costs(file: Path, costs: StepCosts) -> None:
-    """Keep costs for the next start; a folder that cannot be written is no error."""
+    """Write costs for the next start; if the folder cannot be written, only warn."""
     keep_json(file, {"format": FORMAT, **asdict(costs)}, "step times")

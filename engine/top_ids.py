@@ -1,4 +1,4 @@
-"""The target's best next ids behind nodes, as arrays: a step may read back a thousand of them."""
+"""Top ids: the target's best next ids after nodes, as arrays, because a step may read back a thousand of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.tree import FloatArray, IntArray
 
 
 class TopIds(Mapping[int, Sequence[int]]):
-    """Node (-1 the root) -> ids, best first; with the arrays for callers that want all of them.
+    """Maps a node (-1 is the root) to ids, best first; callers that need all of them read the arrays.
 
     Args:
         nodes: ``[n]`` int32, ascending.
@@ -18,13 +18,13 @@ class TopIds(Mapping[int, Sequence[int]]):
         logprobs: ``[n, k]`` fp32, raw (temperature 1, no penalties), or ``None`` if no speculator needs them.
 
     Raises:
-        ValueError: the shapes do not fit together.
+        ValueError: the shapes do not match.
     """
 
     def __init__(self, nodes: IntArray, ids: IntArray, logprobs: FloatArray | None = None) -> None:
         if ids.ndim != 2 or nodes.shape != ids.shape[:1] or (logprobs is not None and logprobs.shape != ids.shape):
             shape = None if logprobs is None else logprobs.shape
-            raise ValueError(f"top ids of shapes {nodes.shape}, {ids.shape} and {shape} do not fit together")
+            raise ValueError(f"top ids of shapes {nodes.shape}, {ids.shape} and {shape} must be [n], [n, k] and [n, k]")
         self.nodes = nodes
         self.ids = ids
         self.logprobs = logprobs
@@ -32,7 +32,7 @@ class TopIds(Mapping[int, Sequence[int]]):
 
     @classmethod
     def of(cls, mapping: Mapping[int, Sequence[int]]) -> TopIds:
-        """Any such mapping as arrays; all its lists must have one length."""
+        """Return a mapping as arrays; all its lists must have the same length."""
         if isinstance(mapping, TopIds):
             return mapping
         nodes = sorted(mapping)

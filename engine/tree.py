@@ -1,14 +1,14 @@
-"""The token tree: everything a target scores in one step.
+"""The token tree: the drafted tokens that a target scores in one step.
 
 Vocabulary, used across the project:
 
-* **root**: the last committed token. It is forwarded together with the tree, in row 0, and is not a node.
-* **node**: one drafted token. Node ``i`` (0-based) occupies row ``i + 1`` of the forward.
+* **root**: the last committed token. It is forwarded with the tree, in row 0, and is not a node.
+* **node**: one drafted token. Node ``i`` (0-based) is row ``i + 1`` of the forward pass.
 * **parent**: index of the node before it on its path, ``-1`` when that is the root.
-* **probe**: a node that is never accepted; only the target's next-token ids behind it are read back.
+* **probe**: a node that is never accepted; only the target's top ids after it are read back.
 * **source**: the speculator that proposed a node first.
 
-This module knows arrays and nothing else.
+This module knows only arrays.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ class TokenTree:
         source_names: names of the speculators that drafted.
         q: distribution each node's token was drawn from, ``[n_nodes, vocab]`` fp32, or ``None`` when all nodes
             count as one-hot (deterministic) proposals. A row of zeros marks a single node as one-hot.
-        probe_ends: last node of every probe branch (also where it was merged with a guess): read back there.
+        probe_ends: last node of every probe branch, even if merged with a normal node; top ids are read back there.
         proposers: the sources that proposed a node, as a bit set, ``[n_nodes]``; its own source when omitted.
-        scores: the probability that the target writes a node's token once its parent was accepted, as the first source
-            that told one estimates it, ``[n_nodes]``; NaN: none did; ``None``: for no node.
+        scores: estimated probability of a node once its parent is accepted, by the first source that gave one,
+            ``[n_nodes]``; NaN: no source did; ``None``: for no node.
 
     Raises:
-        ValueError: the arrays differ in length, a parent does not precede its child, a normal node hangs
-            below a probe.
+        ValueError: the arrays differ in length, a parent does not precede its child, or a normal node is below a probe.
     """
 
     def __init__(
@@ -80,7 +79,9 @@ class TokenTree:
             if not ROOT <= parent < node:
                 raise ValueError(f"node {node} has parent {parent}; parents must precede their children")
             if self.has_probes and parent != ROOT and self.probe[parent] and not self.probe[node]:
-                raise ValueError(f"node {node} can be accepted but hangs below probe {parent}")
+                raise ValueError(
+                    f"node {node} can be accepted but is below probe {parent}; nodes below a probe must be probes"
+                )
 
     def __len__(self) -> int:
         """Number of nodes; the root is not counted."""
@@ -96,7 +97,7 @@ class TokenTree:
 
     @property
     def parent_array(self) -> IntArray:
-        """``parents`` as an array, ``[n_nodes]``; not to be changed."""
+        """``parents`` as a read-only array, ``[n_nodes]``."""
         if self._parent_array is None:  # a cached property would take a lock
             self._parent_array = np.array(self.parents, np.int32)
         return self._parent_array
@@ -112,13 +113,13 @@ class TokenTree:
 
     @property
     def is_chain(self) -> bool:
-        """Whether every node's parent is the node before it: plain causal attention, no mask needed."""
+        """Whether every node's parent is the node before it, so that causal attention needs no mask."""
         return self.parents == [*range(ROOT, len(self) - 1)]
 
     def ancestor_mask(self) -> BoolArray:
-        """``[n_nodes + 1, n_nodes + 1]``, rows and columns in forward order (row 0 the root).
+        """Return ``[n_nodes + 1, n_nodes + 1]``, rows and columns in forward order (row 0 the root).
 
-        Entry ``[i, j]`` says whether row ``i`` sees row ``j``: itself, its ancestors and the root.
+        Entry ``[i, j]`` says whether row ``i`` attends to row ``j``: itself, its ancestors and the root.
         """
         n = len(self) + 1
         mask = np.zeros((n, n), dtype=np.bool_)
@@ -131,7 +132,7 @@ class TokenTree:
         return mask
 
     def path(self, node: int) -> list[int]:
-        """Nodes from a child of the root down to ``node``."""
+        """Return the nodes from a child of the root down to ``node``."""
         path = []
         while node != ROOT:
             path.append(node)
@@ -146,9 +147,9 @@ class TokenTree:
         return index
 
     def find(self, tokens: Sequence[int]) -> int | None:
-        """A node reached by following ``tokens`` from the root (probes included), ``None`` when there is none.
+        """Return the node that ``tokens`` lead to from the root (probes included), None when there is none.
 
-        Siblings may carry the same token (repeated draws); the first one that leads to the end of ``tokens`` counts.
+        Siblings may have the same token (repeated draws); the first one that leads to the end of ``tokens`` counts.
         """
         nodes = [ROOT]
         for token in tokens:

@@ -1,7 +1,7 @@
-"""What a step tells its device: arrays gathered on the host, which reach the device together, in one copy.
+"""Uploads the arrays of a step to its device together, in one copy.
 
-A copy of its own for every list costs a launch each, and from pageable memory the host waits until the device has done
-everything before it. One copy from pinned memory costs one launch and no wait.
+A separate copy of every list costs a launch each, and a copy from pageable memory waits until the device has finished
+all earlier work. One copy from pinned memory costs one launch and no wait.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_ALIGNED = 16  # bytes: every array begins where any element type may
+_ALIGNED = 16  # bytes; every array begins at an address that suits any element type
 _TORCH = {
     "int64": torch.int64,
     "int32": torch.int32,
@@ -38,7 +38,7 @@ class Upload:
     """The arrays of one step.
 
     Args:
-        device: where they go. On a CPU every tensor is its array's memory, and nothing is copied.
+        device: target of the copy. On a CPU every tensor shares its array's memory, and nothing is copied.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,13 +46,13 @@ class Upload:
         self._parts: list[Uploaded] = []
 
     def add(self, values: Sequence[int] | npt.NDArray[Any], dtype: npt.DTypeLike = np.int64) -> Uploaded:
-        """Take part in the copy: int64, int32, float32, float64 or bool values of any shape."""
+        """Add int64, int32, float32, float64 or bool values of any shape to the copy."""
         part = Uploaded(np.ascontiguousarray(values, dtype))
         self._parts.append(part)
         return part
 
     def send(self) -> None:
-        """Fill in the tensors of all parts; behind this call on the device's stream they have their values."""
+        """Set the tensors of all parts; work queued on the device's stream after this call sees their values."""
         parts, self._parts = self._parts, []
         if self.device.type == "cpu":
             for part in parts:
@@ -61,7 +61,7 @@ class Upload:
         if not parts:
             return
         ends = np.cumsum([-(-part.array.nbytes // _ALIGNED) * _ALIGNED for part in parts]).tolist()
-        # Pinned memory comes from torch's cache, which hands it out again only when the copy is done.
+        # Torch caches pinned memory and reuses it only when the copy is done.
         buffer = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         host = buffer.numpy()
         places = list(zip(parts, [0, *ends[:-1]], strict=True))

@@ -11,7 +11,7 @@ import numpy as np
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.step import SequenceStart, Step, StepResult, Work
-from engine.step_cost import MEASURED_BEHIND, Curve, StepCosts
+from engine.step_cost import MEASURED_CONTEXT, Curve, StepCosts
 from engine.target_model.info import Target, TargetInfo
 from engine.tree import ROOT, TokenTree
 
@@ -43,7 +43,7 @@ def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step,
         info: of the target.
         needs: what the sequences read back, which takes time too; by default what the sources of ``auto`` need.
 
-    Trees are measured with ``MEASURED_BEHIND`` tokens of context, chunks of prompt at the beginning of a text and far
+    Trees are measured with ``MEASURED_CONTEXT`` tokens of context, chunks of prompt at the beginning of a text and far
     from it, where attention reads more keys. Times do not depend on the values of the keys, so none are written first.
 
     A generator, so that a target in this process and a pipeline behind channels are measured by the same code. Batches
@@ -146,7 +146,7 @@ def _blocks(info: TargetInfo, n_nodes: int) -> int:
 
 
 def _context(info: TargetInfo) -> int:
-    return max(1, min(MEASURED_BEHIND, info.max_model_len // 2))
+    return max(1, min(MEASURED_CONTEXT, info.max_model_len // 2))
 
 
 def _fits(info: TargetInfo, batch: int, n_nodes: int) -> bool:

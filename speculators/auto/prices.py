@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.protocol import StepTime
-from engine.step_cost import MEASURED_BEHIND, Seconds, StepCosts
+from engine.step_cost import MEASURED_CONTEXT, Seconds, StepCosts
 
 RATE = 0.05  # weight of the newest step in a correction
 EXTRA_RATE = 1 / 16  # weight of the newest step with nodes or read-backs in the extra time of such steps
@@ -17,7 +17,7 @@ EXTRA_DECAY = 1 / 2048  # decay of that extra time per step without them: steps 
 MOST = 3.0  # a correction is between 1 / MOST and MOST, which limits the harm of a wrong clock
 OUTLIER = 2.0  # a step counts as at most this many times faster or slower than expected
 MOST_PRICES = 256  # kept
-FIRST_BUCKET = 2 * MEASURED_BEHIND  # tokens; each further bucket of contexts is twice as wide
+FIRST_BUCKET = 2 * MEASURED_CONTEXT  # tokens; each further bucket of contexts is twice as wide
 N_BUCKETS = 8
 
 
@@ -119,7 +119,7 @@ class Prices:
 
     def _seconds(self, batch: int, bucket: int, nodes: npt.NDArray[np.int64]) -> Seconds:
         """Return the seconds with ``nodes`` ``[n]``, ascending, without read-backs."""
-        context = MEASURED_BEHIND if bucket == 0 else FIRST_BUCKET * 1.5 * 2.0 ** (bucket - 1)
+        context = MEASURED_CONTEXT if bucket == 0 else FIRST_BUCKET * 1.5 * 2.0 ** (bucket - 1)
         reading, read_row = self._costs.read_back
         measured = self._costs.seconds(batch, batch + nodes, context)  # with read-backs of every row
         read = reading + read_row * (batch + nodes)

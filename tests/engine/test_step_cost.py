@@ -47,7 +47,7 @@ def test_context_read_back_and_chunks_of_prompt_add_what_was_measured() -> None:
     assert costs.prompt_seconds(0, [1, 64, 127]) == pytest.approx([1.0, 1.63, 2.26])
     assert costs.prompt_seconds(1000, [1, 64]) == pytest.approx([1.1, 2.045])
     assert costs.prompt_seconds(4000, [1, 64]) == pytest.approx([1.4, 3.29])
-    with pytest.raises(ValueError, match="no step with rows of prompt"):
+    with pytest.raises(ValueError, match="measure a step with prompt rows"):
         COSTS.prompt_seconds(0, [1])
     curves = {1: ((1, 5), (1.0, 1.4)), 4: ((4, 8), (2.0, 2.5)), 16: ((16, 32), (8.0, 9.0))}
     assert StepCosts(curves, {}, {1: 0.7, 16: 6.2}).read_back == pytest.approx((0.2, 0.1))

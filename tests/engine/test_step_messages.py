@@ -78,7 +78,7 @@ def test_top_ids_are_a_mapping_from_nodes() -> None:
     assert TopIds.of(dict(top)).ids.tolist() == IDS.tolist()
     assert dict(NO_TOP_IDS) == {}
     for shape in ((2, 4), (1,), (1, 2, 2)):
-        with pytest.raises(ValueError, match="do not fit together"):
+        with pytest.raises(ValueError, match="must be"):
             TopIds(np.zeros(1, np.int32), np.zeros(shape, np.int32))
 
 

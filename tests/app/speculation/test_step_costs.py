@@ -94,7 +94,7 @@ def test_a_broken_file_is_replaced_and_an_unwritable_cache_costs_only_time(
     shutil.rmtree(own_cache.parent)
     own_cache.parent.write_text("a file where the folder would be")
     assert generate("auto")["token_ids"] == plain["token_ids"]
-    assert "step times were not kept" in caplog.text
+    assert "step times were not saved" in caplog.text
 
 
 def file_of(*model: Any, **how: Any) -> Path:
