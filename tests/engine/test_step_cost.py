@@ -128,5 +128,5 @@ def test_costs_are_unchanged_by_their_file_and_a_failed_write_is_logged(
     write_costs(tmp_path / "file" / "costs.json", COSTS)
     (tmp_path / "folder.json").mkdir()
     write_costs(tmp_path / "folder.json", COSTS)
-    assert [record.message.partition(":")[0] for record in caplog.records] == ["step times were not kept"] * 2
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["step times were not saved"] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.json", "some"]
