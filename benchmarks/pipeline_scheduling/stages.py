@@ -17,9 +17,9 @@ from app.inputs.models import model_path
 from deployments.pipeline.endpoints import Endpoints
 from deployments.stage.worker import StageWorker
 from engine.model.ranges import split_layers
-from engine.simulated.deadline import Lateness
 from engine.simulated.profile import PipelineProfile, Simulation
 from engine.simulated.stage import SimulatedStage
+from engine.simulated.timing import Lateness
 from engine.target_model.loading import describe_target, load_stage
 from engine.target_model.options import GIB, TargetOptions
 

@@ -1,1 +1,1 @@
-"""A target without a model: stages that sleep as long as a model's would compute, and write recorded answers."""
+"""A target without a model: stages sleep for the time of a real model, and write recorded answers."""

@@ -1,8 +1,7 @@
-"""What a simulated target writes: recorded answers, and for any other prompt a text made up from its hash.
+"""The texts of a simulated target: recorded answers, and for any other prompt a text made up from its hash.
 
-An answer is a function of the prompt (a made-up one also of seed and choice, if the request samples), never of how the
-text was drafted, batched or interrupted. Position decides which token comes, so a sequence that is prefilled
-again goes on where it was.
+An answer is a function of the prompt (a made-up one also of seed and choice, if the request samples), never of drafts,
+batches or interruptions. Position determines the token, so a sequence that is prefilled again continues identically.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from engine.errors import ConfigError
 from engine.sampling.params import SamplingParams
 
 FRESH, COPIED = (4, 12), (8, 24)  # fewest and most tokens of a span of made-up text
-COPIES = 0.5  # share of spans that repeat earlier text, prompt included: what drafting from text can find
+COPIES = 0.5  # share of spans that repeat earlier text, prompt included, for lookups to find
 
 Recording = tuple[list[int], list[int]]  # prompt, answer
 
@@ -34,7 +33,7 @@ class RecordedAnswers:
     Args:
         vocab_size: tokens that made-up texts use.
         avoid: ids that made-up texts never use: they would end too early.
-        recordings: from ``pack_recordings``; of several answers to one prompt the first counts.
+        recordings: from ``pack_recordings``; the first of several answers to one prompt is used.
 
     Raises:
         ConfigError: a recorded token is outside the vocabulary.
@@ -57,43 +56,41 @@ class RecordedAnswers:
     def to(self, prompt: Sequence[int], params: SamplingParams) -> SimulatedAnswer:
         """The answer to a prompt; ``params`` give seed, choice and the stop ids, which made-up text avoids."""
         avoid = self._avoid | set(params.stop_ids)
-        made_up = _MadeUp(prompt, params, self._vocab_size, avoid)
-        return SimulatedAnswer(self._recorded.get(tuple(prompt), []), made_up)
+        return SimulatedAnswer(self._recorded.get(tuple(prompt), []), prompt, params, self._vocab_size, avoid)
 
 
 class SimulatedAnswer:
-    """The text behind one prompt: the recorded answer, then made-up text without end."""
+    """The answer to one prompt: the recorded text, then made-up text without end.
 
-    def __init__(self, recorded: Sequence[int], made_up: _MadeUp) -> None:
-        self._recorded = recorded
-        self._made_up = made_up
+    Made-up text consists of spans of random tokens; every second span is copied from the prompt and made-up text.
+    """
 
-    def part(self, first: int, n: int) -> list[int]:
-        """Tokens ``first`` to ``first + n - 1`` of the answer."""
-        end, known = first + n, len(self._recorded)
-        tokens = list(self._recorded[first:end])
-        if end > known:
-            tokens += self._made_up.part(max(0, first - known), end - known)
-        return tokens
-
-
-class _MadeUp:
-    """Spans of random tokens, every second one copied from what stands before it."""
-
-    def __init__(self, prompt: Sequence[int], params: SamplingParams, vocab_size: int, avoid: frozenset[int]) -> None:
+    def __init__(
+        self,
+        recorded: Sequence[int],
+        prompt: Sequence[int],
+        params: SamplingParams,
+        vocab_size: int,
+        avoid: frozenset[int],
+    ) -> None:
         digest = hashlib.blake2b(np.asarray(prompt, np.int64).tobytes())
         digest.update(b"" if params.is_greedy else f"{params.seed},{params.choice}".encode())
         self._random = random.Random(digest.digest())
+        self._recorded = recorded
         self._vocab_size = vocab_size
         self._avoid = avoid
         self._n_prompt = len(prompt)
-        self._text = list(prompt)
+        self._text = list(prompt)  # and made-up text, as far as it was read
 
-    def part(self, first: int, end: int) -> list[int]:
-        """Tokens ``first`` to ``end - 1``."""
-        while len(self._text) - self._n_prompt < end:
-            self._text += self._span()
-        return self._text[self._n_prompt + first : self._n_prompt + end]
+    def part(self, first: int, n: int) -> list[int]:
+        """Tokens ``first`` to ``first + n - 1`` of the answer."""
+        end, n_recorded = first + n, len(self._recorded)
+        tokens, offset = list(self._recorded[first:end]), self._n_prompt - n_recorded
+        if end > n_recorded:
+            while len(self._text) < offset + end:
+                self._text += self._span()
+            tokens += self._text[offset + max(first, n_recorded) : offset + end]
+        return tokens
 
     def _span(self) -> list[int]:
         if self._random.random() < COPIES:

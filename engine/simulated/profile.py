@@ -1,4 +1,4 @@
-"""Seconds that a simulated stage takes for a step, and the profiles that come with the package. No clock."""
+"""Step times of a simulated stage, and the profiles that come with the package. No clock."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from engine.step import Work
 
 @dataclass(frozen=True, slots=True)
 class PipelineProfile:
-    """Stages of one kind and the links between them.
+    """Step times of equal stages, and the links between them.
 
     A stage takes ``base_s`` for a step of up to ``flat_sequences`` decoding sequences whose roots and nodes fill up to
-    ``flat_rows`` rows, and proportionally longer above either; then every node, every row of a prompt and every token
-    that attention reads behind a decoding sequence adds its own.
+    ``flat_rows`` rows, and proportionally longer above either. Every node, every row of a prompt and every cached token
+    of a decoding sequence adds its own time.
 
     Raises:
         ConfigError: a value is out of range; the message names the field.
@@ -58,7 +58,7 @@ class PipelineProfile:
         return rows * self.row_bytes / self.link_bytes_per_s if self.link_bytes_per_s else 0.0
 
     def work_seconds(self, works: Sequence[Work], is_last: bool) -> float:
-        """``stage_seconds`` of a step's work, and what its contexts add; ``is_last``: on the last stage."""
+        """``stage_seconds`` of a step's work, plus the time of its contexts; ``is_last``: on the last stage."""
         trees = [work.tree for work in works if work.tree is not None]
         prompt_rows = sum(len(work.tokens) for work in works if work.tree is None)
         context = sum(work.n_cached for work in works if work.tree is not None)
@@ -70,7 +70,7 @@ SIMULATED = "simulated"  # family of a simulated target's spec
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What makes a target a simulated one."""
+    """Options of a simulated target."""
 
     profile: PipelineProfile
     recordings: bytes = field(default=b"", repr=False)  # from ``engine.simulated.answers.pack_recordings``
@@ -148,9 +148,9 @@ def profile_of(given: dict[str, Any]) -> PipelineProfile:
     if "base_s" not in given:
         raise ConfigError("profile lacks base_s, the seconds a stage takes for the smallest step")
     for name, value in given.items():
-        wanted: tuple[type, ...] = (int,) if kinds[name] == "int" else (int, float)
-        if isinstance(value, bool) or not isinstance(value, wanted):
+        allowed: tuple[type, ...] = (int,) if kinds[name] == "int" else (int, float)
+        if isinstance(value, bool) or not isinstance(value, allowed):
             raise ConfigError(
-                f"profile: {name} is {value!r}; it must be {'a whole' if len(wanted) == 1 else 'a'} number"
+                f"profile: {name} is {value!r}; it must be {'a whole' if len(allowed) == 1 else 'a'} number"
             )
     return PipelineProfile(**given)

@@ -1,7 +1,7 @@
-"""A stage without layers: it sleeps as long as its profile says, and the last one writes known answers.
+"""A stage without layers: it sleeps for the time in its profile, and the last stage writes known answers.
 
-Its cache is a row per token as in a real one, but holds the token itself: prompts are read back from the blocks that
-the scheduler gave them, so blocks that were mixed up show as wrong text. One thread runs it.
+Its cache has a row per token as in a real stage, but holds the token itself. Prompts are read from the blocks of the
+scheduler, so wrong blocks show as wrong text. One thread runs it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import torch
 from engine.events import TokenLogprob
 from engine.kv.arena import BlockTable
 from engine.simulated.answers import RecordedAnswers, SimulatedAnswer
-from engine.simulated.deadline import DeadlineSleep, Lateness
-from engine.simulated.link import SimulatedLink
 from engine.simulated.profile import PipelineProfile
+from engine.simulated.timing import DeadlineSleep, Lateness, SimulatedLink
 from engine.stage.artefacts import AttentionRows, CapturedStep
 from engine.stage.base import Activations, Computing
 from engine.stage.packing import compaction, copies, row_tokens
@@ -29,7 +28,7 @@ from engine.verify.rules import walk_text
 
 @dataclass(slots=True)
 class _StageSequence:
-    """What a stage knows of a sequence."""
+    """State of a sequence."""
 
     start: SequenceStart
     table: BlockTable
@@ -43,7 +42,7 @@ class _Sleeping:
         self._sleep, self._began, self._due = sleep, began, due
 
     def wait(self) -> float:
-        """Sleep until the step's time is over; returns how long the step took, the lateness of the sleep included."""
+        """Sleep until the step's time is over; returns the seconds of the step, lateness of the sleep included."""
         self._sleep.until(self._due)
         return time.perf_counter() - self._began
 
@@ -51,7 +50,7 @@ class _Sleeping:
 class SimulatedStage:
     """Implements ``engine.stage.base.StageLike``.
 
-    It reads nothing back but tokens: methods that need more are refused at admission, and get nothing here.
+    It reads back tokens only: the scheduler refuses methods that need more.
 
     Args:
         profile: seconds of steps and links.
@@ -82,16 +81,16 @@ class SimulatedStage:
 
     @property
     def lateness(self) -> Lateness:
-        """How late the sleeps ended."""
+        """Lateness of all sleeps."""
         return self._sleep.lateness
 
     def reset(self) -> None:
-        """Forget every sequence."""
+        """Remove every sequence."""
         self._sequences.clear()
         self._results = []
 
     def request_ids(self, step: Step) -> list[str]:
-        """Request ids of the step's sequences that the stage knows."""
+        """See ``StageLike.request_ids``."""
         return [known.start.request_id for work in step.work if (known := self._sequences.get(work.seq)) is not None]
 
     def outline(self, step: Step) -> torch.Tensor | None:
@@ -115,10 +114,9 @@ class SimulatedStage:
         """Do nothing: there is nothing to pack."""
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        """Begin the step's time: when the link would have delivered its input and the step before is over, or now.
-        Returns the moment of arrival at the next stage.
+        """Begin the step once the link has delivered its input and the previous step is over.
 
-        The bookkeeping is done at once, within the step's time, as a CPU does its part beside a GPU.
+        Returns the time of arrival at the next stage. The host's work counts as part of the step's time, as on a GPU.
         """
         began = max(self._link.arrival(incoming, time.perf_counter()), self._due)
         self._results = []
@@ -133,11 +131,11 @@ class SimulatedStage:
         return outgoing
 
     def computing(self) -> Computing:
-        """The last step, which ends like that of a GPU: later than ``forward`` returns."""
+        """The last step, which ends after ``forward`` has returned, as on a GPU."""
         return self._computing
 
     def verify(self, activations: Activations) -> list[WorkResult]:
-        """Last stage, after ``forward``: waits, then returns every tree's walk along its answer."""
+        """See ``StageLike.verify``: walks every tree along its answer."""
         self._computing.wait()
         return self._results
 
@@ -156,7 +154,7 @@ class SimulatedStage:
         table.replace(blocks)
 
     def _store(self, step: Step) -> None:
-        """Copy, compact and write tokens as a real stage does keys and values."""
+        """Copy, compact and write tokens, as a real stage does with keys and values."""
         works = step.work
         tables = {work.seq: self._sequences[work.seq].table for work in works}
         for source, target in (copies(step.starts, tables, self._block_size), compaction(works, tables)):
@@ -181,7 +179,7 @@ class SimulatedStage:
         return WorkResult(work.seq, tokens, accepted, certain, prompt_logprobs=of_prompt)
 
     def _find(self, sequence: _StageSequence) -> SimulatedAnswer:
-        """The answer to the prompt that is in the cache."""
+        """The answer to the prompt in the cache."""
         assert self._answers is not None, "only the last stage verifies"
         prompt = self._cache[_rows(sequence.table, 0, sequence.start.n_prompt)]
         return self._answers.to(prompt.tolist(), sequence.start.params)

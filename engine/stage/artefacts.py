@@ -1,7 +1,7 @@
 """Inner states of the target for PLD+ (arXiv 2412.01447): attention rows of chosen heads, and projected hidden states.
 
 An attention row belongs to the position that predicted the bonus token. Fused kernels return no weights, so ``q . k``
-is recomputed, only for the few heads that a speculator asks for.
+is recomputed for the few heads that a speculator needs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from engine.upload import Upload
 from engine.verify.walk import Walk
 
 AttentionRows = dict[tuple[int, int], FloatArray]  # (sequence, place in its needs.heads) -> [n_positions]
-LITTLE = 1 << 20  # states that are fetched before it is known which count: 4 MB, faster than to wait twice
-_SEED = 3  # any; the same everywhere, so that all states of a sequence are projected alike
+EAGER_FETCH = 1 << 20  # values fetched before the accepted rows are known: 4 MB, faster than waiting twice
+_SEED = 3  # the same everywhere, so that all states of a sequence get the same projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class CapturedWork:
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """What a stage keeps of a step until verification tells which row of every tree was the last accepted.
+    """Data of a step from which a stage computes attention rows once verification has accepted nodes.
 
-    Valid until the blocks of its sequences are written to again, that is until their next step.
+    Valid until the next step of its sequences, which writes to their blocks.
     """
 
     step: PackedStep
@@ -67,13 +67,13 @@ class CapturedStep:
         weights: list[Tensor] = []
         for (captured, _), its, arena_rows in zip(asked, kept, rows, strict=True):
             places += self._weigh(captured, its[-1], arena_rows.tensor, weights)
-        lines = (line for found in fetch(weights) for line in found)  # one copy from the device, however many heads
+        lines = (line for found in fetch(weights) for line in found)  # one copy from the device for all heads
         return dict(zip(places, lines, strict=True))
 
     def _weigh(self, captured: CapturedWork, last: int, kept: Tensor, weights: list[Tensor]) -> list[tuple[int, int]]:
-        """Adds one work's attention ``[n_heads, n_positions]`` to ``weights``, and returns whose rows these are.
+        """Append one work's attention ``[n_heads, n_positions]`` to ``weights``; returns the keys of its rows.
 
-        It is that of the row ``last`` over all committed positions up to it; those of this step are at ``kept``.
+        This is the attention of row ``last`` over all committed positions up to it; those of this step are at ``kept``.
         """
         work, table = captured.work, captured.table
         row = captured.span.first + last
@@ -110,12 +110,12 @@ def _cached(keys: Tensor, table: BlockTable, n_cached: int) -> Tensor:
 
 
 def kept_rows(work: Work, accepted: Sequence[int]) -> list[int]:
-    """Rows of a work's span whose positions are committed: a chunk's, or the root and the accepted nodes."""
+    """Rows of a work's span whose positions are committed: those of a chunk, or the root and the accepted nodes."""
     return list(range(len(work.tokens))) if work.tree is None else [0, *(node + 1 for node in accepted)]
 
 
 def attach_attention(result: WorkResult, rows: AttentionRows) -> WorkResult:
-    """A result with its attention rows, in the order in which the needs list the heads, whatever stage they are on."""
+    """A result with its attention rows from all stages, in the order of the heads in its needs."""
     mine = [rows[key] for key in sorted(rows) if key[0] == result.seq]
     return msgspec.structs.replace(result, attention=np.stack(mine)) if mine else result
 
@@ -135,10 +135,10 @@ class StatesReadBack:
         self._is_fetched = False
 
     def begin(self, tapped: Tensor | None) -> list[Tensor]:
-        """What is to be fetched: the states of all rows where that is little, since only the walks tell which count."""
+        """Return the tensors to fetch: the states of all rows if they are small, before the walks choose rows."""
         if tapped is not None and any(need.hidden_layer is not None for need in self._needs):
             self._tapped = tapped[0]
-            self._is_fetched = is_host(tapped.device) or self._tapped.numel() <= LITTLE
+            self._is_fetched = is_host(tapped.device) or self._tapped.numel() <= EAGER_FETCH
         return [self._tapped.float()] if self._tapped is not None and self._is_fetched else []
 
     def finish(self, arrays: Iterator[Array], walks: Sequence[Walk]) -> list[FloatArray | None]:
@@ -146,9 +146,9 @@ class StatesReadBack:
 
         Waits for the device where ``begin`` left states there.
         """
-        told: list[FloatArray | None] = [None] * len(self._works)
+        states_of: list[FloatArray | None] = [None] * len(self._works)
         if self._tapped is None:
-            return told
+            return states_of
         asked = [i for i, need in enumerate(self._needs) if need.hidden_layer is not None]
         kept = [[self._spans[i].first + row for row in kept_rows(self._works[i], walks[i].accepted)] for i in asked]
         if self._is_fetched:
@@ -158,8 +158,8 @@ class StatesReadBack:
             ends = np.cumsum([len(rows) for rows in kept]).tolist()
             kept = [list(range(end - len(rows), end)) for rows, end in zip(kept, ends, strict=True)]
         for i, rows in zip(asked, kept, strict=True):
-            told[i] = project(torch.from_numpy(states[rows]), self._needs[i].hidden_dims).numpy()
-        return told
+            states_of[i] = project(torch.from_numpy(states[rows]), self._needs[i].hidden_dims).numpy()
+        return states_of
 
 
 def _fetch_rows(states: Tensor, rows: list[int]) -> FloatArray:
@@ -171,7 +171,7 @@ def _fetch_rows(states: Tensor, rows: list[int]) -> FloatArray:
 
 
 def project(states: Tensor, dims: int) -> Tensor:
-    """Hidden states made smaller before they travel: ``[.., d]`` -> fp32 ``[.., dims]``.
+    """Project hidden states before they leave the stage: ``[.., d]`` -> fp32 ``[.., dims]``.
 
     A fixed random matrix keeps their cosines (Johnson-Lindenstrauss): two unit vectors at cosine ``c`` are afterwards
     at ``c`` within about ``(1 - c^2) / sqrt(dims)``. The states stay as they are when ``dims`` is 0 or not below ``d``.
@@ -188,3 +188,27 @@ def _matrix(d: int, dims: int, device: torch.device) -> Tensor:
     drawn = torch.randn(d, dims, generator=torch.Generator().manual_seed(_SEED))
     scaled: Tensor = drawn / dims**0.5
     return scaled.to(device)
+
+
+def local_tap(needs: Sequence[Needs], layers: LayerRange) -> int | None:
+    """Local layer whose output any sequence needs (one layer per deployment)."""
+    for need in needs:
+        if need.hidden_layer is not None and layers.first <= need.hidden_layer < layers.last:
+            return need.hidden_layer - layers.first
+    return None
+
+
+def tap_dims(needs: Sequence[Needs]) -> int:
+    """Dimensions of the tapped states between stages; 0, all of them, where sequences of one step differ."""
+    dims = {need.hidden_dims for need in needs if need.hidden_layer is not None}
+    return dims.pop() if len(dims) == 1 else 0
+
+
+def local_heads(needs: Sequence[Needs], layers: LayerRange) -> dict[int, list[int]]:
+    """Heads whose attention rows any sequence needs, by local layer."""
+    heads_of: dict[int, set[int]] = {}
+    for need in needs:
+        for layer, head in need.heads:
+            if layers.first <= layer < layers.last:
+                heads_of.setdefault(layer - layers.first, set()).add(head)
+    return {layer: sorted(heads) for layer, heads in heads_of.items()}

@@ -1,4 +1,4 @@
-"""What a pipeline stage offers to the loop that drives it (``deployments.stage.worker``), and passes to the next.
+"""The interface of a pipeline stage to the loop that drives it (``deployments.stage.worker``), and its activations.
 
 ``engine.stage.stage.Stage`` is the real one; a simulated one sleeps instead of computing.
 """
@@ -19,19 +19,21 @@ if TYPE_CHECKING:  # a router's frames have no tensors: it starts without torch
 
 @dataclass(slots=True)
 class Activations:
-    """What travels from stage to stage: hidden states, and what is made of tapped ones once a stage has tapped them."""
+    """Tensors that one stage passes to the next: hidden states, and those of tapped layers."""
 
     hidden: Tensor  # [1, n_rows, hidden]
     tapped: Tensor | None = None  # [1, n_rows, hidden], or [1, n_rows, needs.hidden_dims] in fp32 once projected
-    fused: Tensor | None = None  # fp32 [1, n_rows, ..], the drafter's relay (``engine.drafter.serving.relay``)
+    fused: Tensor | None = None  # fp32 [1, n_rows, ..], of the drafter's relay (``engine.drafter.serving.relay``)
 
 
 class Computing(Protocol):
-    """What a device still does of a step when ``forward`` has returned."""
+    """The device's unfinished work on a step when ``forward`` has returned."""
 
     def wait(self) -> float:
-        """Block until the step's activations are true; returns the seconds that the device spent on it. Any thread may
-        call it, several at once too; others run meanwhile. Raises what the device failed with."""
+        """Block until the step's activations are computed; returns the seconds that the device spent on it.
+
+        Several threads may call it at once, and others run meanwhile. Raises the device's error.
+        """
 
 
 class StageLike(Protocol):
@@ -42,7 +44,7 @@ class StageLike(Protocol):
         """Sequences the stage holds state of."""
 
     def reset(self) -> None:
-        """Forget every sequence."""
+        """Remove every sequence."""
 
     def request_ids(self, step: Step) -> list[str]:
         """Request ids of the step's sequences that the stage knows, for log messages."""
@@ -66,21 +68,24 @@ class StageLike(Protocol):
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
         """Begin this stage's part of a prepared step; ``incoming`` is None on the first stage.
 
-        The device may still be computing when this returns: the activations have their shapes at once, their values
-        when ``computing`` is over. Steps may follow each other without waiting: the device does them in order.
+        The device may still compute when this returns: the activations have their shapes at once, and their values once
+        ``computing`` is over. Steps may follow each other without waiting: the device runs them in order.
         """
 
     def computing(self) -> Computing | None:
-        """What the device still does of the last ``forward``; None where that returns true activations, as on a CPU."""
+        """The device's unfinished work on the last ``forward``; None if its activations are computed, as on a CPU."""
 
     def verify(self, activations: Activations) -> list[WorkResult]:
-        """Last stage, after ``forward``: answers in the order of the step's work. Waits for the device by itself."""
+        """Last stage, after ``forward``: walk all trees; returns the results of the step's work, in order."""
 
     def captured(self) -> CapturedStep | None:
-        """What attention rows of the step are made from, for a stage that hears the results only later.
+        """Data to compute the step's attention rows from later, when another stage knows the results.
 
-        Returns None when no sequence of the step needs a row of this stage.
+        None when no sequence of the step needs a row of this stage.
         """
 
     def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
-        """Attention rows of this stage's heads, after ``verify``."""
+        """Attention rows of this stage's heads, fp32 ``[n_positions]`` each, after ``verify``.
+
+        Keyed by (sequence, place of the head in its needs); empty if no sequence needs any.
+        """

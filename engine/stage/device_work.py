@@ -1,4 +1,4 @@
-"""A step on a CUDA stream: when it is over, and how long the device took for it."""
+"""Times a step on a CUDA stream, and waits for its end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import torch
 
 
 class DeviceWork:
-    """What the current stream of a device gets between the construction and ``end``. Implements
-    ``engine.stage.base.Computing``.
+    """The work that the current stream of a device gets until ``end``. Implements ``engine.stage.base.Computing``.
 
     Args:
         device: a CUDA device.
@@ -19,15 +18,15 @@ class DeviceWork:
         self._began.record(self._stream)
 
     def end(self) -> None:
-        """Nothing more belongs to the step."""
+        """Mark the end of the step."""
         self._ended.record(self._stream)
 
     def wait(self) -> float:
-        """As ``Computing.wait``: the interpreter's lock is free meanwhile, and a failure of the device shows here."""
+        """See ``Computing.wait``; releases the interpreter's lock meanwhile."""
         self._ended.synchronize()
         return float(self._began.elapsed_time(self._ended)) / 1e3
 
 
 def begin(device: torch.device) -> DeviceWork | None:
-    """The work that begins on a device; None on a CPU, where calls return when their work is done."""
+    """Begin the work of a step on a device; None on a CPU, where calls return when their work is done."""
     return DeviceWork(device) if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""The trained drafter on the last stage: what it is told of a verified step, and its drafts in the step's results."""
+"""The trained drafter on the last stage: it reads each verified step and adds drafts to the step's results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.upload import Upload
 
 
 class StageDrafts:
-    """Drafts behind a step.
+    """Drafts after a step.
 
     Args:
         runtime: the drafter.
@@ -39,14 +39,14 @@ class StageDrafts:
         results: list[WorkResult],
         activations: Activations,
     ) -> list[WorkResult]:
-        """The results, with a draft where one was asked for.
+        """The results, with a draft for each work that requests one.
 
         Args:
             works: of the step.
             spans: rows of every work.
             sequences: of every work.
             results: of every work.
-            activations: behind the last layer.
+            activations: of the last layer.
         """
         served = [
             (i, sequence)
@@ -64,7 +64,7 @@ class StageDrafts:
             for (i, sequence), its in zip(served, states, strict=True)
         ]
         asked = [(i, one) for (i, _), one in zip(served, committed, strict=True) if one.wanted is not None]
-        # Before the clock starts: where every step has a draft, nothing waits.
+        # Not part of the measured time: nothing is pending where every step has a draft.
         self.runtime.catch_up([one.sequence for _, one in asked])
         began = time.perf_counter()
         branches = self.runtime.draft([one for _, one in asked])
@@ -75,7 +75,7 @@ class StageDrafts:
         return results
 
     def _states(self, activations: Activations, rows: list[int]) -> Tensor:
-        """What the drafter reads at these rows of the step, ``[n, width]``."""
+        """The drafter's inputs at these rows of the step, ``[n, width]``."""
         source = activations.fused if self.runtime.reads_taps else activations.hidden
         assert source is not None, "no stage has tapped a layer for the drafter"
         upload = Upload(source.device)
@@ -99,7 +99,7 @@ class StageDrafts:
 
 
 def _is_over(work: Work, result: WorkResult, sequence: StageSequence) -> bool:
-    """Whether the step ended the text: rows behind it are of no use."""
+    """Whether the step ended the text, so that no draft is useful."""
     if not result.tokens:
         return False
     return len(result.tokens) >= work.max_new or result.tokens[-1] in sequence.start.params.stop_ids

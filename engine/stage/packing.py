@@ -81,7 +81,7 @@ class RowMove:
 
 @dataclass(slots=True, frozen=True)
 class RowMoves:
-    """What a step does to the arena before its rows are written, in this order."""
+    """Copies within the arena before a step writes its rows, in this order."""
 
     copies: RowMove | None  # of prefixes
     compaction: RowMove | None  # of accepted paths
@@ -90,11 +90,11 @@ class RowMoves:
 def plan_moves(
     step: Step, tables: dict[int, BlockTable], block_size: int, upload: Upload, compacts: bool = True
 ) -> RowMoves:
-    """The moves of a step; without its compaction for an executor, whose plan tells it."""
-    wanted = [copies(step.starts, tables, block_size), compaction(step.work, tables) if compacts else ([], [])]
+    """The moves of a step; without compaction for an executor, whose plan includes it."""
+    pairs = [copies(step.starts, tables, block_size), compaction(step.work, tables) if compacts else ([], [])]
     planned = [
         RowMove(upload.add(source), upload.add(target), set(source).isdisjoint(target)) if source else None
-        for source, target in wanted
+        for source, target in pairs
     ]
     return RowMoves(*planned)
 
@@ -110,13 +110,13 @@ class Packed:
 
 
 def pack(works: Sequence[Work], tables: dict[int, BlockTable], arena: KVArena, upload: Upload) -> Packed:
-    """The works of a step, one after the other.
+    """Pack the works of a step, one after the other.
 
     Args:
         works: of one step.
-        tables: of their sequences, already grown.
+        tables: of their sequences, with the blocks of this step.
         arena: of the stage.
-        upload: takes what the device has to know.
+        upload: takes the data that the device needs.
     """
     spans: list[Span] = []
     segments: list[Segment] = []

@@ -1,7 +1,7 @@
 """A pipeline stage: a shard of layers, its part of the KV cache, and on the last stage the verification.
 
-A stage decides nothing: block numbers, trees and accepted paths come with the step. It knows sequences by number only,
-and frees them when a step says so. One thread runs it.
+A stage makes no decisions: blocks, trees and accepted paths come with the step. It knows sequences by number only, and
+removes them when a step ends them. One thread runs it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,19 @@ from engine.kv.arena import BlockTable, KVArena
 from engine.model.shard import ModelShard
 from engine.protocol import Needs
 from engine.stage.answer import StageSequence, StepAnswer
-from engine.stage.artefacts import AttentionRows, CapturedStep, CapturedWork, project
+from engine.stage.artefacts import (
+    AttentionRows,
+    CapturedStep,
+    CapturedWork,
+    local_heads,
+    local_tap,
+    project,
+    tap_dims,
+)
 from engine.stage.base import Activations, Computing
 from engine.stage.device_work import DeviceWork, begin
 from engine.stage.drafts import StageDrafts
 from engine.stage.packing import Packed, RowMoves, pack, pack_plan, plan_moves
-from engine.stage.taps import local_heads, local_tap, tap_dims
 from engine.step import Step, Work, WorkResult
 from engine.upload import Upload
 
@@ -68,7 +75,7 @@ class Stage:
         self._spec = shard.spec
         self._arena = KVArena(
             len(shard.range),
-            n_blocks + (executor is not None),  # one more for rows that fill a bucket
+            n_blocks + (executor is not None),  # one more for the padding rows of a bucket
             block_size,
             self._spec.n_kv_heads,
             self._spec.head_dim,
@@ -89,13 +96,13 @@ class Stage:
 
     @torch.inference_mode()
     def warm_up(self, answers: bool = True) -> None:
-        """What an executor does before its first step; ``answers``: verification will be asked for."""
+        """Prepare the executor for its first step; ``answers``: for verification too."""
         if self._executor is not None:
             drafter = () if self._drafts is None else self._drafts.runtime.warm_up()
             self._executor.warm_up(self._arena, answers, drafter)
 
     def reset(self) -> None:
-        """Forget every sequence; the cache's contents become meaningless."""
+        """Remove every sequence; the contents of the cache become invalid."""
         self._tables.clear()
         self._sequences.clear()
         self._running = _Running()
@@ -103,7 +110,7 @@ class Stage:
             self._drafts.runtime.reset()
 
     def request_ids(self, step: Step) -> list[str]:
-        """Request ids of the step's sequences that the stage knows."""
+        """See ``StageLike.request_ids``."""
         return [known.start.request_id for work in step.work if (known := self._sequences.get(work.seq)) is not None]
 
     def outline(self, step: Step) -> torch.Tensor | None:
@@ -152,7 +159,7 @@ class Stage:
     def prepare(self, step: Step) -> None:
         """Pack an admitted step, upload it, and copy rows within the cache: all that ``forward`` needs but activations.
 
-        Accelerators do this while they compute the previous step.
+        The host does this while a device still computes the previous step, or an earlier stage this one.
         """
         works, upload = step.work, Upload(self._shard.device)
         moves = plan_moves(step, self._tables, self._arena.block_size, upload, compacts=self._executor is None)
@@ -192,7 +199,7 @@ class Stage:
         return pack(works, self._tables, self._arena, upload)
 
     def _copy_rows(self, moves: RowMoves) -> None:
-        """Copied prefixes begin in the drafter's cache too; what a tree left there is written anew."""
+        """Copy prefixes, in the drafter's cache too, and accepted paths; the drafter rewrites the rows of its paths."""
         for move in filter(None, (moves.copies, moves.compaction)):
             self._arena.copy(move.source.tensor, move.target.tensor, move.is_apart)
         if self._drafts is not None and moves.copies is not None:
@@ -200,7 +207,7 @@ class Stage:
             self._drafts.runtime.copy(copies.source.tensor, copies.target.tensor, copies.is_apart)
 
     def _run(self, needs: Sequence[Needs], packed: Packed, incoming: Activations | None) -> Activations:
-        """The layers, and what they are tapped for by sequences with these needs."""
+        """Run the layers and tap the hidden states that sequences with these needs read."""
         tap = local_tap(needs, self._shard.range)
         relay = self._relay if any(need.drafter for need in needs) else None
         taps = {*([] if tap is None else [tap]), *([] if relay is None else relay.taps)}
@@ -223,14 +230,14 @@ class Stage:
         return Activations(hidden, tapped, fused)
 
     def computing(self) -> Computing | None:
-        """What a GPU still does of the last ``forward``; None on a CPU."""
+        """The unfinished work of a GPU on the last ``forward``; None on a CPU."""
         return self._running.computing
 
     @torch.inference_mode()
     def verify(self, activations: Activations) -> list[WorkResult]:
-        """Last stage: logits where they are needed, one walk over all trees, read-backs."""
+        """See ``StageLike.verify``; only on the last stage."""
         running = self._running
-        answer, running.answer = running.answer, None  # logits are not for keeping through the next forward
+        answer, running.answer = running.answer, None  # frees the logits before the next forward pass
         assert answer is not None, "verify follows forward, on the last stage"
         assert running.packed is not None, "an answer is made with its rows"
         results = answer.results(activations)
@@ -241,18 +248,12 @@ class Stage:
 
     @torch.inference_mode()
     def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
-        """Attention rows of the wanted heads on this stage, fp32 ``[n_positions]`` each, once the results are known.
-
-        Keyed by (sequence, place in its needs' heads); empty for sequences that need none.
-        """
+        """See ``StageLike.attention``."""
         captured = self.captured()
         return {} if captured is None else captured.rows(results)
 
     def captured(self) -> CapturedStep | None:
-        """What attention rows of the step are made from, for a stage that hears the results only later.
-
-        Returns None when no sequence of the step needs a row of this stage.
-        """
+        """See ``StageLike.captured``."""
         packed, works = self._running.packed, self._running.works
         if packed is None or not packed.step.captured:
             return None

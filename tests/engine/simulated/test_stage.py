@@ -16,11 +16,11 @@ from engine.protocol import Needs
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.simulated import deadline, stage
+from engine.simulated import stage, timing
 from engine.simulated.answers import RecordedAnswers, pack_recordings
-from engine.simulated.link import SimulatedLink
 from engine.simulated.profile import PROFILES, SIMULATED, PipelineProfile, Simulation, profile_of
 from engine.simulated.stage import SimulatedStage
+from engine.simulated.timing import SimulatedLink
 from engine.stage.base import Activations, StageLike
 from engine.step import SequenceStart, Step, StepResult, Work
 from engine.target_model.info import TargetInfo
@@ -130,7 +130,7 @@ class LateClock:
 
 def test_a_step_takes_the_time_of_its_profile_after_forward_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = LateClock()
-    monkeypatch.setattr(deadline, "time", clock)
+    monkeypatch.setattr(timing, "time", clock)
     monkeypatch.setattr(stage, "time", clock)
     made = SimulatedStage(PipelineProfile(base_s=0.05, stages=2), None, 8, 16)
     start, taken = SequenceStart(0, SamplingParams(), 2, Needs()), []

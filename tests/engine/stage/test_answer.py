@@ -53,7 +53,7 @@ def answers() -> list[list[WorkResult]]:
     ]
 
 
-@pytest.mark.parametrize("little", [artefacts.LITTLE, 0], ids=["few states", "many states"])
+@pytest.mark.parametrize("little", [artefacts.EAGER_FETCH, 0], ids=["few states", "many states"])
 def test_an_answer_from_a_device_is_that_of_a_cpu_and_is_fetched_once(
     little: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +62,7 @@ def test_an_answer_from_a_device_is_that_of_a_cpu_and_is_fetched_once(
     assert len(kinds) > 4, "tokens, log-probabilities, probes and attention were answered"
     fetched: list[int] = []
     monkeypatch.setattr(answer, "fetch", lambda tensors: fetched.append(1) or [tensor.numpy() for tensor in tensors])
-    monkeypatch.setattr(artefacts, "LITTLE", little)
+    monkeypatch.setattr(artefacts, "EAGER_FETCH", little)
     with pretended_device():
         assert [[_plain(result) for result in results] for results in answers()] == expected
     assert len(fetched) == len(expected)
