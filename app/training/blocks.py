@@ -21,7 +21,7 @@ def block_outputs(network: DFlash, tokens: Tensor, tapped: Tensor, roots: Roots,
         n_drafts: tokens that a block drafts.
     """
     (n_texts, n), n_roots, device = tokens.shape, roots.at.shape[1], tokens.device
-    embedded = network.block(take(tokens, roots.at), n_drafts)
+    embedded = network.embed_block(take(tokens, roots.at), n_drafts)
     n_slots = embedded.shape[2]
     block = torch.arange(n_roots, device=device).repeat_interleave(n_slots)
     slot = torch.arange(n_slots, device=device).repeat(n_roots)
@@ -34,7 +34,7 @@ def block_outputs(network: DFlash, tokens: Tensor, tapped: Tensor, roots: Roots,
     mask = additive(sees, positions, torch.cat((read, positions), dim=1), network.shape.window, embedded.dtype)
     kept = [[context] for context in network.context(network.fuse(tapped), read)]
     outputs = network(embedded.flatten(1, 2), positions, attention(mask, kept))
-    return list(network.drafting(outputs.unflatten(1, (n_roots, n_slots))).unbind(2))
+    return list(network.select_drafting(outputs.unflatten(1, (n_roots, n_slots))).unbind(2))
 
 
 def markov_logits(network: DFlash, outputs: list[Tensor], tokens: Tensor, roots: Roots) -> list[Tensor]:

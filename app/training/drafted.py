@@ -64,7 +64,7 @@ def _with_chances(network: DFlash, texts: PaddedTexts, roots: Roots, outputs: li
     if not network.spec.has_confidence:
         return [DraftedDepth(logits, None) for logits in scored]
     previous = [take(texts.tokens, roots.at + depth) for depth in range(len(outputs))]
-    chances = [network.acceptance(output, token) for output, token in zip(outputs, previous, strict=True)]
+    chances = [network.estimate_acceptance(output, token) for output, token in zip(outputs, previous, strict=True)]
     return [DraftedDepth(logits, None, chance) for logits, chance in zip(scored, chances, strict=True)]
 
 

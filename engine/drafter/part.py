@@ -1,4 +1,4 @@
-"""A stage's part of a trained drafter."""
+"""A stage's share of the work of a trained drafter."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from engine.drafter.serving.runtime import DraftRuntime
 
 @dataclass(frozen=True, slots=True)
 class DrafterPart:
-    """What a stage does for the drafter."""
+    """The parts of the drafter that run on one stage."""
 
-    relay: TapRelay | None = None  # None: the drafter taps no layer, or there is none
-    runtime: DraftRuntime | None = None  # on the last stage
+    relay: TapRelay | None = None  # None: there is no drafter, or it taps no layer
+    runtime: DraftRuntime | None = None  # None on all stages but the last
 
     @property
     def taps(self) -> list[int]:
-        """Local layers whose outputs it reads in every step that drafts."""
+        """Local layers whose outputs the drafter reads in every step that drafts."""
         return [] if self.relay is None else self.relay.taps
 
 

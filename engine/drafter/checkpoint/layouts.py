@@ -40,6 +40,10 @@ class PublicCheckpoint:
     has_midlayer: bool  # the authors' name of EAGLE-3's layer
 
     @property
+    def speculators_type(self) -> object:
+        return self.config.get("speculators_model_type")
+
+    @property
     def has_pair_layer(self) -> bool:
         """Whether the first layer reads [token embedding; state], as in EAGLE-3 and P-EAGLE."""
         return self.has_midlayer or "layers.0.hidden_norm.weight" in self.tensors
@@ -114,19 +118,12 @@ class Layout:
         return self.name.startswith("speculators ")
 
 
-def _speculators(kind: str, method: Method, generation: int = 1, drafts_from_anchor: bool = False) -> Layout:
-    def matches(checkpoint: PublicCheckpoint) -> bool:
-        return bool(checkpoint.config.get("speculators_model_type") == kind)
-
-    return Layout(f"speculators {kind}", matches, method, generation, drafts_from_anchor)
-
-
 LAYOUTS = (  # the first match counts
     Layout("spectra", lambda public: OWN in public.config, None),
-    _speculators("eagle3", "eagle", generation=3),
-    _speculators("peagle", "p-eagle"),
-    _speculators("dflash", "dflash"),
-    _speculators("dspark", "dflash", drafts_from_anchor=True),
+    Layout("speculators eagle3", lambda public: public.speculators_type == "eagle3", "eagle", 3),
+    Layout("speculators peagle", lambda public: public.speculators_type == "peagle", "p-eagle"),
+    Layout("speculators dflash", lambda public: public.speculators_type == "dflash", "dflash"),
+    Layout("speculators dspark", lambda public: public.speculators_type == "dspark", "dflash", drafts_from_anchor=True),
     Layout("P-EAGLE", lambda public: public.has_pair_layer and "mask_hidden" in public.tensors, "p-eagle"),
     Layout("DeepSpec EAGLE-3", lambda public: public.has_pair_layer and "ttt_length" in public.config, "eagle", 3),
     Layout("EAGLE-3", lambda public: public.has_pair_layer, "eagle", 3),

@@ -21,7 +21,7 @@ class TargetParts:
 
 
 class Network(nn.Module):
-    """A drafter's weights under their normalised names.
+    """A drafter's weights by the names in ``checkpoint.tensors.TABLE``.
 
     Methods accept any leading dimensions: ``[n, ...]`` packs rows of many sequences, ``[b, n, ...]`` is a batch.
 
@@ -43,7 +43,7 @@ class Network(nn.Module):
         embedded: Tensor = self.embed(tokens) if self.spec.own_embedding else self.target.embed(tokens)
         return embedded
 
-    def score(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[..., draft_vocab_size]`` of ``[..., hidden]``, at least float32: bfloat16 rounds them to ties."""
         logits: Tensor = self.head(hidden) if self.spec.own_head else self.target.head(hidden)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -80,7 +80,7 @@ class DFlash(LayeredNetwork):
         """Slots of a block that drafts ``n_drafts`` tokens: one more if the anchor's slot drafts none."""
         return n_drafts if self.spec.sample_from_anchor else n_drafts + 1
 
-    def block(self, anchors: Tensor, n_drafts: int) -> Tensor:
+    def embed_block(self, anchors: Tensor, n_drafts: int) -> Tensor:
         """Embeddings ``[..., n_slots, hidden]`` of blocks: the anchor, then masks.
 
         Args:
@@ -98,10 +98,10 @@ class DFlash(LayeredNetwork):
         return self.embed_tokens(slots)
 
     def forward(self, embedded: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Normed outputs ``[..., n_slots, hidden]`` of a block's slots.
+        """Normed outputs ``[..., n_slots, hidden]`` of a block's slots; ``logits`` omits the Markov head's part.
 
         Args:
-            embedded: ``[..., n_slots, hidden]``, from ``block``.
+            embedded: ``[..., n_slots, hidden]``, from ``embed_block``.
             positions: int64 ``[..., n_slots]``.
             attend: attention over the context and the block; with ``causal_block``, a slot sees no later slot.
         """
@@ -111,15 +111,11 @@ class DFlash(LayeredNetwork):
         normed: Tensor = self.norm(rows)
         return normed
 
-    def drafting(self, outputs: Tensor) -> Tensor:
+    def select_drafting(self, outputs: Tensor) -> Tensor:
         """The outputs ``[..., n_drafts, hidden]`` of the slots that draft, in order."""
         return outputs if self.spec.sample_from_anchor else outputs[..., 1:, :]
 
-    def logits(self, outputs: Tensor) -> Tensor:
-        """Logits ``[..., draft_vocab_size]`` of outputs ``[..., hidden]``, without the Markov head's."""
-        return self.score(outputs)
-
-    def acceptance(self, outputs: Tensor, previous: Tensor) -> Tensor:
+    def estimate_acceptance(self, outputs: Tensor, previous: Tensor) -> Tensor:
         """Estimated probability ``[...]`` that a draft is accepted, at least float32.
 
         Args:

@@ -51,8 +51,8 @@ class PairNetwork(LayeredNetwork):
         return rows
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Logits ``[..., draft_vocab_size]`` of outputs ``[..., hidden]``."""
-        return self.score(self.norm(outputs))
+        """Logits ``[..., draft_vocab_size]`` of outputs ``[..., hidden]``, which are not normed yet."""
+        return super().logits(self.norm(outputs))
 
     def next_states(self, outputs: Tensor) -> Tensor:
         """States ``[..., hidden]`` of the rows of drafted tokens, for which the target has no states yet (EAGLE)."""

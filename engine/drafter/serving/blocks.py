@@ -50,12 +50,12 @@ class BlockDrafting:
 
     def _block(self, asked: Sequence[Committed]) -> list[Branch | None]:
         [anchors] = upload_ids(asked[0].states.device, [one.drawn for one in asked if one.drawn is not None])
-        embedded = self._network.block(anchors, self._n_drafts)
+        embedded = self._network.embed_block(anchors, self._n_drafts)
         n_slots = embedded.shape[1]
         is_block = not self._network.spec.causal_block
         rows = [DraftRows(one.sequence.table, one.sequence.n_rows, n_slots, is_block=is_block) for one in asked]
         outputs = self._forwards.run(rows, [embedded.flatten(0, 1)])
-        outputs = self._network.drafting(outputs.view(len(asked), n_slots, -1))
+        outputs = self._network.select_drafting(outputs.view(len(asked), n_slots, -1))
         return self._trees(outputs, anchors, _wanted(asked))
 
     def _trees(self, outputs: Tensor, anchors: Tensor, wanted: list[BlockAsk]) -> list[Branch | None]:
@@ -71,7 +71,7 @@ class BlockDrafting:
         best = logits[:, :-1].argmax(-1)
         if self._vocabulary is not None:
             best = self._vocabulary.ids[best]
-        chances = self._network.acceptance(outputs, torch.cat((anchors.unsqueeze(1), best), dim=1))
+        chances = self._network.estimate_acceptance(outputs, torch.cat((anchors.unsqueeze(1), best), dim=1))
         return fetch([chances.float()])[0]
 
 
