@@ -109,7 +109,7 @@ class Recording(TrainedDrafts):
         for view, budget in zip(views, budgets, strict=True):
             branches = self.propose(view, budget)
             self.told += [(view.context.view.tolist(), branch) for branch in branches]
-            drafts.append(Draft(branches, wants_next=len(view.context) % self._every == 0))
+            drafts.append(Draft(branches, drafts_next=len(view.context) % self._every == 0))
         return drafts
 
 
