@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -68,9 +68,6 @@ class Families:
     def counter(self, name: str, text: str, *labels: str) -> Counter:
         """A counter; its series end in ``_total``."""
         return Counter(name, text, (*self._labels, *labels), registry=self._registry)
-
-    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(name, text, (*self._labels, *labels), registry=self._registry)
 
     def histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
         """A histogram with the upper bounds ``buckets``."""

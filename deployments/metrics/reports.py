@@ -6,7 +6,7 @@ growth, and keeps the gauges while the ingress is connected.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 from prometheus_client import CollectorRegistry, Metric
@@ -15,19 +15,7 @@ from prometheus_client.samples import Sample
 
 SUMMED = ("counter", "histogram")  # kinds whose growth is added
 
-Key = tuple[str, tuple[tuple[str, str], ...]]  # name of a series, and its labels
-
-
-class Series(msgspec.Struct, frozen=True, array_like=True):
-    """One line of an exposition; ``value`` is its value or its growth."""
-
-    name: str
-    labels: dict[str, str]
-    value: float
-
-    @property
-    def key(self) -> Key:
-        return self.name, tuple(self.labels.items())
+SeriesKey = tuple[str, tuple[tuple[str, str], ...]]  # name and labels of a series
 
 
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
@@ -36,7 +24,7 @@ class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
     name: str
     text: str
     kind: str  # as Prometheus calls it
-    series: list[Series]
+    series: list[tuple[SeriesKey, float]]  # with values, or with their growth
 
 
 class Reporter:
@@ -50,7 +38,7 @@ class Reporter:
     def __init__(self, counted: CollectorRegistry, state: Collector) -> None:
         self._counted = counted
         self._state = state
-        self._reported: dict[Key, float] = {}
+        self._reported: dict[SeriesKey, float] = {}
 
     def take(self) -> list[MetricFamily]:
         """The next report; a family that has not grown has no series, but a scrape still names it."""
@@ -59,17 +47,14 @@ class Reporter:
 
     def _growth(self, metric: Metric) -> MetricFamily:
         whole = _family(metric)
-        grown = []
-        for series in whole.series:
-            before = self._reported.get(series.key)
-            if series.value != before:
-                grown.append(Series(series.name, series.labels, series.value - (before or 0.0)))
-                self._reported[series.key] = series.value
+        before = self._reported
+        grown = [(key, value - before.get(key, 0.0)) for key, value in whole.series if value != before.get(key)]
+        self._reported.update(whole.series)
         return MetricFamily(whole.name, whole.text, whole.kind, grown)
 
 
 def _family(metric: Metric) -> MetricFamily:
-    series = [Series(sample.name, sample.labels, sample.value) for sample in metric.samples]
+    series = [((sample.name, tuple(sample.labels.items())), sample.value) for sample in metric.samples]
     return MetricFamily(metric.name, metric.documentation, metric.type, series)
 
 
@@ -77,7 +62,7 @@ class Reports(Collector):
     """Collects the reports: sums over all ingresses, and the gauges of those that are connected."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[MetricFamily, dict[Key, float]]] = {}
+        self._sums: dict[str, tuple[MetricFamily, dict[SeriesKey, float]]] = {}
         self._states: dict[int, list[MetricFamily]] = {}  # by ingress
 
     def add(self, ingress: int, report: list[MetricFamily]) -> None:
@@ -85,8 +70,8 @@ class Reports(Collector):
         for family in report:
             if family.kind in SUMMED:
                 _, sums = self._sums.setdefault(family.name, (family, {}))
-                for series in family.series:
-                    sums[series.key] = sums.get(series.key, 0.0) + series.value
+                for key, growth in family.series:
+                    sums[key] = sums.get(key, 0.0) + growth
         self._states[ingress] = [family for family in report if family.kind not in SUMMED]
 
     def forget(self, ingress: int) -> None:
@@ -95,8 +80,8 @@ class Reports(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for family, sums in self._sums.values():
-            yield _metric(family, [Series(name, dict(labels), value) for (name, labels), value in sums.items()])
-        states: dict[str, tuple[MetricFamily, list[Series]]] = {}
+            yield _metric(family, sums.items())
+        states: dict[str, tuple[MetricFamily, list[tuple[SeriesKey, float]]]] = {}
         for report in self._states.values():
             for family in report:
                 states.setdefault(family.name, (family, []))[1].extend(family.series)
@@ -104,7 +89,7 @@ class Reports(Collector):
             yield _metric(family, series)
 
 
-def _metric(family: MetricFamily, series: list[Series]) -> Metric:
+def _metric(family: MetricFamily, series: Iterable[tuple[SeriesKey, float]]) -> Metric:
     metric = Metric(family.name, family.text, family.kind)
-    metric.samples = [Sample(one.name, one.labels, one.value) for one in series]
+    metric.samples = [Sample(name, dict(labels), value) for (name, labels), value in series]
     return metric

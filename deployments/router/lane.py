@@ -1,7 +1,7 @@
 """A lane: one pipeline with its own scheduler. It sends steps, commits results and survives the pipeline's loss.
 
 A lane knows no clients, speculators or other lanes; it calls its observer, the router. It commits a result and sends
-the next step before any stream gets its events. ``engine.scheduling`` forms the batch of a step.
+the next step before any stream gets its events. Its scheduler asks ``BatchingPolicy`` which sequences are in a step.
 """
 
 from __future__ import annotations
