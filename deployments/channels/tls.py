@@ -97,7 +97,7 @@ class TlsStream:
                 is_done = True
             except ssl.SSLWantReadError:
                 pass
-            finally:  # an alert tells the peer why
+            finally:  # an alert gives the peer the reason
                 self._socket.settimeout(max(0.001, deadline - time.monotonic()))
                 self._socket.sendall(self._outgoing.read())
             if not is_done:

@@ -26,7 +26,7 @@ _SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of an element
 
 
 class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
-    """dtype and shape of a tensor. Decoding bounds both, whatever a peer writes."""
+    """dtype and shape of a tensor. Decoding bounds both."""
 
     dtype: Literal["float32", "bfloat16", "float16"]
     shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_FRAME)], ...], Meta(max_length=MAX_DIMENSIONS)]

@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from deployments.stage.worker import StageWorker
     from engine.stage.base import StageLike
 
-POLL_S = 0.1  # seconds between two looks at the loop
+POLL_S = 0.1  # seconds between two checks of the loop
 SOCKETS = "spectra-stage-"  # prefix of the socket folders
 ONLY_UNIX, ONLY_TCP = "unix", "tcp"  # values of ``transport``; any other allows both
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What loading cost."""
+    """Time and memory of loading."""
 
     seconds: float
-    n_bytes: int  # memory of the process, and of its GPU
+    n_bytes: int  # memory of the process and its GPU
     load: StageLoad = field(default_factory=StageLoad)
 
 
@@ -49,18 +49,18 @@ class Pulse:
     """The state of a stage at one moment."""
 
     busy: float  # seconds that its loop has spent on the current step; 0 between steps
-    n_sequences: int = 0  # that a connected router has on it
+    n_sequences: int = 0  # of a connected router
 
 
 class StageActor:
     """Plain class; ``stage_handle`` wraps it in ``ray.remote``, with a few threads for its calls.
 
     Args:
-        options: of the target, whose files every stage finds or fetches where it runs.
+        options: of the target; every stage finds or downloads its files on its own node.
         threads: intra-op.
         transport: see ``PipelineOptions``.
-        logs: how the process logs; None: as it does already.
-        gpus: what it reserves; less than one is a share of one.
+        logs: logging options; None: unchanged.
+        gpus: reserved GPUs; less than 1 is a share of one.
     """
 
     def __init__(
@@ -75,11 +75,13 @@ class StageActor:
         if logs is not None:
             configure(logs, "Stage")
         began = time.monotonic()
-        if options.device.startswith("cuda"):  # lazily loaded kernels would wait for receives that wait for a neighbour
+        if options.device.startswith(
+            "cuda"
+        ):  # lazy loading of a kernel would wait for a receive that waits for a neighbour
             os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
         import torch
 
-        # Import everything now, at the same time as the other stages: later they wait for the first one to plan.
+        # Import everything now, in parallel with the other stages: later they wait for the first one to plan.
         from deployments.stage import planning, worker  # noqa: F401
 
         self._importing = time.monotonic() - began
@@ -132,10 +134,10 @@ class StageActor:
         prepare(self._options, texts_of(self._options))
 
     def load(self, plan: StagePlan, number: int) -> Loaded:
-        """Load the layers of stage ``number``, which this process is from now on.
+        """Load the layers of stage ``number``, which this process becomes.
 
         Raises:
-            ConfigError: the checkpoint is not the one that the plan was made for, or is not to be had here.
+            ConfigError: the checkpoint differs from the planned one, or is not available on this node.
             SpectraError: as ``load_stage``, and for any other fault of the checkpoint, which the message names.
         """
         from deployments.stage.planning import check_checkpoint
@@ -212,7 +214,7 @@ class StageActor:
         return Pulse(0.0 if since is None else time.monotonic() - since, self._worker.n_sequences)
 
     def hold(self) -> str:
-        """Return the reason once the loop has ended; its caller also learns at once when the process dies.
+        """Return the reason once the loop has ended; the call fails at once when the process dies.
 
         Raises:
             ConfigError: like ``ping``.
@@ -236,7 +238,7 @@ class StageActor:
 
 
 def _allocated(device: torch.device) -> int:
-    """Bytes of memory on its GPU, if it has one."""
+    """Bytes allocated on a GPU; 0 on a CPU."""
     import torch
 
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

@@ -1,8 +1,8 @@
 """Attention rows of heads that are not on the last stage: requested once the last stage knows which nodes it accepted.
 
 Only the last stage knows which row of a tree belongs to the last accepted node, and the rows of all nodes would be
-megabytes a step. So a stage keeps what its rows are computed from and writes its address on the frame; the last stage
-requests the rows over a connection of its own, while the loop of the stage goes on with the next step.
+megabytes a step. So a stage keeps the data to compute its rows from, and writes its address on the frame. The last
+stage requests the rows over a separate connection, while the loop of the stage serves the next step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PeerLostError(EOFError):
 
 
 class _AttentionRows(msgspec.Struct, frozen=True, array_like=True):
-    """An answer: rows (fp32, as bytes) by sequence and index of the head in the sequence's needs."""
+    """An answer: (sequence, index of the head in its needs, fp32 row as bytes)."""
 
     rows: list[tuple[int, int, bytes]] = []
     error: str = ""  # why they could not be computed
@@ -40,7 +40,7 @@ _DECODER = msgspec.msgpack.Decoder(_AttentionRows)
 
 
 class RowKeeper:
-    """The answering side, one per stage: its loop calls ``keep`` and ``clear``, a thread ``serve``."""
+    """The answering side, one per stage: the loop calls ``keep`` and ``clear``, a thread calls ``serve``."""
 
     def __init__(self) -> None:
         self._kept: dict[int, CapturedStep] = {}  # step id -> capture, oldest first
@@ -73,7 +73,7 @@ class RowKeeper:
         with self._lock:
             captured = self._kept.get(asked.step_id)
             while captured is not None and next(iter(self._kept)) != asked.step_id:
-                del self._kept[next(iter(self._kept))]  # steps are answered in order: earlier ones have failed
+                del self._kept[next(iter(self._kept))]  # requests come in order of the steps: earlier steps have failed
             self._kept.pop(asked.step_id, None)
         if captured is None:
             return _AttentionRows(error=f"step {asked.step_id} is not known to this stage")
@@ -103,7 +103,7 @@ class RowAsker:
         """
         rows = dict(own)
         if addresses and any(result.tokens for result in results):
-            # The other stages need the tokens and the accepted nodes, nothing else.
+            # The other stages need only the tokens and the accepted nodes.
             bare = [WorkResult(result.seq, result.tokens, result.accepted) for result in results]
             rows |= self._ask(encode(StepResult(step_id, bare, 0.0)), addresses)
         return [attach_attention(result, rows) for result in results] if rows else list(results)

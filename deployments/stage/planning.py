@@ -44,7 +44,7 @@ def plan_stages(options: TargetOptions, path: Path, rooms: Sequence[StageRoom] =
     info = describe_target(options, path)
     ranges = stage_ranges(options, path, info)
     if torch.device(options.device).type == "cuda":
-        torch.cuda.empty_cache()  # give the memory of the measurement back, the stages need it
+        torch.cuda.empty_cache()  # free the memory of the measurement for the stages
     memory = [*map(str, memory_of_stages(options, path, info, ranges))]
     if info.drafter is not None:
         memory[-1] += f"; drafter: {info.drafter}"
@@ -65,10 +65,10 @@ def prepare(options: TargetOptions, path: Path) -> None:
 
 
 def check_checkpoint(plan: StagePlan, path: Path) -> None:
-    """Refuse a checkpoint that is not the one that was planned for; files that only one of the two has prove nothing.
+    """Refuse a checkpoint that differs from the planned one in a file that both have.
 
     Raises:
-        ConfigError: a file here is another one.
+        ConfigError: a file has other contents.
     """
     here = file_hashes(path) if plan.files else {}
     for name in here.keys() & plan.files.keys():

@@ -40,7 +40,7 @@ class _CurrentStep:
     """A step that this stage is serving."""
 
     step: Step
-    announced: tuple[TensorHeader, ...]  # tensors that the next stage expects, whatever happens
+    announced: tuple[TensorHeader, ...]  # tensors that the next stage expects, even if the step fails
     error: str  # why this stage cannot run it; "": it can
     seconds: float  # that this stage has spent on it
 
@@ -212,7 +212,7 @@ class StepServer:
             raise
 
     def _log_failure(self, step: Step, failure: Exception) -> str:
-        """Log why a step failed, and return it as text. Whatever it is, only the step's sequences fail."""
+        """Log why a step failed, and return the reason. Only the step's sequences fail."""
         requests = self._stage.request_ids(step)
         logger.error("step %d failed", step.step_id, exc_info=failure, extra={"requests": requests})
         return f"{type(failure).__name__}: {failure}"

@@ -30,10 +30,10 @@ class StageWorker:
     """Serves one stage to peers that know the secret.
 
     A peer that connects with role ``steps`` (the router) or ``stage`` (the previous stage) becomes the upstream of this
-    stage, which connects to the next stage at once. The newest upstream replaces the one before and starts with an
-    empty stage, because a router that reconnects has forgotten what was in flight. Results go to the last peer that
-    connected with role ``results`` before the upstream did: a router connects in that order. The loss of one neighbour
-    drops the other, so that the router notices the loss of any stage at once.
+    stage, which then connects to the next stage. A new upstream replaces the previous one and starts with an empty
+    stage, because a router that reconnects has dropped its steps in flight. Results go to the last peer that connected
+    with role ``results`` before the upstream did: a router connects in that order. The loss of one neighbour drops the
+    other, so that the router notices the loss of any stage at once.
 
     Args:
         stage: the layers and their cache.
@@ -61,7 +61,7 @@ class StageWorker:
         self._acceptor = Acceptor([one for one in (address, also) if one], secret, STAGE_ROLES, self._register)
         self.addresses = self._acceptor.addresses
         self._rows_address = self.address
-        self._lock = threading.Lock()  # for the three below: every connection is accepted in a thread of its own
+        self._lock = threading.Lock()  # for the three below: each connection is accepted in its own thread
         # Upstreams and where their results go; None ends the loop.
         self._upstreams: queue.Queue[tuple[Channel, Channel | None] | None] = queue.Queue()
         self._upstream: Channel | None = None
@@ -94,12 +94,12 @@ class StageWorker:
 
     @property
     def n_sequences(self) -> int:
-        """Sequences that a connected router has on this stage; those of a lost router do not count."""
+        """Number of sequences of a connected router on this stage; those of a lost router do not count."""
         return self._stage.n_sequences if self._is_fed else 0
 
     def start(self, next_address: str | None, rows_address: str = "") -> None:
-        """Run acceptor and loop in daemon threads; called again, connect to a replacement of the next stage instead:
-        steps in flight are dropped, and the router notices and reconnects.
+        """Run acceptor and loop in daemon threads. A later call connects to a replacement of the next stage: it drops
+        the steps in flight, and the router reconnects.
 
         Args:
             next_address: of the next stage; None for the last stage.
@@ -159,7 +159,7 @@ class StageWorker:
         except Exception:
             logger.exception("the stage cannot go on")
         finally:
-            self.close()  # or a stage that serves nothing would count as alive
+            self.close()  # else the stage would count as alive
 
     def _loop(self) -> None:
         while (connected := self._upstreams.get()) is not None:
@@ -194,7 +194,7 @@ class StageWorker:
             self._settle()
 
     def _settle(self) -> None:
-        """After an upstream is lost. No other is served before the device is done."""
+        """Wait for the device after an upstream is lost, before another one is served."""
         try:
             if not self._closing:
                 self._progress.settle()

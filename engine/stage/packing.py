@@ -106,7 +106,7 @@ class Packed:
     spans: list[Span]
     step: PackedStep
     tokens: Uploaded | None = None  # int64 [n_rows]; None: an executor's step, whose plan has them
-    positions: Uploaded | None = None  # int64 [n_rows]; likewise
+    positions: Uploaded | None = None  # int64 [n_rows]; None as for ``tokens``
 
 
 def pack(works: Sequence[Work], tables: dict[int, BlockTable], arena: KVArena, upload: Upload) -> Packed:
