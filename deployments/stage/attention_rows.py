@@ -85,7 +85,7 @@ class RowKeeper:
         return _AttentionRows([(seq, head, row.tobytes()) for (seq, head), row in rows.items()])
 
 
-class RowAsker:
+class RowRequester:
     """The requesting side: on the last stage, used by its loop only."""
 
     def __init__(self, secret: bytes) -> None:
@@ -105,7 +105,7 @@ class RowAsker:
         if addresses and any(result.tokens for result in results):
             # The other stages need only the tokens and the accepted nodes.
             bare = [WorkResult(result.seq, result.tokens, result.accepted) for result in results]
-            rows |= self._ask(encode(StepResult(step_id, bare, 0.0)), addresses)
+            rows |= self._request(encode(StepResult(step_id, bare, 0.0)), addresses)
         return [attach_attention(result, rows) for result in results] if rows else list(results)
 
     def close(self) -> None:
@@ -114,13 +114,13 @@ class RowAsker:
             channel.close()
         self._peers.clear()
 
-    def _ask(self, question: bytes, addresses: Sequence[str]) -> AttentionRows:
+    def _request(self, message: bytes, addresses: Sequence[str]) -> AttentionRows:
         rows: AttentionRows = {}
         try:
             for address in addresses:
                 if address not in self._peers:
                     self._peers[address] = Channel.connect(address, self._secret, ROWS)
-                self._peers[address].send(question)
+                self._peers[address].send(message)
             answers = [_DECODER.decode(self._peers[address].receive()) for address in addresses]
         except (EOFError, OSError, UnauthenticatedError, msgspec.DecodeError) as error:
             raise PeerLostError(f"a stage that keeps attention rows is lost: {error}") from error

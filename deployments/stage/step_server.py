@@ -25,7 +25,7 @@ from deployments.pipeline.frames import (
     stamp,
     tensors_of,
 )
-from deployments.stage.attention_rows import PeerLostError, RowAsker, RowKeeper
+from deployments.stage.attention_rows import PeerLostError, RowKeeper, RowRequester
 from deployments.stage.inbox import Arrived, RouterInbox, StageInbox
 from deployments.stage.progress import StepProgress
 from deployments.stage.transports.base import Transport, allocate
@@ -52,7 +52,7 @@ class StepServer:
         stage: the layers and their cache.
         device: where activations go.
         keeper: keeps this stage's attention rows for the last stage.
-        asker: requests the rows of other stages.
+        requester: requests the rows of other stages.
         progress: records when the stage is busy.
         fail: called when the device cannot serve another step.
     """
@@ -62,14 +62,14 @@ class StepServer:
         stage: StageLike,
         device: torch.device,
         keeper: RowKeeper,
-        asker: RowAsker,
+        requester: RowRequester,
         progress: StepProgress,
         fail: Callable[[], None],
     ) -> None:
         self._stage = stage
         self._device = device
         self._keeper = keeper
-        self._asker = asker
+        self._requester = requester
         self._progress = progress
         self._fail = fail
         self._rows_address = ""
@@ -150,7 +150,7 @@ class StepServer:
             try:
                 results = self._stage.verify(self._stage.forward(step, arrived.activations))
                 rows = self._stage.attention(results)
-                results = self._asker.attach(step.step_id, results, rows, arrived.outcome.rows_at)
+                results = self._requester.attach(step.step_id, results, rows, arrived.outcome.rows_at)
             except (torch.AcceleratorError, PeerLostError):
                 raise  # neither the device nor the pipeline can serve the next step
             except Exception as failure:

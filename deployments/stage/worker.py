@@ -15,7 +15,7 @@ import torch
 from deployments.channels.acceptor import Acceptor
 from deployments.channels.channel import Channel
 from deployments.channels.handshake import RESULTS, ROWS, STAGE, STAGE_ROLES, UnauthenticatedError
-from deployments.stage.attention_rows import RowAsker, RowKeeper
+from deployments.stage.attention_rows import RowKeeper, RowRequester
 from deployments.stage.inbox import RouterInbox, StageInbox
 from deployments.stage.progress import StepProgress
 from deployments.stage.step_server import StepServer
@@ -73,9 +73,9 @@ class StageWorker:
         self._progress = StepProgress()
         self.fault = ""  # why the option ``transport`` connects no neighbour, now and later; "": no such fault
         self._keeper = RowKeeper()
-        self._asker = RowAsker(secret)
-        self._steps = StepServer(stage, device, self._keeper, self._asker, self._progress, self.close)
-        self._askers: set[Channel] = set()  # peers that request attention rows; under the lock
+        self._requester = RowRequester(secret)
+        self._steps = StepServer(stage, device, self._keeper, self._requester, self._progress, self.close)
+        self._row_peers: set[Channel] = set()  # peers that request attention rows; under the lock
 
     @property
     def address(self) -> str:
@@ -119,8 +119,8 @@ class StageWorker:
         with self._lock:
             self._closing = True
             self._upstreams.put(None)
-            askers = [*self._askers]
-        for channel in (self._upstream, self._results, self._next, *askers):
+            row_peers = [*self._row_peers]
+        for channel in (self._upstream, self._results, self._next, *row_peers):
             if channel is not None:
                 channel.close()
         self._acceptor.close()
@@ -140,7 +140,7 @@ class StageWorker:
                 previous, self._results = self._results, channel
             elif channel.role == ROWS:
                 previous = None
-                self._askers.add(channel)
+                self._row_peers.add(channel)
                 threading.Thread(target=self._answer, args=(channel,), name="stage-rows", daemon=True).start()
             else:
                 previous, self._upstream = self._upstream, channel
@@ -151,7 +151,7 @@ class StageWorker:
     def _answer(self, channel: Channel) -> None:
         self._keeper.serve(channel)
         with self._lock:
-            self._askers.discard(channel)
+            self._row_peers.discard(channel)
 
     def _run(self) -> None:
         try:
@@ -190,7 +190,7 @@ class StageWorker:
                 if connection is not None:
                     connection.close()
             self._next = None
-            self._asker.close()
+            self._requester.close()
             self._settle()
 
     def _settle(self) -> None:
