@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engine.request import DEFAULT_NODES
 from retrieval_store.index.index import Library
 from speculators.draft_model.config import DraftModelConfig
 from speculators.method import SpeculatorOptions
@@ -30,7 +31,7 @@ class AcceptanceRow:
 
     method: str
     core: SpectraCoreConfig | None = None
-    max_nodes: int = 64
+    max_nodes: int = DEFAULT_NODES
     options: SpeculatorOptions | None = None  # of other methods than the core
     warm: bool = False  # one pass over the prompts, one by one, with state kept from each to the next
 
@@ -147,7 +148,7 @@ def retrieval_rows(library: Library) -> dict[str, AcceptanceRow]:
     labelled = SpectraCoreConfig(label_dictionaries=True)
     ours = SpeculatorOptions(retrieval=lambda: library).with_settings(labelled)
 
-    def spectra(config: SpectraConfig, max_nodes: int = 64) -> AcceptanceRow:
+    def spectra(config: SpectraConfig, max_nodes: int = DEFAULT_NODES) -> AcceptanceRow:
         return AcceptanceRow("spectra", None, max_nodes, ours.with_settings(config))
 
     priority, unreserved, flat = SpectraConfig(), SpectraConfig(reserve=0), SpectraConfig("paper")
@@ -179,7 +180,7 @@ def pld_plus_rows(n_layers: int, heads: Heads) -> dict[str, AcceptanceRow]:
     layer = paper_layer(n_layers)
     paper, ours = PldPlusConfig.paper(layer, heads), PldPlusConfig(layer=layer, heads=heads)
 
-    def plus(method: str, config: PldPlusConfig, max_nodes: int = 64) -> AcceptanceRow:
+    def plus(method: str, config: PldPlusConfig, max_nodes: int = DEFAULT_NODES) -> AcceptanceRow:
         return AcceptanceRow(method, None, max_nodes, SpeculatorOptions(layer=layer, heads=heads).with_settings(config))
 
     return {

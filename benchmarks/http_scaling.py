@@ -31,7 +31,6 @@ from engine.sampling.params import SamplingParams
 from engine.simulated.profile import PipelineProfile
 
 PROMPT = 32  # tokens
-MAX_NODES = 64  # the server's default
 Rates = dict[tuple[str, int], float]  # method, streams -> tokens per second
 
 
@@ -53,7 +52,7 @@ async def _together(router: Router, prompts: Sequence[list[int]], method: str, n
     """Tokens that all prompts' answers have together."""
 
     async def one(prompt: list[int]) -> int:
-        request = Request(prompt, SamplingParams(max_tokens=n), method, MAX_NODES)
+        request = Request(prompt, SamplingParams(max_tokens=n), method)
         return sum([len(event.token_ids) async for event in router.stream(request)])
 
     return sum(await asyncio.gather(*map(one, prompts)))

@@ -9,11 +9,9 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
-
-T = TypeVar("T")
 
 STOP, LENGTH, ABORT = "stop", "length", "abort"  # every finish_reason of an event
 NOT_FINITE = "the model's logits are NaN or infinite, as after an overflow of float16; another dtype may help"
@@ -94,21 +92,12 @@ class StepTrace(msgspec.Struct, frozen=True, kw_only=True):
     def path(self) -> StepTrace:
         """Return the trace of the accepted nodes alone."""
         nodes = self.accepted
-        return StepTrace(
-            tokens=_select(nodes, self.tokens),
-            parents=[*range(-1, len(nodes) - 1)],
-            depths=_select(nodes, self.depths),
-            sources=_select(nodes, self.sources),
-            proposers=_select(nodes, self.proposers),
-            probe=_select(nodes, self.probe),
-            scores=_select(nodes, self.scores),
-            names=self.names,
-            accepted=[*range(len(nodes))],
-        )
-
-
-def _select(nodes: list[int], values: list[T]) -> list[T]:
-    return [values[node] for node in nodes]
+        columns: dict[str, Any] = {
+            name: [getattr(self, name)[node] for node in nodes]
+            for name in ("tokens", "depths", "sources", "proposers", "probe", "scores")
+        }
+        chain = [*range(-1, len(nodes) - 1)]
+        return msgspec.structs.replace(self, parents=chain, accepted=[*range(len(nodes))], **columns)
 
 
 class StepEvent(msgspec.Struct, frozen=True, kw_only=True):

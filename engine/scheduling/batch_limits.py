@@ -45,42 +45,58 @@ class SchedulerOptions:
         return min(MAX_TREE, self.max_step_rows - 1)
 
 
-class MicroBatches:
-    """Chooses how many sequences share a step.
+class StepLimits:
+    """Chooses the size of a micro-batch and its rows of prompt.
 
     Args:
-        n_stages: of the pipeline.
-        max_sequences: the most that decode together.
-        costs: step times through the whole pipeline; None: sequences are split evenly, all of them in flight.
+        options: limits.
+        block_size: tokens per KV block; a step may always have one block of prompt.
+        costs: step times through the whole pipeline; None: not measured, so sequences are split evenly, and prompts are
+            read in full chunks.
     """
 
-    def __init__(self, n_stages: int, max_sequences: int, costs: StepCosts | None = None) -> None:
-        self._n_stages = n_stages
-        self._max_sequences = max_sequences
+    def __init__(self, options: SchedulerOptions, block_size: int, costs: StepCosts | None = None) -> None:
+        self._options = options
+        self._smallest_chunk = min(block_size, options.prefill_chunk)
         self._costs = costs
         self._times: dict[int, Seconds] = {}  # rows per sequence -> seconds by micro-batch
         self._sizes: dict[tuple[int, int], int] = {}
 
-    def size(self, n: int, rows: float) -> int:
-        """Return the sequences per step (at least 1) when ``n`` decode, with ``rows`` rows of root and tree on
-        average."""
-        if n <= self._n_stages and self._n_stages > 1:
+    def micro_batch_size(self, n: int, rows: float) -> int:
+        """Return the sequences per step (at least 1) when ``n`` decode with ``rows`` rows each on average."""
+        n_stages = self._options.n_micro_batches
+        if n <= n_stages and n_stages > 1:
             return 1
-        even = -(-n // self._n_stages)
+        even = -(-n // n_stages)
         if self._costs is None or even <= 1:
             return max(1, even)
         key = n, _rounded(rows)
         if key not in self._sizes:
-            self._sizes[key] = self._best_size(*key)
+            self._sizes[key] = self._best_size(self._costs, *key)
         return self._sizes[key]
 
-    def _best_size(self, n: int, rows: int) -> int:
+    def _best_size(self, costs: StepCosts, n: int, rows: int) -> int:
         if rows not in self._times:
-            assert self._costs is not None
-            self._times[rows] = self._costs.by_batch(max(n, self._max_sequences), rows)
-        sizes = np.arange(1, -(-n // self._n_stages) + 1)
-        rates = np.minimum(n, self._n_stages * sizes) / self._times[rows][: len(sizes)]
+            self._times[rows] = costs.by_batch(max(n, self._options.max_sequences), rows)
+        n_stages = self._options.n_micro_batches
+        sizes = np.arange(1, -(-n // n_stages) + 1)
+        rates = np.minimum(n, n_stages * sizes) / self._times[rows][: len(sizes)]
         return int(sizes[np.argmax(rates >= GOOD_ENOUGH * rates.max())])
+
+    def prompt_rows(self, is_decoding: bool, n_rows: int, context: int) -> int:
+        """Return the most rows of prompt for a step.
+
+        Args:
+            is_decoding: whether any sequence waits for its next token, or soon will.
+            n_rows: rows of trees in the step.
+            context: tokens of the prompt before the chunk, which attention reads too.
+        """
+        largest = self._options.prefill_chunk
+        if not is_decoding or self._costs is None or not self._costs.prompts:
+            return largest
+        seconds = self._costs.prompt_seconds(context, n_rows + np.arange(largest + 1))
+        n_fit = int(np.searchsorted(seconds - seconds[0], self._options.max_stall, side="right")) - 1
+        return max(self._smallest_chunk, min(n_fit, largest))
 
 
 def _rounded(rows: float) -> int:
@@ -89,35 +105,3 @@ def _rounded(rows: float) -> int:
         return 1
     power = 1 << (int(rows).bit_length() - 1)
     return power if rows < 1.25 * power or power < 2 else power + power // 2 if rows < 1.75 * power else 2 * power
-
-
-class ChunkBudget:
-    """Chooses how many rows of prompt a step takes.
-
-    Args:
-        largest: rows of prompt in any step.
-        smallest: rows that a step may always have.
-        max_stall: seconds that prompt rows may add to a step while any sequence decodes.
-        costs: step times through the whole pipeline; without times of prompt rows every step may have ``largest``.
-    """
-
-    def __init__(self, largest: int, smallest: int, max_stall: float, costs: StepCosts | None = None) -> None:
-        self._largest = largest
-        self._smallest = min(smallest, largest)
-        self._max_stall = max_stall
-        self._costs = costs if costs is not None and costs.prompts else None
-
-    def rows(self, is_decoding: bool, n_rows: int, context: int) -> int:
-        """Return the most rows of prompt for a step.
-
-        Args:
-            is_decoding: whether any sequence waits for its next token, or soon will.
-            n_rows: rows of trees in the step.
-            context: tokens of the prompt before the chunk, which attention reads too.
-        """
-        if not is_decoding or self._costs is None:
-            return self._largest
-        total = n_rows + np.arange(self._largest + 1)
-        seconds = self._costs.prompt_seconds(context, total)
-        n_fit = int(np.searchsorted(seconds - seconds[0], self._max_stall, side="right")) - 1
-        return max(self._smallest, min(n_fit, self._largest))

@@ -6,7 +6,7 @@ The policy knows no answers: the scheduler commits them.
 
 from __future__ import annotations
 
-from engine.scheduling.batch_limits import ChunkBudget, MicroBatches, SchedulerOptions
+from engine.scheduling.batch_limits import SchedulerOptions, StepLimits
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.running_set import RunningSet
 from engine.scheduling.sequence import Sequence, SequenceState
@@ -29,8 +29,7 @@ class BatchingPolicy:
     ) -> None:
         self.info = info
         self.options = options or SchedulerOptions()
-        self._micro_batches = MicroBatches(self.options.n_micro_batches, self.options.max_sequences, costs)
-        self._chunks = ChunkBudget(self.options.prefill_chunk, info.block_size, self.options.max_stall, costs)
+        self._limits = StepLimits(self.options, info.block_size, costs)
         self._queue: FairQueue
         self._running: RunningSet
 
@@ -64,7 +63,7 @@ class BatchingPolicy:
     def _micro_batch_size(self) -> int:
         decoding = self._running.decoding()
         rows = 1 + sum([len(sequence.tree.tokens) for sequence in decoding]) / max(1, len(decoding))
-        return self._micro_batches.size(len(decoding), min(rows, self.options.max_step_rows))
+        return self._limits.micro_batch_size(len(decoding), min(rows, self.options.max_step_rows))
 
     def _add_trees(self, ready: list[Sequence], size: int, work: list[Work], step_id: int) -> int:
         """Add the trees of at most ``size`` ready sequences; return their rows.
@@ -117,7 +116,7 @@ class BatchingPolicy:
         if not reading and self._queue.peek() is None:
             return  # most steps: the rest of this method takes longer than all of the step's other bookkeeping
         context = max((sequence.n_sent for sequence in reading), default=0)
-        rows = self._chunks.rows(self._running.is_any_decoding, n_rows, context)
+        rows = self._limits.prompt_rows(self._running.is_any_decoding, n_rows, context)
         rows = min(rows, self.options.max_step_rows - n_rows)
         for sequence in reading:
             if rows > 0:
