@@ -13,9 +13,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from engine.request import Request
-from engine.token_buffer import TokenBuffer
 from engine.top_ids import NO_TOP_IDS
-from engine.tree import ROOT, FloatArray, IntArray, TokenTree
+from engine.tree import ROOT, FloatArray, IntArray, TokenBuffer, TokenTree
 
 
 @dataclass(slots=True)

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine.token_buffer import TokenBuffer
-from engine.tree import FloatArray, IntArray
+from engine.tree import FloatArray, IntArray, TokenBuffer
 
 MOST_RECENT = 64  # tokens: a run that must not be written has at most one more
 
