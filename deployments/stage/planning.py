@@ -10,9 +10,9 @@ import torch
 
 from deployments.pipeline.stage_reports import StagePlan, StageRoom
 from engine.errors import ConfigError
+from engine.model.build import empty_model
 from engine.model.identity import file_hashes
 from engine.model.loader import load_config
-from engine.model.meta_model import empty_model
 from engine.target_model.loading import describe_target, memory_of_stages, stage_ranges
 from engine.target_model.memory import with_cache
 from engine.target_model.numerics import adopt, weakest, with_numerics

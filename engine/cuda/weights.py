@@ -16,7 +16,7 @@ from engine.cuda.kernels.gemm import INPUT_LEAVES, leaves_of
 from engine.cuda.operands import Heads, LayerWeights, Matrix, Norm, RotaryFrequencies
 from engine.errors import UnsupportedModelError
 from engine.model.families import get_family
-from engine.model.scaled import ScaledLinear
+from engine.model.linears import ScaledLinear
 from engine.model.shard import ModelShard, window_of
 from engine.model.spec import ModelSpec
 

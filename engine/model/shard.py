@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from engine.attention.packed_step import NAME, PackedStep
 from engine.device import set_precision
 from engine.model.families import get_family
-from engine.model.packed import pack_linears
+from engine.model.linears import pack_linears
 from engine.model.ranges import LayerRange
 from engine.model.spec import ModelSpec
 

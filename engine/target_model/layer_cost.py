@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from engine.kept_files import keep_json
+from engine.model.build import one_layer_config, random_model
 from engine.model.partition import ModelParts
-from engine.model.random_model import random_model
 from engine.model.ranges import LayerRange
 from engine.model.shard import ModelShard
-from engine.model.sizes import one_layer_config
 from engine.model.spec import ModelSpec, read_spec
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams

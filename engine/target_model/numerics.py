@@ -21,11 +21,10 @@ import torch
 from engine.drafter.part import NO_DRAFTER, DrafterPart
 from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
 from engine.errors import ConfigError
+from engine.model.build import one_layer_config, random_model
 from engine.model.loader import load_config
 from engine.model.quantization import check_quantization
-from engine.model.random_model import random_model
 from engine.model.shard import ModelShard
-from engine.model.sizes import one_layer_config
 from engine.model.spec import ModelSpec, read_spec
 from engine.target_model.options import AUTO, EXACT, FAST, LAYERS, NUMERICS, Resolution, TargetOptions, is_cuda
 

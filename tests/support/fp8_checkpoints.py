@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.model.loader import SINGLE
-from engine.model.quantized import SCALES, is_quantized
-from engine.model.scaled import quantize_rows, scale_of
+from engine.model.checkpoint_files import SINGLE
+from engine.model.linears import SCALES, is_layer_matrix, quantize_rows, scale_of
 from tests.support.tiny_models import saved_model, tiny_model
 
 LARGEST = 448.0
@@ -40,7 +39,7 @@ def fp8_checkpoint(family: str, folder: Path, strategy: str, scale_dtype: torch.
     shutil.copytree(saved_model(family), folder)
     model, tensors = tiny_model(family), load_file(folder / SINGLE)
     for name in list(tensors):
-        if not is_quantized(model, name) or name.startswith(UNQUANTIZED):
+        if not is_layer_matrix(model, name) or name.startswith(UNQUANTIZED):
             continue
         weight = tensors[name]
         largest = weight.abs().amax(dim=1, keepdim=True) if strategy == "channel" else weight.abs().amax()[None]
@@ -80,7 +79,7 @@ def _save(folder: Path, tensors: dict[str, torch.Tensor], quantization: dict[str
 
 
 def _quantized(model: Any, dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    matrices = {name: weight for name, weight in model.named_parameters() if is_quantized(model, name)}
+    matrices = {name: weight for name, weight in model.named_parameters() if is_layer_matrix(model, name)}
     return {name: quantize_rows(weight.detach(), dtype) for name, weight in matrices.items()}
 
 

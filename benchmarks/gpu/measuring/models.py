@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from benchmarks.gpu.setting import GpuSetting
-from engine.model.meta_model import empty_model
-from engine.model.quantized import is_quantized
-from engine.model.scaled import ScaledLinear
+from engine.model.build import empty_model
+from engine.model.linears import ScaledLinear, is_layer_matrix
 
 BLOCK = 64  # tokens of a KV block
 SPREAD = 0.02  # standard deviation of a weight
@@ -84,7 +83,7 @@ def make_random_model(geometry: Geometry, device: torch.device, dtype: torch.dty
     model, random = empty_model(_make_config(geometry), dtype), torch.Generator(device).manual_seed(0)
     for name, parameter in list(model.named_parameters()):
         owner, _, last = name.rpartition(".")
-        if is_int8 and is_quantized(model, name):
+        if is_int8 and is_layer_matrix(model, name):
             weight = torch.randint(-127, 128, parameter.shape, dtype=torch.int8, device=device, generator=random)
             scales = torch.full((len(weight),), SPREAD * 3**0.5 / 127, device=device)
             model.set_submodule(owner, ScaledLinear(weight, scales, None))

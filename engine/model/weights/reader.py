@@ -1,7 +1,7 @@
-"""Reads the bytes of many tensors: some threads, each of which takes the next piece of the files.
+"""Reads the bytes of many tensors by several threads, each of which takes the next read of the files.
 
-One thread by itself waits for the disk, then copies, then waits again. Several keep a local disk busy, and as many
-requests on their way to storage that is far. What is held beside the tensors is one piece for each thread.
+A single thread waits for the disk, then copies, then waits again. Several threads keep a disk or remote storage busy.
+The temporary memory is one read per thread.
 """
 
 from __future__ import annotations
@@ -10,42 +10,110 @@ import mmap
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from engine.model.weights.files import OpenFile
 from engine.model.weights.meter import Meter
-from engine.model.weights.pieces import Extent, FileRead, cut
 from engine.model.weights.sinks import Sink
-from engine.model.weights.tensor_file import OpenFile
 
 READERS = 16  # threads
-PIECE = 4 << 20  # bytes that a thread reads at once
+READ_BYTES = 4 << 20  # of one read
+MOST_PARTS = 512  # of one read; the kernel takes at most 1,024 buffers in one call
 
 
-def read(sinks: Sequence[Sink], meter: Meter, device: torch.device) -> None:
-    """Hand every sink all bytes of its tensor, in the order in which they lie in the files.
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A range of bytes to read from a file."""
+
+    file: int  # number of the file; files are read one after the other
+    first: int  # byte of the file
+    n_bytes: int
+    unit: int  # bytes that one read must contain together; ``n_bytes`` is a multiple
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentPart:
+    """Bytes of one extent in one read."""
+
+    extent: int  # number of the extent
+    first: int  # byte of the extent
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileRead:
+    """Bytes of a file that are read at once: adjacent parts."""
+
+    file: int
+    first: int  # byte of the file
+    parts: tuple[ExtentPart, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(part.n_bytes for part in self.parts)
+
+
+def plan_reads(extents: Sequence[Extent], largest: int) -> list[FileRead]:
+    """Return reads that contain every byte of every extent once, in the order of files and offsets.
+
+    Adjacent extents share a read, so many small ones take one read.
+
+    Args:
+        extents: in any order.
+        largest: bytes of a read; only a larger unit exceeds it.
+    """
+    reads: list[FileRead] = []
+    parts: list[ExtentPart] = []
+    begin = end = 0  # of the read that is being put together
+
+    def finish(file: int) -> None:
+        if parts:
+            reads.append(FileRead(file, begin, tuple(parts)))
+            parts.clear()
+
+    order = sorted(range(len(extents)), key=lambda i: (extents[i].file, extents[i].first))
+    file = -1
+    for i in order:
+        extent, done = extents[i], 0
+        while done < extent.n_bytes:
+            at = extent.first + done
+            if (extent.file, at) != (file, end) or len(parts) == MOST_PARTS:
+                finish(file)
+            room = largest - (end - begin if parts else 0)
+            n = min(extent.n_bytes - done, room // extent.unit * extent.unit)
+            if n <= 0:  # not even a unit
+                finish(file)
+                n = min(extent.n_bytes - done, max(1, largest // extent.unit) * extent.unit)
+            if not parts:
+                file, begin, end = extent.file, at, at
+            parts.append(ExtentPart(i, done, n))
+            done, end = done + n, end + n
+    finish(file)
+    return reads
+
+
+def read_tensors(sinks: Sequence[Sink], meter: Meter, device: torch.device) -> None:
+    """Pass every sink all bytes of its tensor, in the order of their offsets.
 
     Args:
         sinks: of tensors of open files.
-        meter: is told what was read.
-        device: where the tensors go: memory on the way to a GPU is pinned.
+        meter: counts the bytes.
+        device: of the tensors; for a GPU the temporary memory is pinned.
 
     Raises:
         UnsupportedModelError: a file cannot be read, or was cut short.
     """
+    sinks = [sink for sink in sinks if sink.place.n_bytes]
     files = sorted({sink.place.file for sink in sinks}, key=lambda file: file.path)
     numbers = {file: number for number, file in enumerate(files)}
-    extents = [
-        Extent(numbers[sink.place.file], sink.place.first, sink.place.n_bytes, sink.unit)
-        for sink in sinks
-        if sink.place.n_bytes
-    ]
-    pieces = cut(extents, PIECE)
-    pinned = device.type == "cuda"
-    reading = _Reading(files, [sink for sink in sinks if sink.place.n_bytes], pieces, meter, pinned)
-    n_readers = min(READERS, len(pieces))
-    with meter.reading(sum(piece.n_bytes for piece in pieces)):
+    extents = [Extent(numbers[sink.place.file], sink.place.first, sink.place.n_bytes, sink.unit) for sink in sinks]
+    reads = plan_reads(extents, READ_BYTES)
+    reading = _ReadQueue(files, sinks, reads, meter, device.type == "cuda")
+    n_readers = min(READERS, len(reads))
+    with meter.reading(sum(one.n_bytes for one in reads)):
         if n_readers == 0:
             return
         with ThreadPoolExecutor(n_readers, "weights") as threads:
@@ -57,68 +125,67 @@ def read(sinks: Sequence[Sink], meter: Meter, device: torch.device) -> None:
                 reading.stop()
 
 
-class _Reading:
-    """Pieces that are still to be read; ``run`` is called by every reader."""
+class _ReadQueue:
+    """Remaining reads; every thread calls ``run``."""
 
     def __init__(
-        self, files: list[OpenFile], sinks: list[Sink], pieces: list[FileRead], meter: Meter, pinned: bool
+        self, files: list[OpenFile], sinks: Sequence[Sink], reads: list[FileRead], meter: Meter, is_pinned: bool
     ) -> None:
         self._files = files
         self._sinks = sinks
         self._meter = meter
-        self._pinned = pinned
-        self._largest = max((piece.n_bytes for piece in pieces), default=0)
+        self._is_pinned = is_pinned
+        self._largest = max((one.n_bytes for one in reads), default=0)
         self._lock = threading.Lock()
-        self._pieces: Iterator[FileRead] = iter(pieces)
+        self._reads: Iterator[FileRead] = iter(reads)
 
     def stop(self) -> None:
-        """Leave the other pieces out: one of the readers has failed, or the process is to end."""
+        """Drop the remaining reads, because a thread failed or the process ends."""
         with self._lock:
-            self._pieces = iter(())
+            self._reads = iter(())
 
     def run(self) -> None:
-        """Read pieces until there are none."""
+        """Process reads until none remains."""
         staging: Tensor | None = None
         while True:
             with self._lock:
-                piece = next(self._pieces, None)
-            if piece is None:
+                one = next(self._reads, None)
+            if one is None:
                 return
-            memory = [self._sinks[part.extent].memory(part.first, part.n_bytes) for part in piece.parts]
+            memory = [self._sinks[part.extent].memory(part.first, part.n_bytes) for part in one.parts]
             if staging is None and None in memory:
-                staging = _staging(self._largest, self._pinned)
+                staging = _staging(self._largest, self._is_pinned)
             try:
-                self._read(piece, memory, staging)
+                self._process(one, memory, staging)
             except BaseException:
                 self.stop()
                 raise
 
-    def _read(self, piece: FileRead, memory: list[memoryview | None], staging: Tensor | None) -> None:
-        """Read a piece into the memory of its parts, and into ``staging`` where they have none; then put those."""
+    def _process(self, one: FileRead, memory: list[memoryview | None], staging: Tensor | None) -> None:
+        """Read into the memory of the sinks, or into ``staging`` for sinks without memory; then put the latter."""
         buffers, staged, end = [], [], 0
-        for part, own in zip(piece.parts, memory, strict=True):
+        for part, own in zip(one.parts, memory, strict=True):
             if own is None:
                 assert staging is not None
-                here = staging[end : end + part.n_bytes]
+                raw = staging[end : end + part.n_bytes]
                 end += part.n_bytes
-                staged.append((part, here))
-                own = memoryview(here.numpy())  # type: ignore[arg-type]
+                staged.append((part, raw))
+                own = memoryview(raw.numpy())  # type: ignore[arg-type]
             buffers.append(own)
-        self._files[piece.file].fill(buffers, piece.first)
-        for part, here in staged:
+        self._files[one.file].fill(buffers, one.first)
+        for part, raw in staged:
             sink = self._sinks[part.extent]
-            sink.put(part.first, _as(here, sink.place.dtype))
-        self._meter.add(piece.n_bytes)
+            sink.put(part.first, _as(raw, sink.place.dtype))
+        self._meter.add(one.n_bytes)
 
 
 def _staging(n_bytes: int, pinned: bool) -> Tensor:
-    """Memory of a reader. A map of its own goes back to the system with it; the allocator might keep it."""
+    """Return a thread's temporary memory. The system gets a mapping back at once; the allocator might keep it."""
     if pinned:
         return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
     return torch.frombuffer(mmap.mmap(-1, n_bytes), dtype=torch.uint8)
 
 
 def _as(raw: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as values."""
     aligned = raw.storage_offset() % dtype.itemsize == 0
     return (raw if aligned else raw.clone()).view(dtype)

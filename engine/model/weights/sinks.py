@@ -1,151 +1,155 @@
-"""Where a tensor's bytes go once they are read: its own memory, the file's, another dtype or device, a byte each."""
+"""Destinations of a tensor's bytes: own memory, a mapped file, another dtype or device, one byte a weight."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from math import prod
 
 import torch
 from torch import Tensor
 
-from engine.model.weights.tensor_file import TensorFile, TensorLocation
+from engine.model.gguf.tensors import WEIGHTS_AT_ONCE, GgufTensor
+from engine.model.weights.files import TensorFile, TensorLocation
 
 
-class Sink(Protocol):
-    """Takes a tensor's bytes in any order, from any thread, and no byte twice."""
-
-    place: TensorLocation
-    unit: int  # bytes that it needs together
-
-    def memory(self, first: int, n_bytes: int) -> memoryview | None:
-        """Memory for bytes of the tensor from byte ``first`` on; None: they are to be ``put``."""
-
-    def put(self, first: int, stored: Tensor) -> None:
-        """Take values ``[n]``, as they are stored, from byte ``first`` of the tensor on; keeps nothing of them."""
-
-
-class Copied:
-    """A tensor with memory of its own.
+class Sink:
+    """Receives a tensor's bytes in any order, from any thread, and no byte twice.
 
     Args:
         place: of the tensor.
-        device: where it goes.
-        dtype: of the result.
+        unit: bytes that the sink needs together; by default a value.
     """
 
+    tensor: Tensor
+
+    def __init__(self, place: TensorLocation, unit: int | None = None) -> None:
+        self.place, self.unit = place, unit or place.dtype.itemsize
+
+    def memory(self, first: int, n_bytes: int) -> memoryview | None:
+        """Return memory for bytes of the tensor from byte ``first`` on; None: the reader calls ``put``."""
+        return None
+
+    def put(self, first: int, stored: Tensor) -> None:
+        """Use values ``[n]`` in the file's dtype, from byte ``first`` of the tensor on; keeps no reference."""
+
+
+class CopySink(Sink):
+    """Fills a tensor that has its own memory."""
+
     def __init__(self, place: TensorLocation, device: torch.device, dtype: torch.dtype) -> None:
-        self.place = place
-        self.unit = place.dtype.itemsize
+        super().__init__(place)
         self.tensor = torch.empty(place.shape, dtype=dtype, device=device)
         self._flat = self.tensor.view(-1)
         as_stored = dtype == place.dtype
-        self._is_cast_there = device.type != "cpu" and not as_stored
+        self._is_cast_on_device = device.type != "cpu" and not as_stored
         self._bytes: memoryview | None = None
         if device.type == "cpu" and as_stored:
             self._bytes = memoryview(self._flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
     def memory(self, first: int, n_bytes: int) -> memoryview | None:
-        """As ``Sink`` says."""
         return None if self._bytes is None else self._bytes[first : first + n_bytes]
 
     def put(self, first: int, stored: Tensor) -> None:
-        """As ``Sink`` says; waits until a device has the values."""
+        """Copy the values, and wait until a device has them."""
         begin = first // self.unit
-        there = stored.to(self._flat.device) if self._is_cast_there else stored
-        self._flat[begin : begin + len(stored)].copy_(there)
+        values = stored.to(self._flat.device) if self._is_cast_on_device else stored
+        self._flat[begin : begin + len(stored)].copy_(values)
 
 
-class Scales:
-    """A scale for each output of a matrix, fp32, of one for each or of one for all.
+class ScaleSink(Sink):
+    """Fills the fp32 scales ``[n_out]`` of a matrix, of which the file has one per output or one for all.
 
     Args:
         place: of the scales.
         n_out: outputs.
-        device: where they go.
-        divisor: of what is stored: 127 where that is the largest number of a row of int8.
+        device: of the result.
+        divisor: of the stored scales: 127 if that is the largest number of an int8 row.
     """
 
     def __init__(self, place: TensorLocation, n_out: int, device: torch.device, divisor: float = 1.0) -> None:
-        self.place, self._divisor = place, divisor
-        self.unit = place.dtype.itemsize
+        super().__init__(place)
+        self._divisor = divisor
         self.tensor = torch.empty(n_out, dtype=torch.float32, device=device)
 
-    def memory(self, first: int, n_bytes: int) -> memoryview | None:
-        """As ``Sink`` says."""
-        return None
-
     def put(self, first: int, stored: Tensor) -> None:
-        """As ``Sink`` says."""
         begin = first // self.unit
-        there = stored.to(self.tensor.device).float() / self._divisor
+        scales = stored.to(self.tensor.device).float() / self._divisor
         if self.place.n_bytes == self.unit:
-            self.tensor.copy_(there.expand(len(self.tensor)))
+            self.tensor.copy_(scales.expand(len(self.tensor)))
         else:
-            self.tensor[begin : begin + len(stored)] = there
+            self.tensor[begin : begin + len(stored)] = scales
 
 
-class Mapped:
-    """A tensor in the file's own memory: to read it brings its pages into the cache, where the map finds them.
+class MapSink(Sink):
+    """A tensor that is mapped from the file. Reading its bytes brings their pages into the cache.
 
-    An error of the disk shows while it is read, and not as a signal in the middle of a step.
+    So a disk's error appears during the load, and not as a signal in the middle of a step.
     """
 
     def __init__(self, place: TensorLocation, file: TensorFile) -> None:
-        self.place = place
-        self.unit = place.dtype.itemsize
-        self.tensor = file.mapped(place)
-
-    def memory(self, first: int, n_bytes: int) -> memoryview | None:
-        """As ``Sink`` says."""
-        return None
-
-    def put(self, first: int, stored: Tensor) -> None:
-        """As ``Sink`` says."""
+        super().__init__(place)
+        self.tensor = file.map(place)
 
 
-class Quantized:
-    """A matrix ``[n_out, n_in]`` that becomes int8, or fp8, row by row.
+class QuantizeSink(Sink):
+    """Quantizes a matrix ``[n_out, n_in]`` to one byte a weight, row by row.
 
     Args:
         place: of the matrix.
-        device: where its rows are quantised, and stay.
-        one_at_a_time: held while rows are quantised: that takes several times what comes out.
+        device: of the result.
         dtype: int8 or fp8.
-        quantizes: rows on the device -> their numbers and scales.
+        lock: held while rows are quantized, because the temporary memory is several times the result.
+        quantize_rows: rows -> their numbers and scales on the device.
     """
 
     def __init__(
         self,
         place: TensorLocation,
         device: torch.device,
-        one_at_a_time: threading.Lock,
         dtype: torch.dtype,
-        quantizes: Callable[[Tensor], tuple[Tensor, Tensor]],
+        lock: threading.Lock,
+        quantize_rows: Callable[[Tensor], tuple[Tensor, Tensor]],
     ) -> None:
         n_out, self._n_in = place.shape
-        self.place = place
-        self.unit = self._n_in * place.dtype.itemsize
+        super().__init__(place, self._n_in * place.dtype.itemsize)
         self.tensor = torch.empty(place.shape, dtype=dtype, device=device)
         self.scales = torch.empty(n_out, dtype=torch.float32, device=device)
-        self._one_at_a_time, self._quantizes = one_at_a_time, quantizes
-
-    def memory(self, first: int, n_bytes: int) -> memoryview | None:
-        """As ``Sink`` says."""
-        return None
+        self._lock, self._quantize_rows = lock, quantize_rows
 
     def put(self, first: int, stored: Tensor) -> None:
-        """As ``Sink`` says."""
         rows = slice(first // self.unit, first // self.unit + len(stored) // self._n_in)
         matrix = stored.view(-1, self._n_in).to(self.tensor.device)
-        with self._one_at_a_time:
-            self.tensor[rows], self.scales[rows] = self._quantizes(matrix)
+        with self._lock:
+            self.tensor[rows], self.scales[rows] = self._quantize_rows(matrix)
 
 
-def plain(place: TensorLocation, device: torch.device, dtype: torch.dtype) -> Copied | Mapped:
-    """A tensor in a dtype on a device. What a CPU keeps as it is stored stays in the file's memory, if it can."""
+class DequantizeSink(Sink):
+    """Dequantizes a GGUF tensor, and passes its rows in fp32 to another sink.
+
+    Args:
+        gguf: the tensor.
+        sink: receives fp32.
+    """
+
+    def __init__(self, gguf: GgufTensor, sink: Sink) -> None:
+        info = gguf.info
+        place = TensorLocation(sink.place.file, torch.uint8, (info.n_bytes,), info.first, info.n_bytes)
+        super().__init__(place, gguf.unit_bytes)
+        self._gguf, self._sink = gguf, sink
+        self._unit_weights = prod(info.shape) * self.unit // info.n_bytes
+
+    def put(self, first: int, stored: Tensor) -> None:
+        raw, step = stored.numpy(), self.unit * max(1, WEIGHTS_AT_ONCE // self._unit_weights)
+        for begin in range(0, len(raw), step):
+            rows = torch.from_numpy(self._gguf.dequantize(raw[begin : begin + step]))
+            self._sink.put(4 * self._unit_weights * ((first + begin) // self.unit), rows)
+
+
+def load_sink(place: TensorLocation, device: torch.device, dtype: torch.dtype) -> Sink:
+    """Return a sink for a tensor of ``dtype``: mapped if a CPU keeps the file's dtype and the bytes are aligned."""
     as_stored = device.type == "cpu" and dtype == place.dtype
     file, is_aligned = place.file, place.first % dtype.itemsize == 0
     if isinstance(file, TensorFile) and as_stored and is_aligned and place.n_bytes:
-        return Mapped(place, file)
-    return Copied(place, device, dtype)
+        return MapSink(place, file)
+    return CopySink(place, device, dtype)

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint: safetensors, or a folder that refers to a GGUF file. Knows files and names, no models."""
+"""Tensors of a checkpoint: safetensors, or a folder that refers to a GGUF file. Knows files and names, not models."""
 
 from __future__ import annotations
 
@@ -13,34 +13,31 @@ from torch import Tensor
 from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import SINGLE, check_format, files_of_tensors
 from engine.model.gguf.folder import referred_file, refers_to_gguf
-from engine.model.quantization import bitsandbytes
-from engine.model.quantized import SCALES, quantize
-from engine.model.scaled import FP8_DTYPE, quantize_rows, scale_of
-from engine.model.weights.gguf_file import GgufFile
+from engine.model.linears import DTYPES, FP8_DTYPE, SCALES, quantize, scale_of
+from engine.model.quantization import FP8, Quantization
+from engine.model.weights.files import GgufFile, TensorFile, TensorLocation
 from engine.model.weights.meter import Meter
-from engine.model.weights.reader import read
-from engine.model.weights.sinks import Copied, Mapped, Quantized, Scales, Sink, plain
-from engine.model.weights.tensor_file import TensorFile, TensorLocation
+from engine.model.weights.reader import read_tensors
+from engine.model.weights.sinks import CopySink, DequantizeSink, QuantizeSink, ScaleSink, Sink, load_sink
 
 Shape = Sequence[int]
 
 
 class CheckpointTensors:
-    """What a checkpoint directory holds. Tensors are asked for first and then read together, and no others: every file
-    is opened once, and read from its beginning to its end.
+    """Requests tensors of a checkpoint directory, then reads them together: every file is opened and read once.
 
     Args:
-        path: the directory, with one file, an index of several, or a reference to a GGUF file; files that no tensor is
-            read from need not exist.
-        device: where tensors go.
+        path: the directory, with one file, an index of several, or a reference to a GGUF file. Files without requested
+            tensors need not exist.
+        device: of the tensors.
     """
 
     def __init__(self, path: Path, device: torch.device) -> None:
         self._path = path
         self._device = device
         self._open: dict[Path, TensorFile | GgufFile] = {}
-        self._sinks: list[Sink] = []  # that were asked for and are not read
-        self._asked: dict[str, Tensor] = {}  # that the sinks fill, by name; of quantised matrices the scales
+        self._sinks: list[Sink] = []  # of requested tensors
+        self._requested: dict[str, Tensor] = {}  # by name; of a matrix to quantize, its scales
         self._quantizing = threading.Lock()
         check_format(path)
         self._files = {name: path / file for name, file in files_of_tensors(path).items()}
@@ -49,100 +46,84 @@ class CheckpointTensors:
             self._open[single.path] = single
             self._files = dict.fromkeys(single.names, single.path)
 
-    def __contains__(self, name: str) -> bool:
-        """Whether the checkpoint lists the tensor."""
+    def __contains__(self, name: object) -> bool:
         return name in self._files
 
     def check(self, name: str, shape: Shape) -> None:
-        """Read the header of the tensor's file, and nothing of the tensor.
+        """Check a tensor by the header of its file; reads none of its values.
 
         Raises:
             UnsupportedModelError: the checkpoint lacks the tensor or its file, or has another shape or too few bytes.
         """
-        self._place(name, shape)
+        self._locate(name, shape)
 
-    def ask(self, name: str, dtype: torch.dtype, shape: Shape) -> Tensor:
-        """A tensor on the device, whose values are there after ``read``. If a CPU has it as it is stored, it is the
-        file's own memory: processes share its pages.
+    def request(self, name: str, dtype: torch.dtype, shape: Shape) -> Tensor:
+        """Return a tensor on the device, whose values ``read`` fills in.
+
+        On a CPU, a tensor in the file's dtype is mapped from the file, so processes share its pages.
 
         Raises:
-            UnsupportedModelError: the checkpoint lacks it, or the file that holds it, or that is damaged, or it has
-                another shape, or is fp8, of which the numbers alone say nothing.
+            UnsupportedModelError: the checkpoint lacks the tensor or its file, the file is damaged, the tensor has
+                another shape, or it is fp8, whose numbers mean nothing without scales.
         """
-        place = self._place(name, shape)
+        place = self._locate(name, shape)
         if place.dtype == FP8_DTYPE != dtype:
             raise UnsupportedModelError(f"{name!r} in {self._path} is fp8, which only matrices of its layers may be")
-        sink: Copied | Mapped = plain(place, self._device, dtype)
+        sink = load_sink(place, self._device, dtype)
         self._add(name, sink, sink.tensor)
         return sink.tensor
 
-    def ask_int8(self, name: str, shape: Shape) -> tuple[Tensor, Tensor]:
-        """A matrix as bitsandbytes has it in int8, with its scales: as they are stored, or quantised when it is read.
+    def request_quantized(self, name: str, shape: Shape, quantization: Quantization) -> tuple[Tensor, Tensor]:
+        """Return a matrix with one byte a weight and its scales fp32 ``[n_out]``: stored, or quantized during ``read``.
 
         Raises:
-            UnsupportedModelError: as ``ask``.
-            ConfigError: bitsandbytes is not installed.
+            UnsupportedModelError: as ``request``; or the scales are neither one nor one for each output.
         """
-        scales = name.removesuffix("weight") + SCALES
-        if scales in self:
-            return self.ask(name, torch.int8, shape), self.ask(scales, torch.float32, shape[:1])
-        bitsandbytes()
-        by = partial(quantize, device=self._device)
-        sink = Quantized(self._place(name, shape), self._device, self._quantizing, torch.int8, by)
-        self._add(name, sink, sink.scales)
-        return sink.tensor, sink.scales
-
-    def ask_scaled(self, name: str, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A matrix as fp8 or int8 with the scales of its outputs, likewise: as stored, or quantised when it is read.
-
-        Raises:
-            UnsupportedModelError: as ``ask``; or the scales are neither one nor one for each output.
-        """
-        is_fp8, n_out = dtype == FP8_DTYPE, shape[0]
+        is_fp8, n_out, dtype = quantization.name == FP8, shape[0], DTYPES[quantization.name]
         scales = scale_of(name) if is_fp8 else name.removesuffix("weight") + SCALES
         if scales not in self:
-            by = partial(quantize_rows, dtype=dtype)
-            sink = Quantized(self._place(name, shape), self._device, self._quantizing, dtype, by)
-            self._add(name, sink, sink.scales)
-            return sink.tensor, sink.scales
-        place = self._opened(scales).place(scales)
+            by = partial(quantize, quantization=quantization, device=self._device)
+            made = QuantizeSink(self._locate(name, shape), self._device, dtype, self._quantizing, by)
+            self._add(name, made, made.scales)
+            return made.tensor, made.scales
+        if quantization.threshold is not None:  # bitsandbytes' kernels take its scales as they are
+            return self.request(name, dtype, shape), self.request(scales, torch.float32, shape[:1])
+        place = self._opened(scales).locate(scales)
         if place.shape not in ((), (1,), (n_out,), (n_out, 1)):
             raise UnsupportedModelError(
                 f"{scales!r} in {self._path} has the shape {[*place.shape]}; {'fp8' if is_fp8 else 'int8'} is read "
                 f"with one scale for a matrix ([1]) or for each of its outputs ([{n_out}, 1]), not for blocks"
             )
-        spread = Scales(place, n_out, self._device, 1.0 if is_fp8 else 127.0)
+        spread = ScaleSink(place, n_out, self._device, 1.0 if is_fp8 else 127.0)
         self._add(scales, spread, spread.tensor)
-        return self.ask(name, dtype, shape), spread.tensor
+        return self.request(name, dtype, shape), spread.tensor
 
     def read(self, meter: Meter) -> None:
-        """Read all that was asked for.
+        """Read all requested tensors.
 
         Raises:
-            UnsupportedModelError: a file cannot be read, or was cut short meanwhile, or a tensor holds NaN or infinity.
+            UnsupportedModelError: a file cannot be read, or was cut short, or a tensor holds NaN or infinity.
         """
         sinks, self._sinks = self._sinks, []
-        asked, self._asked = self._asked, {}
-        read(sinks, meter, self._device)
-        for name, tensor in asked.items():
+        requested, self._requested = self._requested, {}
+        read_tensors(sinks, meter, self._device)
+        for name, tensor in requested.items():
             if not _is_finite(tensor):
                 raise UnsupportedModelError(
                     f"{self._files[name]} cannot be loaded: {name!r} holds NaN or infinity in {str(tensor.dtype)[6:]}"
                 )
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._open.values():
             file.close()
 
     def _add(self, name: str, sink: Sink, filled: Tensor) -> None:
         file = self._opened(name)
-        self._asked[name] = filled
-        self._sinks.append(file.dequantising(name, sink) if isinstance(file, GgufFile) else sink)
+        self._requested[name] = filled
+        self._sinks.append(DequantizeSink(file.tensors[name], sink) if isinstance(file, GgufFile) else sink)
 
-    def _place(self, name: str, shape: Shape) -> TensorLocation:
-        """Where a tensor is; of the right shape, or its values would go to the wrong places."""
-        place = self._opened(name).place(name)
+    def _locate(self, name: str, shape: Shape) -> TensorLocation:
+        place = self._opened(name).locate(name)
         if place.shape != tuple(shape):
             raise UnsupportedModelError(
                 f"{name!r} in {self._path} has the shape {[*place.shape]}, but the model that config.json describes "
@@ -164,33 +145,33 @@ class CheckpointTensors:
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, on the CPU and as they are stored, in memory of their own.
+    """Return all tensors of a safetensors file on the CPU, in their dtypes and in own memory.
 
     Raises:
-        UnsupportedModelError: it is no such file, or is damaged.
+        UnsupportedModelError: the file is no safetensors file, or is damaged.
     """
     file, cpu = TensorFile(path), torch.device("cpu")
     try:
-        places = {name: file.place(name) for name in file.names}
-        sinks = {name: Copied(place, cpu, place.dtype) for name, place in places.items()}
-        read([*sinks.values()], Meter(str(path)), cpu)
+        places = {name: file.locate(name) for name in file.names}
+        sinks = {name: CopySink(place, cpu, place.dtype) for name, place in places.items()}
+        read_tensors([*sinks.values()], Meter(str(path)), cpu)
     finally:
         file.close()
     return {name: sink.tensor for name, sink in sinks.items()}
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether all values are numbers; whole numbers and fp8 are not looked at."""
+    """Return whether no value is NaN or infinity; integers and fp8 are not checked."""
     if not tensor.is_floating_point() or tensor.dtype == FP8_DTYPE:
         return True
     return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())  # a sum can overflow
 
 
 def loaded_bytes(path: Path) -> int:
-    """Bytes of all weights of a checkpoint as it declares them: those of a GGUF file are fp32.
+    """Return the bytes of all weights of a checkpoint in its dtype, which is fp32 for a GGUF file.
 
     Raises:
-        UnsupportedModelError: the GGUF file that it refers to is no longer there or has changed.
+        UnsupportedModelError: the GGUF file that it refers to was removed or changed.
     """
     if refers_to_gguf(path):
         return 4 * referred_file(path).n_weights

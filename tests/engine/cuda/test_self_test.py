@@ -14,7 +14,7 @@ from transformers import Gemma3TextConfig, LlamaConfig
 from engine.cuda import layer, products, self_test
 from engine.cuda.kernels.gemm import tile_of
 from engine.cuda.operands import Matrix, Norm
-from engine.model.random_model import random_model
+from engine.model.build import random_model
 
 pytestmark = pytest.mark.cluster
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from engine.model.quantization import bitsandbytes
-from engine.model.quantized import Int8Linear, quantize
+from engine.model.linears import Int8Linear, quantize
+from engine.model.quantization import THRESHOLD, Quantization, bitsandbytes
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.target_model.local import LocalTarget
@@ -51,7 +51,7 @@ def test_every_row_equals_that_of_bitsandbytes_in_a_batch_of_one(dtype: torch.dt
     theirs.bias.data = bias
     theirs.to("cpu").eval()
     parameter = torch.nn.Parameter(bias, requires_grad=False)
-    ours = Int8Linear(*quantize(weight, torch.device("cpu")), parameter, threshold)
+    ours = Int8Linear(*quantize(weight, Quantization("int8", THRESHOLD), torch.device("cpu")), parameter, threshold)
     rows = torch.randn(6, 64)
     rows[2, 3], rows[4, 9], rows[4, 10] = 20.0, -8.0, 6.0  # outliers
     rows = rows.to(dtype)

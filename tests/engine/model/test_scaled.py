@@ -15,11 +15,11 @@ from torch import Tensor
 
 from engine import device
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.model import quantized
-from engine.model.loader import SINGLE, load_shard
-from engine.model.quantized import SCALES
+from engine.model import quantization
+from engine.model.checkpoint_files import SINGLE
+from engine.model.linears import SCALES, ScaledLinear, quantize_rows, scale_of
+from engine.model.loader import load_shard
 from engine.model.ranges import LayerRange
-from engine.model.scaled import ScaledLinear, quantize_rows, scale_of
 from engine.model.shard import ModelShard
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -129,7 +129,7 @@ def test_a_quantization_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch
         shard_of(path, "int8")
     with pytest.raises(ConfigError, match="quantization is 'int4'; it must be int8"):
         shard_of(saved_model("llama"), "int4")
-    quantized.bitsandbytes.cache_clear()
+    quantization.bitsandbytes.cache_clear()
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ConfigError, match=r"bitsandbytes, which is not installed: pip install 'spectra-serve\[int8\]'"):
         shard_of(saved_model("llama"), "int8")

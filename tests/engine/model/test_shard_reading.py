@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine.model.checkpoint_files import INDEX
 from engine.model.loader import EMBED, HEAD, load_shard
 from engine.model.ranges import LayerRange, split_layers
-from engine.model.weights.tensor_file import TensorFile, TensorLocation
+from engine.model.weights.files import TensorFile, TensorLocation
 from tests.support.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ def test_a_stage_reads_each_of_its_tensors_once_and_no_other(
     """By names, and by bytes where the kernel is asked for them."""
     read: list[tuple[str, int]] = []
     n_bytes: list[int] = []
-    place, preadv = TensorFile.place, os.preadv
+    place, preadv = TensorFile.locate, os.preadv
 
     def seen_place(file: TensorFile, name: str) -> TensorLocation:
         read.append((name, place(file, name).n_bytes))
@@ -51,7 +51,7 @@ def test_a_stage_reads_each_of_its_tensors_once_and_no_other(
         n_bytes.append(preadv(*arguments))
         return n_bytes[-1]
 
-    monkeypatch.setattr(TensorFile, "place", seen_place)
+    monkeypatch.setattr(TensorFile, "locate", seen_place)
     monkeypatch.setattr(os, "preadv", seen_preadv)
     tiny_model(family).save_pretrained(tmp_path, max_shard_size=size)
     stored = {
@@ -88,7 +88,7 @@ from engine.model.loader import load_shard
 from engine.model.ranges import LayerRange
 from engine.model.weights import reader
 
-reader.READERS, reader.PIECE = int(sys.argv[3]), int(sys.argv[4])
+reader.READERS, reader.READ_BYTES = int(sys.argv[3]), int(sys.argv[4])
 
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -47,7 +47,7 @@ def _state(path: Path, layers: LayerRange, dtype: torch.dtype, quantization: str
     return dict(state) | {"": torch.tensor(meter.n_bytes)}
 
 
-@pytest.mark.parametrize("piece", [4096, reader.PIECE])
+@pytest.mark.parametrize("piece", [4096, reader.READ_BYTES])
 @pytest.mark.parametrize(
     ("family", "kind", "dtype", "quantization"),
     [
@@ -66,7 +66,7 @@ def test_stages_of_a_referring_folder_equal_those_of_a_kept_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reader, "PIECE", piece)
+    monkeypatch.setattr(reader, "READ_BYTES", piece)
     write_gguf(tmp_path / "model.gguf", family, kind)
     kept, referring = _both(tmp_path / "model.gguf", monkeypatch)
     n_layers = model_for_gguf(family).config.num_hidden_layers

@@ -17,14 +17,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from engine.errors import UnsupportedModelError
-from engine.model.quantized import quantize
+from engine.model.linears import quantize
+from engine.model.quantization import THRESHOLD, Quantization
 from engine.model.weights import reader
+from engine.model.weights.files import TensorFile
 from engine.model.weights.meter import Meter
-from engine.model.weights.pieces import MOST_PARTS, Extent, ExtentPart, cut
-from engine.model.weights.tensor_file import TensorFile
+from engine.model.weights.reader import MOST_PARTS, Extent, ExtentPart, plan_reads
 from engine.model.weights.tensors import CheckpointTensors, read_file
 
 CPU = torch.device("cpu")
+INT8_WITH_OUTLIERS = Quantization("int8", THRESHOLD)
 STORED = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.bool, torch.int64)
 SHAPES = {"matrix": (7, 5), "row": (8,), "number": (), "none": (0, 3), "large": (3, 64), "odd": (3,)}
 
@@ -40,10 +42,10 @@ def test_a_tensor_equals_what_safetensors_reads_in_pieces_of_any_size(
         {name: (10 * torch.randn(SHAPES[name])).to(kind) for name, kind in zip(SHAPES, kinds, strict=False)}, path
     )
     expected = load_file(path)
-    for piece, dtype in ((64, None), (64, torch.bfloat16), (reader.PIECE, torch.float32)):
-        monkeypatch.setattr(reader, "PIECE", piece)
+    for piece, dtype in ((64, None), (64, torch.bfloat16), (reader.READ_BYTES, torch.float32)):
+        monkeypatch.setattr(reader, "READ_BYTES", piece)
         tensors, meter = CheckpointTensors(tmp_path, CPU), Meter()
-        found = {name: tensors.ask(name, dtype or tensor.dtype, tensor.shape) for name, tensor in expected.items()}
+        found = {name: tensors.request(name, dtype or tensor.dtype, tensor.shape) for name, tensor in expected.items()}
         tensors.read(meter)
         tensors.close()
         assert meter.n_bytes == sum(tensor.nbytes for tensor in expected.values())
@@ -62,19 +64,19 @@ def test_a_matrix_is_quantised_row_by_row_as_it_would_be_as_a_whole(
 ) -> None:
     weight = torch.randn(48, 20).to(stored)
     save_file({"layer.weight": weight, "before": torch.ones(3)}, tmp_path / "model.safetensors")
-    monkeypatch.setattr(reader, "PIECE", 7 * 20 * stored.itemsize + 3)
+    monkeypatch.setattr(reader, "READ_BYTES", 7 * 20 * stored.itemsize + 3)
     tensors = CheckpointTensors(tmp_path, CPU)
-    found = tensors.ask_int8("layer.weight", weight.shape)
-    tensors.ask("before", torch.float32, (3,))
+    found = tensors.request_quantized("layer.weight", weight.shape, INT8_WITH_OUTLIERS)
+    tensors.request("before", torch.float32, (3,))
     tensors.read(Meter())
     tensors.close()
-    for ours, theirs in zip(found, quantize(weight, CPU), strict=True):
+    for ours, theirs in zip(found, quantize(weight, INT8_WITH_OUTLIERS, CPU), strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_one_failed_read_ends_all_threads_and_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file({"w": torch.zeros(1 << 18)}, tmp_path / "model.safetensors")
-    monkeypatch.setattr(reader, "PIECE", 1 << 12)
+    monkeypatch.setattr(reader, "READ_BYTES", 1 << 12)
     began: list[int] = []
     preadv = os.preadv
 
@@ -86,7 +88,7 @@ def test_one_failed_read_ends_all_threads_and_names_its_file(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "preadv", failing)
     tensors = CheckpointTensors(tmp_path, CPU)
-    tensors.ask("w", torch.float32, (1 << 18,))
+    tensors.request("w", torch.float32, (1 << 18,))
     with pytest.raises(
         UnsupportedModelError, match=r"model\.safetensors cannot be read at byte \d+: Input/output error"
     ):
@@ -99,7 +101,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path) -> None
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.zeros(1 << 16)}, path)
     tensors = CheckpointTensors(tmp_path, CPU)
-    tensors.ask("w", torch.bfloat16, (1 << 16,))
+    tensors.request("w", torch.bfloat16, (1 << 16,))
     os.truncate(path, 1000)
     with pytest.raises(UnsupportedModelError, match=r"model\.safetensors was cut short while it was read"):
         tensors.read(Meter())
@@ -127,7 +129,7 @@ def test_a_damaged_file_is_refused_and_named(header: Any, n_bytes: int, message:
     path = tmp_path / "w.safetensors"
     path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(n_bytes))
     with pytest.raises(UnsupportedModelError, match=message), closing(TensorFile(path)) as file:
-        file.place("w")
+        file.locate("w")
 
 
 @st.composite
@@ -148,7 +150,7 @@ def requests(draw: st.DrawFn) -> list[Extent]:
 def test_every_byte_is_in_one_piece_and_pieces_are_in_the_order_of_the_files(
     extents: list[Extent], largest: int
 ) -> None:
-    pieces = cut(extents, largest)
+    pieces = plan_reads(extents, largest)
     found: dict[int, list[ExtentPart]] = {i: [] for i in range(len(extents))}
     for piece in pieces:
         at = piece.first
@@ -167,5 +169,5 @@ def test_every_byte_is_in_one_piece_and_pieces_are_in_the_order_of_the_files(
 
 
 def test_a_piece_has_no_more_parts_than_the_kernel_takes_at_once() -> None:
-    pieces = cut([Extent(0, i, 1, 1) for i in range(3 * MOST_PARTS)], 1 << 20)
+    pieces = plan_reads([Extent(0, i, 1, 1) for i in range(3 * MOST_PARTS)], 1 << 20)
     assert [len(piece.parts) for piece in pieces] == [MOST_PARTS] * 3

@@ -1,4 +1,4 @@
-"""One safetensors file, opened once: where its tensors are, and their bytes."""
+"""Opens weight files, locates their tensors and reads their bytes: safetensors, and GGUF files as fp32."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import headless, read_header
+from engine.model.gguf.config import read_config
+from engine.model.gguf.folder import referred_file
+from engine.model.gguf.tensors import GgufTensor, map_tensors
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -21,17 +24,17 @@ _DTYPES = {
 }  # fmt: skip
 
 
-class _Stored(msgspec.Struct, frozen=True):
-    """What the header says of a tensor."""
+class _HeaderEntry(msgspec.Struct, frozen=True):
+    """A tensor in the header of a safetensors file."""
 
     dtype: str
     shape: list[int]
-    data_offsets: tuple[int, int]  # bytes behind the header: its first, and the one behind its last
+    data_offsets: tuple[int, int]  # bytes after the header: first, and last + 1
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
-    """Where a tensor is."""
+    """A tensor's place in a file, and its type."""
 
     file: OpenFile
     dtype: torch.dtype
@@ -41,13 +44,10 @@ class TensorLocation:
 
 
 class OpenFile:
-    """An open file; any number of threads may read from it.
-
-    Args:
-        path: of the file.
+    """An open file, which any number of threads may read.
 
     Raises:
-        UnsupportedModelError: it cannot be opened.
+        UnsupportedModelError: the file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,14 +58,13 @@ class OpenFile:
             raise UnsupportedModelError(f"{path} cannot be read: {error.strerror}") from error
 
     def close(self) -> None:
-        """Close it; tensors that were read stay."""
         self._file.close()
 
     def fill(self, buffers: list[memoryview], offset: int) -> None:
-        """Fill buffers, one after the other, with the file's bytes from ``offset`` on.
+        """Fill buffers one after the other with the file's bytes from ``offset`` on.
 
         Raises:
-            UnsupportedModelError: the bytes cannot be read, or are no longer there.
+            UnsupportedModelError: the bytes cannot be read, or the file was cut short.
         """
         rest = [buffer for buffer in buffers if buffer]
         while rest:
@@ -86,11 +85,8 @@ class OpenFile:
 class TensorFile(OpenFile):
     """An open safetensors file.
 
-    Args:
-        path: of the file.
-
     Raises:
-        UnsupportedModelError: it cannot be opened, or does not begin with the header of a safetensors file.
+        UnsupportedModelError: the file cannot be opened, or does not begin with the header of a safetensors file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,7 +94,7 @@ class TensorFile(OpenFile):
         try:
             header = msgspec.json.decode(read_header(self._file, path), type=dict[str, msgspec.Raw])
             header.pop("__metadata__", None)
-            self._stored = {name: msgspec.json.decode(raw, type=_Stored) for name, raw in header.items()}
+            self._stored = {name: msgspec.json.decode(raw, type=_HeaderEntry) for name, raw in header.items()}
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self._file.close()
             raise headless(path) from error
@@ -111,14 +107,13 @@ class TensorFile(OpenFile):
 
     @property
     def names(self) -> list[str]:
-        """Of its tensors."""
         return [*self._stored]
 
-    def place(self, name: str) -> TensorLocation:
-        """Where a tensor is.
+    def locate(self, name: str) -> TensorLocation:
+        """Return where a tensor is.
 
         Raises:
-            UnsupportedModelError: the file lacks it, or its bytes, or has them in a dtype that is not known.
+            UnsupportedModelError: the file lacks the tensor or some of its bytes, or its dtype is unknown.
         """
         if name not in self._stored:
             raise UnsupportedModelError(f"{self.path} lacks the tensor {name!r}")
@@ -134,9 +129,40 @@ class TensorFile(OpenFile):
             raise UnsupportedModelError(f"{folder} cannot be loaded: {file} is cut short, it ends at byte {self._size}")
         return TensorLocation(self, dtype, tuple(stored.shape), self._begin + first, last - first)
 
-    def mapped(self, place: TensorLocation) -> Tensor:
-        """A tensor whose memory is the file's own, which processes share; its place must suit its dtype."""
+    def map(self, place: TensorLocation) -> Tensor:
+        """Return a tensor that is mapped from the file, so processes share it; its offset must suit its dtype."""
         if self._map is None:
             storage = torch.UntypedStorage.from_file(str(self.path), shared=False, nbytes=self._size)
             self._map = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
         return self._map[place.first : place.first + place.n_bytes].view(place.dtype).view(place.shape)
+
+
+class GgufFile(OpenFile):
+    """The open GGUF file that a checkpoint folder refers to; its tensors have Hugging Face's names and are fp32.
+
+    Args:
+        folder: the checkpoint folder.
+
+    Raises:
+        UnsupportedModelError: the file was removed or changed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        header = referred_file(folder)
+        self.tensors: dict[str, GgufTensor] = map_tensors(header, read_config(header))
+        super().__init__(header.path)
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.tensors]
+
+    def locate(self, name: str) -> TensorLocation:
+        """Return type and size of the tensor in fp32; ``DequantizeSink`` knows what is read from the file.
+
+        Raises:
+            UnsupportedModelError: the file lacks the tensor.
+        """
+        if name not in self.tensors:
+            raise UnsupportedModelError(f"{self.path} lacks the tensor {name!r}")
+        shape = self.tensors[name].info.shape
+        return TensorLocation(self, torch.float32, shape, 0, 4 * prod(shape))
