@@ -103,7 +103,7 @@ class ScaledLinear(nn.Module):
 class PackedLinear(nn.Module):
     """``nn.Linear`` with a matrix that is packed once at load instead of in every product. For inference only.
 
-    The layer has no ``weight``, no gradient, and no other copy of its matrix. Memory of the original matrix is freed; if
+    The layer has no ``weight``, no gradient, and no other copy of its matrix. The original matrix is freed; if
     it is mapped from a file, the kernel may drop its pages.
 
     Args:
