@@ -26,9 +26,10 @@ from engine.model.shard import ModelShard
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target_model.loading import describe_target, load_layers, stage_ranges
+from engine.target_model.loading import describe_target, load_layers
 from engine.target_model.local import LocalTarget
 from engine.target_model.options import TargetOptions
+from engine.target_model.split import stage_ranges
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
 from speculators.successors.config import SuccessorConfig

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from app.config.fields import AllFields
 from engine.drafter.settings import DrafterSettings
 from engine.errors import ConfigError
-from engine.target_model.split_options import AUTO, EVEN, MEASURED, check_memory, layer_counts
+from engine.target_model.options import AUTO, EVEN, MEASURED, check_memory, layer_counts
 
 ORIGIN = re.compile(r"\*|https?://[^/\s,*]+")
 RESOURCE = re.compile(r"[A-Za-z_][\w.-]{0,62}", re.ASCII)

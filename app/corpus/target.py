@@ -15,7 +15,7 @@ from engine.model.identity import model_hash, tokenizer_hash
 from engine.model.resolve import is_local
 from engine.model.spec import ModelSpec
 from engine.target_model.numerics import resolve_dtype
-from engine.target_model.perplexity import Perplexity
+from engine.target_model.whole_texts import Perplexity
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from engine.errors import ConfigError
 from engine.model.build import empty_model
 from engine.model.identity import file_hashes
 from engine.model.loader import load_config
-from engine.target_model.loading import describe_target, memory_of_stages, stage_ranges
+from engine.target_model.loading import describe_target
 from engine.target_model.memory import with_cache
 from engine.target_model.numerics import adopt, weakest, with_numerics
 from engine.target_model.options import LAYERS, Resolution, TargetOptions, is_cuda
+from engine.target_model.split import memory_of_stages, stage_ranges
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,4 @@
-"""From options to a target's description, its KV cache and its stages.
-
-Only this module distinguishes real stages from simulated ones.
-"""
+"""Describes a target by its options, and loads its stages, real or simulated."""
 
 from __future__ import annotations
 
@@ -18,11 +15,10 @@ from engine.errors import ConfigError
 from engine.grammar.compiler import Grammars
 from engine.kv.arena import KVArena
 from engine.model.identity import ModelIdentity, model_hash, tokenizer_hash_if_any
-from engine.model.loader import load_config, load_shard, load_spec
-from engine.model.ranges import LayerRange, split_layers
+from engine.model.loader import load_shard, load_spec
+from engine.model.ranges import LayerRange
 from engine.model.resolve import revision_of
 from engine.model.shard import ModelShard
-from engine.model.sizes import StageMemory, stage_memory, weight_bytes
 from engine.model.spec import ModelSpec
 from engine.model.weights.meter import Meter
 from engine.simulated.answers import RecordedAnswers
@@ -34,17 +30,15 @@ from engine.target_model.drafter import describe_drafter, drafter_part, embeds_w
 from engine.target_model.info import TargetInfo, positions
 from engine.target_model.numerics import drafter_forwards, executors_of, resolve_dtype, with_numerics
 from engine.target_model.options import LAYERS, TargetOptions
-from engine.target_model.split import NO_LOAD, DrafterLoad, choose_ranges
-from engine.target_model.split_options import MEASURED, SplitOptions
 
 
 def plan_cache(
     spec: ModelSpec, options: TargetOptions, dtype: torch.dtype, drafter: DrafterInfo | None = None
 ) -> TargetInfo:
-    """How many blocks the memory budget buys, the drafter's cache included, and the longest text that fits.
+    """Return the number of KV blocks that fit into the budget, with the drafter's cache, and the longest text.
 
     Raises:
-        ConfigError: the budget does not hold a single useful sequence, or ``max_model_len`` exceeds the model's.
+        ConfigError: the budget holds fewer than 4 blocks, or ``max_model_len`` exceeds the model's.
     """
     assert options.kv_bytes is not None, "with_cache comes before"
     size = options.block_size
@@ -64,7 +58,7 @@ def plan_cache(
 
 
 def target_spec(options: TargetOptions, path: Path) -> ModelSpec:
-    """The spec of a checkpoint directory; a simulated target has its vocabulary, and a layer for every stage.
+    """Return the spec of a checkpoint directory; a simulated target has at least one layer for every stage.
 
     Raises:
         UnsupportedModelError: the checkpoint cannot be run.
@@ -77,7 +71,7 @@ def target_spec(options: TargetOptions, path: Path) -> ModelSpec:
 
 
 def describe_target(options: TargetOptions, path: Path) -> TargetInfo:
-    """What a scheduler needs to know of the target.
+    """Return the description of the target for a scheduler.
 
     Raises:
         UnsupportedModelError: the checkpoint cannot be run.
@@ -105,60 +99,6 @@ def _identity(options: TargetOptions, path: Path, dtype: torch.dtype) -> ModelId
     return ModelIdentity(model_hash(path), tokenizer, revision, "+".join(numbers))
 
 
-def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[LayerRange]:
-    """The layers of every stage. With split ``measured``, call it where the stages' device is.
-
-    Raises:
-        ConfigError: an option is wrong, or the stages' memory does not hold weights and KV cache.
-        UnsupportedModelError: the checkpoint cannot be run.
-    """
-    if options.simulation is not None:
-        return split_layers(info.spec.n_layers, options.stages)
-    dtype = resolve_dtype(options.dtype, info.spec, options.device)
-    if options.split == MEASURED:
-        options = with_numerics(options, path)
-    split = SplitOptions(
-        options.stages,
-        options.split,
-        options.stage_memory,
-        options.quantization,
-        options.cost_folder,
-        options.resolution,
-    )
-    device, kv = torch.device(options.device), kv_per_layer(info, dtype)
-    load = drafter_load(info)
-    return choose_ranges(path, info.spec, split, dtype=dtype, device=device, kv_per_layer=kv, drafter=load)
-
-
-def memory_of_stages(
-    options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence[LayerRange]
-) -> list[StageMemory]:
-    """Weights and KV cache of every stage, for a log; empty for a simulated target."""
-    if options.simulation is not None:
-        return []
-    dtype = resolve_dtype(options.dtype, info.spec, options.device)
-    weights = weight_bytes(load_config(path), info.spec, dtype, options.quantization)
-    stages = stage_memory(weights, kv_per_layer(info, dtype), ranges)
-    if info.drafter is not None:
-        last, cache = stages[-1], drafter_load(info).n_bytes - info.drafter.weight_bytes
-        stages[-1] = replace(last, weights=last.weights + info.drafter.weight_bytes, kv=last.kv + cache)
-    return stages
-
-
-def drafter_load(info: TargetInfo) -> DrafterLoad:
-    """What the target's drafter adds to the last stage."""
-    if info.drafter is None:
-        return NO_LOAD
-    cache = info.n_blocks * info.block_size * info.drafter.cache_bytes
-    return DrafterLoad(info.drafter.weight_bytes + cache, info.drafter.work)
-
-
-def kv_per_layer(info: TargetInfo, dtype: torch.dtype) -> int:
-    """Bytes of KV cache that each layer takes."""
-    spec = info.spec
-    return info.n_blocks * KVArena.bytes_per_block(1, info.block_size, spec.n_kv_heads, spec.head_dim, dtype)
-
-
 def load_layers(
     options: TargetOptions,
     path: Path,
@@ -167,9 +107,9 @@ def load_layers(
     embeds: bool = False,
     meter: Meter | None = None,
 ) -> ModelShard:
-    """A stage's layers of a checkpoint, in the dtype, on the device and with the quantization of the options.
+    """Load a stage's layers in the dtype, on the device and with the quantization of the options.
 
-    ``embeds`` says whether the stage embeds tokens though it is not the first; ``meter`` counts what is read.
+    ``embeds``: whether a stage that is not the first embeds tokens as well. ``meter`` counts the bytes.
 
     Raises:
         UnsupportedModelError: the checkpoint cannot be run.
@@ -192,11 +132,11 @@ def load_layers(
 def load_parts(
     options: TargetOptions, path: Path, ranges: Sequence[LayerRange], info: TargetInfo, meter: Meter | None = None
 ) -> list[tuple[ModelShard, DrafterPart]]:
-    """Layers of some stages, which ``meter`` counts, and their parts of the drafter.
+    """Load the layers of some stages and their parts of the drafter; ``meter`` counts the target's bytes.
 
     Raises:
         UnsupportedModelError: a checkpoint cannot be run.
-        ConfigError: an option is wrong, or the drafter is none for this target.
+        ConfigError: an option is wrong, or the drafter does not fit this target.
     """
     forwards = drafter_forwards(options)
     drafter = None if options.drafter is None else read_checkpoint(options.drafter, info.spec)
@@ -211,7 +151,7 @@ def load_parts(
 def load_stage(
     options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo, meter: Meter | None = None
 ) -> StageLike:
-    """One stage of a pipeline, real or simulated, ready for its first step; ``meter`` counts the weights it reads.
+    """Load one stage of a pipeline, ready for its first step; ``meter`` counts the bytes.
 
     Raises:
         UnsupportedModelError: the checkpoint cannot be run.
@@ -230,11 +170,10 @@ def load_stage(
 
 
 def grammars_of(path: Path, spec: ModelSpec) -> Grammars:
-    """Compiles grammars for the tokenizer in a checkpoint directory, which is read with the first of them."""
+    """Return a compiler of grammars for a checkpoint's tokenizer, which the first grammar loads."""
     file = path / "tokenizer.json"
     return Grammars(lambda: file.read_text(encoding="utf-8"), spec.eos_ids, spec.vocab_size)
 
 
 def whole_range(spec: ModelSpec) -> LayerRange:
-    """All layers in one stage."""
     return LayerRange(0, spec.n_layers, spec.n_layers)

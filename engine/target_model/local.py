@@ -18,10 +18,11 @@ from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step, StepResult
 from engine.target_model.info import TargetInfo
-from engine.target_model.loading import describe_target, grammars_of, load_parts, stage_ranges
+from engine.target_model.loading import describe_target, grammars_of, load_parts
 from engine.target_model.memory import room_of, with_cache
 from engine.target_model.numerics import executors_of, with_numerics
 from engine.target_model.options import TargetOptions
+from engine.target_model.split import stage_ranges
 
 if TYPE_CHECKING:  # its kernels need Triton
     from engine.cuda.executor import Executor

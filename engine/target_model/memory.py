@@ -1,8 +1,8 @@
-"""The KV cache of a target whose options name no size: the memory that its devices have left.
+"""Computes the size of a KV cache whose options name none, from the memory of its devices.
 
-A process fills a share of a GPU's whole memory, not of what is free at the moment: a pipeline that starts again, or
-another one on GPUs of the same kind, gets the same number of blocks, which routers check. None of this has run on a
-GPU, and the bytes of a step are an estimate.
+A process fills a share of a GPU's whole memory, not of its free memory. So a restarted pipeline, or another one on the
+same kind of GPU, has the same number of blocks, which routers check. None of this has run on a GPU, and the bytes of a
+step are an estimate.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from engine.model.loader import load_config
 from engine.model.ranges import LayerRange
 from engine.model.spec import ModelSpec
 from engine.target_model.info import TargetInfo
-from engine.target_model.loading import describe_target, memory_of_stages, stage_ranges
+from engine.target_model.loading import describe_target
 from engine.target_model.numerics import resolve_dtype
-from engine.target_model.options import CPU_CACHE, GIB, TargetOptions
-from engine.target_model.split_options import check_memory
+from engine.target_model.options import CPU_CACHE, GIB, TargetOptions, check_memory
+from engine.target_model.split import memory_of_stages, stage_ranges
 
-USABLE = 0.9  # of a GPU's memory; the rest is CUDA's, the libraries', and what memory loses in pieces
-FREE = 0.97  # of what is free before anything is loaded, where others hold the rest
-MOST_BLOCKS = 1 << 18  # more would be 16 million tokens, and take the host longer to look through than they are worth
+USABLE = 0.9  # of a GPU's memory; the rest is for CUDA, libraries and fragmentation
+FREE = 0.97  # of the memory that is free before loading, if other processes use the rest
+MOST_BLOCKS = 1 << 18  # 16 million tokens; the host takes too long to search more
 LEAST_BLOCKS = 4
-ANY = 1 << 60  # bytes: a room that is not known, and large enough
+ANY = 1 << 60  # bytes: no limit
 
 
 def room_of(device: str, share: float = 1.0) -> int:
-    """Bytes that a process may fill of a GPU of which ``share`` is its own; ``ANY`` of a CPU, whose cache is fixed."""
+    """Return the bytes that a process with ``share`` of a GPU may fill; ``ANY`` on a CPU, whose cache is fixed."""
     if is_host(torch.device(device)):
         return ANY
     free, total = torch.cuda.mem_get_info(torch.device(device))
@@ -43,15 +43,15 @@ def room_of(device: str, share: float = 1.0) -> int:
 
 
 def with_cache(options: TargetOptions, path: Path, rooms: Sequence[int]) -> TargetOptions:
-    """Options that name the size of the cache, and the layers of every stage if the size depends on them.
+    """Return options with the size of the KV cache, and with the layers of every stage if the size depends on them.
 
-    On a GPU, weights, the drafter and the largest step leave the cache its memory; the stage with least for a block
-    decides. On a CPU it is ``CPU_CACHE``: weights are pages of their files there, which other processes share.
+    On a GPU the cache gets the memory that weights, the drafter and the largest step leave; the stage with the fewest
+    blocks decides. On a CPU it is ``CPU_CACHE``, because weights are pages of files that processes share.
 
     Args:
-        options: of the target; those that name a size are returned as they are.
+        options: of the target; returned unchanged if they name a size.
         path: checkpoint directory.
-        rooms: bytes that may be filled by each stage, or by all of them together.
+        rooms: bytes that each stage may fill, or all stages together.
 
     Raises:
         ConfigError: an option is wrong, or too little is left.
@@ -63,7 +63,7 @@ def with_cache(options: TargetOptions, path: Path, rooms: Sequence[int]) -> Targ
         return replace(options, kv_bytes=CPU_CACHE)
     info = replace(describe_target(replace(options, kv_bytes=ANY), path), n_blocks=0)
     ranges = stage_ranges(options, path, info)
-    stages = _held(options, path, info, ranges)
+    stages = _stage_bytes(options, path, info, ranges)
     devices = stages if len(rooms) == len(stages) else [_together(stages)]
     found = [_blocks(held, room) for held, room in zip(devices, rooms, strict=True)]
     found += [_blocks(replace(one, step=0), one.limit) for one in stages]
@@ -72,18 +72,19 @@ def with_cache(options: TargetOptions, path: Path, rooms: Sequence[int]) -> Targ
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """What is on a device, bytes."""
+class _DeviceBytes:
+    """Bytes on one device."""
 
     name: str
-    weights: int  # the drafter's too
-    step: int  # of the largest
-    block: int  # of KV cache, over its layers
-    limit: int  # of weights and cache
+    weights: int  # with the drafter's
+    step: int  # of the largest step
+    block: int  # of a KV block in all layers
+    limit: int  # for weights and cache
 
 
-def _held(options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence[LayerRange]) -> list[_Held]:
-    """Of every stage."""
+def _stage_bytes(
+    options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence[LayerRange]
+) -> list[_DeviceBytes]:
     spec, size, config = info.spec, options.block_size, load_config(path)
     dtype = resolve_dtype(options.dtype, spec, options.device)
     limits = check_memory(options.stage_memory, len(ranges)) or (ANY,) * len(ranges)
@@ -95,17 +96,17 @@ def _held(options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence
         if layers.is_last and info.drafter is not None:
             block += size * info.drafter.cache_bytes
             step += DRAFTER_PARTIAL_BYTES if info.drafter.cache_bytes and options.has_executor else 0
-        found.append(_Held(f"stage {i}", one.weights, step, block, limit))
+        found.append(_DeviceBytes(f"stage {i}", one.weights, step, block, limit))
     return found
 
 
-def _together(stages: Sequence[_Held]) -> _Held:
-    """Of stages on one device, which compute in turns."""
+def _together(stages: Sequence[_DeviceBytes]) -> _DeviceBytes:
+    """Sum stages on one device, which compute in turns."""
     weights, block = sum(one.weights for one in stages), sum(one.block for one in stages)
-    return _Held("the target", weights, max(one.step for one in stages), block, ANY)
+    return _DeviceBytes("the target", weights, max(one.step for one in stages), block, ANY)
 
 
-def _blocks(held: _Held, room: int) -> int:
+def _blocks(held: _DeviceBytes, room: int) -> int:
     n_blocks = (room - held.weights - held.step) // held.block
     if n_blocks < LEAST_BLOCKS:
         raise ConfigError(
@@ -117,10 +118,10 @@ def _blocks(held: _Held, room: int) -> int:
 
 
 def step_bytes(config: Any, spec: ModelSpec, n_rows: int, is_last: bool, has_executor: bool) -> int:
-    """Estimated bytes that a step of ``n_rows`` takes on a stage in addition to weights and cache.
+    """Estimate the bytes of a step of ``n_rows`` on a stage, without weights and cache.
 
-    A row takes the states of a layer, in fp32 as partial sums of products are; on the last stage also its logits, and
-    two arrays of their size while tokens are drawn. An executor holds partial softmaxes.
+    A row takes the states of a layer in fp32. On the last stage it also takes its logits, and two arrays of their size
+    while tokens are sampled. An executor also has partial softmaxes.
     """
     heads = (spec.n_heads + 2 * spec.n_kv_heads) * spec.head_dim
     row: int = 4 * (4 * spec.hidden_size + 2 * heads + 3 * config.intermediate_size)

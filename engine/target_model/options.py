@@ -1,10 +1,11 @@
-"""How to load and run a target."""
+"""Options of a target model, and checks of its split that read no weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from engine.drafter.settings import DrafterSettings
+from engine.errors import ConfigError
 from engine.request import DEFAULT_NODES
 from engine.simulated.profile import Simulation
 
@@ -12,6 +13,7 @@ GIB = 1 << 30
 CPU_CACHE = GIB // 2  # bytes of KV cache on a CPU where no number is named
 STEP_ROWS = 2048  # of the largest step: what a scheduler composes at most by default
 NUMERICS = AUTO, EXACT, FAST, LAYERS = "auto", "exact", "fast", "layers"
+EVEN, MEASURED = "even", "measured"  # splits, like ``AUTO``
 
 
 def is_cuda(device: str) -> bool:
@@ -54,7 +56,7 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """How to load and run a target."""
+    """Model, precision, devices and stages of a target."""
 
     model: str  # directory or hub id
     stages: int = 1
@@ -81,3 +83,51 @@ class TargetOptions:
         if self.resolution is None:
             return is_cuda(self.device)
         return self.resolution.numerics != LAYERS
+
+
+def check_split(split: str, n_layers: int, n_stages: int) -> None:
+    """Raise ConfigError if a split is unknown or does not fit the model."""
+    if not 1 <= n_stages <= n_layers:
+        raise ConfigError(f"stages is {n_stages}; it must be 1 to {n_layers}, the model's number of layers")
+    if split in (AUTO, EVEN, MEASURED):
+        return
+    counts = layer_counts(split)
+    if len(counts) != n_stages or sum(counts) != n_layers:
+        raise ConfigError(
+            f"layer_split is {split}: {len(counts)} stages with {sum(counts)} layers; it must give each of the "
+            f"{n_stages} stages its share of the model's {n_layers} layers"
+        )
+
+
+def layer_counts(split: str) -> tuple[int, ...]:
+    """Parse a split of counts: ``"22,20"`` -> (22, 20).
+
+    Raises:
+        ConfigError: ``split`` is not a list of counts of at least 1.
+    """
+    try:
+        counts = tuple(int(part) for part in split.split(","))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise ConfigError(
+            f"layer_split is {split!r}; it must be {AUTO}, {EVEN}, {MEASURED}, or a layer count of at least 1 for "
+            f"every stage, as in 22,20,20,18"
+        )
+    return counts
+
+
+def check_memory(memory: tuple[int, ...], n_stages: int) -> tuple[int, ...] | None:
+    """Return a limit in bytes for every stage; None if memory is not limited.
+
+    Raises:
+        ConfigError: ``memory`` has neither one number nor one per stage, or a number is not above 0.
+    """
+    if not memory:
+        return None
+    if len(memory) not in (1, n_stages) or min(memory) <= 0:
+        given = ",".join(f"{one / (1 << 30):g}" for one in memory)
+        raise ConfigError(
+            f"stage_memory_gib is {given}; it must be one number above 0, or one for each of the {n_stages} stages"
+        )
+    return memory * n_stages if len(memory) == 1 else memory

@@ -1,12 +1,13 @@
-"""From the configured split to the layers of every stage: auto, even, measured, or counts.
+"""Chooses the layers of every stage, and computes the memory of every stage.
 
-``auto`` weighs every part by its parameters: a step multiplies by each of them once and does little else, so a large
-vocabulary head counts as much as layers with as many parameters. ``measured`` takes seconds instead.
+Split ``auto`` weighs every part by its parameters: a step multiplies by each of them once and does little else, so a
+large vocabulary head counts as much as layers with as many parameters. ``measured`` weighs by seconds instead.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -14,81 +15,99 @@ from typing import Any
 import torch
 
 from engine.kept_files import in_cache
+from engine.kv.arena import KVArena
 from engine.model.loader import load_config
 from engine.model.partition import ModelParts, check_ranges, partition
 from engine.model.quantization import check_quantization
 from engine.model.ranges import LayerRange, split_layers
-from engine.model.sizes import parameters, weight_bytes, with_kv
+from engine.model.sizes import StageMemory, parameters, stage_memory, weight_bytes, with_kv
 from engine.model.spec import ModelSpec
+from engine.target_model.info import TargetInfo
 from engine.target_model.layer_cost import layer_costs
-from engine.target_model.split_options import (
+from engine.target_model.numerics import resolve_dtype, with_numerics
+from engine.target_model.options import (
     AUTO,
     EVEN,
     MEASURED,
-    SplitOptions,
+    TargetOptions,
     check_memory,
     check_split,
     layer_counts,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterLoad:
-    """What a trained drafter adds to the last stage."""
+def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[LayerRange]:
+    """Return the layers of every stage.
 
-    n_bytes: int  # weights and cache
-    work: int  # weights that a step multiplies by
-
-
-NO_LOAD = DrafterLoad(0, 0)
-
-
-def choose_ranges(
-    path: Path,
-    spec: ModelSpec,
-    options: SplitOptions,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    kv_per_layer: int,
-    drafter: DrafterLoad = NO_LOAD,
-) -> list[LayerRange]:
-    """The layers of every stage; with split ``measured``, seconds on ``device`` unless measured before.
-
-    A drafter weighs on the last stage: what it multiplies by, at the head's pace.
+    Split ``measured`` must run where the stages' device is. It takes seconds, unless the costs were measured before. A
+    drafter adds the weights that it multiplies by to the last stage, at the head's cost per weight.
 
     Raises:
-        ConfigError: an option is wrong, or the stages' memory does not hold what it has to.
+        ConfigError: an option is wrong, or the stages' memory does not hold weights and KV cache.
         UnsupportedModelError: the checkpoint cannot be run.
     """
-    check_split(options.split, spec.n_layers, options.n_stages)
-    limits = check_memory(options.memory, options.n_stages)
+    spec, n_stages = info.spec, options.stages
+    if options.simulation is not None:
+        return split_layers(spec.n_layers, n_stages)
+    dtype, device = resolve_dtype(options.dtype, spec, options.device), torch.device(options.device)
+    if options.split == MEASURED:
+        options = with_numerics(options, path)
+    check_split(options.split, spec.n_layers, n_stages)
+    limits = check_memory(options.stage_memory, n_stages)
     config = load_config(path)
     check_quantization(options.quantization, config, device)  # a package may be missing
-    weights = weight_bytes(config, spec, dtype, options.quantization)
-    memory = with_kv(weights, kv_per_layer)
-    memory = replace(memory, head=memory.head + drafter.n_bytes)
+    memory = with_kv(weight_bytes(config, spec, dtype, options.quantization), kv_per_layer(info, dtype))
+    if info.drafter is not None:
+        memory = replace(memory, head=memory.head + info.drafter.weight_bytes + _drafter_cache(info))
     if options.split in (AUTO, MEASURED):
-        work = costs = _work(config, spec)
-        if options.split == MEASURED and options.n_stages > 1:
-            kept = str(in_cache(options.cost_folder)) if options.cost_folder else ""
-            costs = layer_costs(config, spec, dtype, device, options.quantization, kept, options.resolution)
-        costs = replace(costs, head=costs.head * (1 + drafter.work / work.head))
-        return partition(costs, memory, options.n_stages, limits)
-    ranges = _given(options.split, spec.n_layers, options.n_stages)
+        costs = _costs(options, config, spec, dtype, device, 0 if info.drafter is None else info.drafter.work)
+        return partition(costs, memory, n_stages, limits)
+    if options.split == EVEN:
+        ranges = split_layers(spec.n_layers, n_stages)
+    else:
+        bounds = [0, *accumulate(layer_counts(options.split))]
+        ranges = [LayerRange(first, last, spec.n_layers) for first, last in pairwise(bounds)]
     if limits is not None:
         check_ranges(ranges, memory, limits)
     return ranges
 
 
-def _work(config: Any, spec: ModelSpec) -> ModelParts:
-    """Work of a step in parameters: a lookup in the embedding costs none, a tied head as much as an untied one."""
+def _costs(
+    options: TargetOptions, config: Any, spec: ModelSpec, dtype: torch.dtype, device: torch.device, drafter_work: int
+) -> ModelParts:
+    """Return the cost of every part, in parameters or seconds; the head's includes the drafter's."""
     sizes = parameters(config, spec)
-    return ModelParts(sizes.layers, 0, sizes.head)
+    costs = ModelParts(
+        sizes.layers, 0, sizes.head
+    )  # an embedding is only a lookup; a tied head costs as much as another
+    if options.split == MEASURED and options.stages > 1:
+        folder = str(in_cache(options.cost_folder)) if options.cost_folder else ""
+        costs = layer_costs(config, spec, dtype, device, options.quantization, folder, options.resolution)
+    return replace(costs, head=costs.head * (1 + drafter_work / sizes.head))
 
 
-def _given(split: str, n_layers: int, n_stages: int) -> list[LayerRange]:
-    if split == EVEN:
-        return split_layers(n_layers, n_stages)
-    bounds = [0, *accumulate(layer_counts(split))]
-    return [LayerRange(first, last, n_layers) for first, last in pairwise(bounds)]
+def memory_of_stages(
+    options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence[LayerRange]
+) -> list[StageMemory]:
+    """Return the bytes of weights and KV cache of every stage; nothing for a simulated target."""
+    if options.simulation is not None:
+        return []
+    dtype = resolve_dtype(options.dtype, info.spec, options.device)
+    weights = weight_bytes(load_config(path), info.spec, dtype, options.quantization)
+    stages = stage_memory(weights, kv_per_layer(info, dtype), ranges)
+    if info.drafter is not None:
+        last = stages[-1]
+        kv = last.kv + _drafter_cache(info)
+        stages[-1] = replace(last, weights=last.weights + info.drafter.weight_bytes, kv=kv)
+    return stages
+
+
+def kv_per_layer(info: TargetInfo, dtype: torch.dtype) -> int:
+    """Return the bytes of KV cache of each layer."""
+    spec = info.spec
+    return info.n_blocks * KVArena.bytes_per_block(1, info.block_size, spec.n_kv_heads, spec.head_dim, dtype)
+
+
+def _drafter_cache(info: TargetInfo) -> int:
+    """Return the bytes of the drafter's KV cache."""
+    return 0 if info.drafter is None else info.n_blocks * info.block_size * info.drafter.cache_bytes

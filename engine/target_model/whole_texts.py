@@ -1,7 +1,6 @@
-"""Whole texts through the engine's own shards at once: nothing is drafted, continued or cached.
+"""Runs whole texts through the engine's shards, without drafts or KV cache, and computes their perplexity.
 
-Texts of a batch are padded to the longest and attend with plain causal attention instead of the engine's tree
-attention. Padding stands behind a text, where causal attention never looks.
+Texts of a batch are padded at their end to the longest, and use plain causal attention, which never sees the padding.
 """
 
 from __future__ import annotations
@@ -9,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -21,6 +22,8 @@ from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 
 NAME = "spectra-causal"
+ROWS = 256  # rows whose logits exist at a time: with a vocabulary of 128k, 128 MiB in fp32
+Ids = npt.NDArray[np.int32]
 
 
 def causal_attention(
@@ -33,8 +36,10 @@ def causal_attention(
     sliding_window: int | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """``query`` ``[n, n_heads, t, head_dim]``, ``key`` and ``value`` ``[n, n_kv_heads, t, head_dim]``, rotated; returns
-    ``[n, t, n_heads, head_dim]``."""
+    """Return ``[n, t, n_heads, head_dim]`` of rotated ``query`` ``[n, n_heads, t, head_dim]``.
+
+    ``key`` and ``value`` are ``[n, n_kv_heads, t, head_dim]``.
+    """
     length = query.shape[2]
     mask = None if sliding_window is None or sliding_window >= length else _window(length, sliding_window, query.device)
     is_grouped = query.shape[1] != key.shape[1]
@@ -45,7 +50,7 @@ def causal_attention(
 
 
 def _window(length: int, window: int, device: torch.device) -> Tensor:
-    """Which query sees which key, ``[length, length]``: itself and ``window - 1`` before it."""
+    """Return the mask ``[length, length]``: a query sees its own key and ``window - 1`` before it."""
     back = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
     return (back >= 0) & (back < window)
 
@@ -54,10 +59,10 @@ AttentionInterface.register(NAME, causal_attention)
 
 
 class WholeTexts:
-    """A model that reads whole texts.
+    """A model that runs whole texts.
 
     Args:
-        shards: all layers in order, each on its device; their attention is replaced, so they can read whole texts only.
+        shards: all layers in order, each on its device; their attention is replaced, so they run only whole texts.
     """
 
     def __init__(self, shards: Sequence[ModelShard]) -> None:
@@ -76,11 +81,11 @@ class WholeTexts:
         longest: int,
         quantization: str | None = None,
     ) -> WholeTexts:
-        """Load a checkpoint, as many layers on each device as on the others.
+        """Load a checkpoint, spread evenly over the devices.
 
         Args:
             path: of the checkpoint.
-            devices: one or several; a model that no single one holds is spread over them.
+            devices: one or several.
             dtype: of weights and activations.
             longest: tokens of the longest text.
             quantization: as ``load_shard`` takes it.
@@ -99,16 +104,16 @@ class WholeTexts:
         )
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Token ids int64 ``[..]`` -> ``[.., hidden]``, on the first device."""
+        """Return the embeddings ``[.., hidden]`` of token ids int64 ``[..]``, on the first device."""
         first = self.shards[0]
         return first.embed(tokens.to(first.device).reshape(-1)).reshape(*tokens.shape, -1)
 
     def states(self, tokens: Tensor, taps: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
-        """What the layers make of texts.
+        """Run all layers on texts.
 
         Args:
             tokens: int64 ``[n, t]``.
-            taps: layers whose outputs are wanted as well, from 0; -1 is the embedding.
+            taps: layers whose outputs are returned as well, from 0; -1 is the embedding.
 
         Returns:
             The last layer's output ``[n, t, hidden]``, before the final norm, and those of ``taps`` in their order;
@@ -126,6 +131,79 @@ class WholeTexts:
 
 
 def _uncached(shard: ModelShard) -> PackedStep:
-    """A step of a shard without a KV cache."""
+    """Return a step of a shard without a KV cache."""
     arena = KVArena(0, 0, 1, shard.spec.n_kv_heads, shard.spec.head_dim, shard.dtype, shard.device)
     return PackedStep(arena, [], None, None)
+
+
+class Perplexity:
+    """Computes perplexities ``exp(-(1/t) sum_i log p(u_i | start, u_<i))``.
+
+    Args:
+        model: the whole model.
+        start: token that is put before every text that does not begin with it, so its first token is scored too. None:
+            a text's first token is only context.
+    """
+
+    def __init__(self, model: WholeTexts, start: int | None) -> None:
+        self._model = model
+        self._start = start
+
+    @classmethod
+    def load(
+        cls, path: Path, devices: Sequence[torch.device], dtype: torch.dtype, longest: int, start: int | None
+    ) -> Perplexity:
+        """Load a checkpoint.
+
+        Args:
+            path: of the checkpoint.
+            devices: as ``WholeTexts.load`` takes them.
+            dtype: of weights and activations; logits are summed in fp32.
+            longest: tokens of the longest text, without a start token.
+            start: see the class.
+
+        Raises:
+            UnsupportedModelError: the checkpoint cannot be run.
+            ValueError: there are more devices than layers.
+        """
+        return cls(WholeTexts.load(path, devices, dtype, longest + 1), start)
+
+    @torch.inference_mode()
+    def __call__(self, texts: Sequence[Ids], /) -> npt.NDArray[np.float64]:
+        """Return the perplexity of each text, fp64 ``[n]``, at least 1; infinite if it overflows or is NaN.
+
+        Raises:
+            ValueError: a text has no token with a context.
+        """
+        tokens, lengths = self._padded(texts)
+        if lengths.min() < 2:
+            raise ValueError("a text needs a token with another one, or the start token, before it")
+        hidden, _ = self._model.states(tokens)
+        is_context = torch.from_numpy(np.arange(tokens.shape[1] - 1) < lengths[:, None] - 1)
+        found = self._log_probabilities(hidden[:, :-1][is_context.to(hidden.device)], tokens[:, 1:][is_context])
+        firsts = np.concatenate(([0], np.cumsum(lengths - 1)[:-1]))
+        with np.errstate(over="ignore"):
+            perplexities = np.exp(-np.add.reduceat(found.astype(np.float64), firsts) / (lengths - 1))
+        return np.nan_to_num(np.maximum(perplexities, 1.0), nan=np.inf, posinf=np.inf)
+
+    def _padded(self, texts: Sequence[Ids]) -> tuple[Tensor, npt.NDArray[np.int64]]:
+        """Return token ids int64 ``[n, longest]`` with the start token, and lengths ``[n]``."""
+        missing = [self._start is not None and (not len(text) or text[0] != self._start) for text in texts]
+        lengths = np.array([len(text) + more for text, more in zip(texts, missing, strict=True)], np.int64)
+        padded = np.zeros((len(texts), lengths.max()), np.int64)
+        for row, text, more, n in zip(padded, texts, missing, lengths, strict=True):
+            row[0] = self._start if more else 0
+            row[int(more) : n] = text
+        return torch.from_numpy(padded), lengths
+
+    def _log_probabilities(self, hidden: Tensor, tokens: Tensor) -> npt.NDArray[np.float32]:
+        """Return log-probabilities of ``tokens`` ``[n]`` after ``hidden`` ``[n, hidden]``, computed ``ROWS`` at a time.
+
+        With a large vocabulary, the logits of a batch would be larger than the model.
+        """
+        last, parts = self._model.shards[-1], []
+        for states, targets in zip(torch.split(hidden, ROWS), torch.split(tokens, ROWS), strict=True):
+            logits = last.logits(states).float()
+            chosen = logits.gather(1, targets.to(logits.device).unsqueeze(1)).squeeze(1)
+            parts.append((chosen - logits.logsumexp(dim=1)).cpu())
+        return torch.cat(parts).numpy()

@@ -19,8 +19,9 @@ from engine.model.ranges import split_layers
 from engine.model.sizes import weight_bytes
 from engine.target_model import layer_cost
 from engine.target_model.layer_cost import layer_costs
-from engine.target_model.loading import describe_target, memory_of_stages, stage_ranges
+from engine.target_model.loading import describe_target
 from engine.target_model.options import TargetOptions
+from engine.target_model.split import memory_of_stages, stage_ranges
 from tests.support.tiny_models import saved_model
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.target_model import perplexity
-from engine.target_model.perplexity import Perplexity
+from engine.target_model.whole_texts import Perplexity
 from tests.support.tiny_models import saved_model, tiny_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
