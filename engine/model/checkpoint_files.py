@@ -1,7 +1,4 @@
-"""Reads a checkpoint's small files and the headers of its weight files. A damaged file is refused in one sentence.
-
-Knows files, and nothing of models. Imports no torch.
-"""
+"""Reads a checkpoint's small files and the headers of its weight files, without torch; refuses damaged files."""
 
 from __future__ import annotations
 
@@ -26,10 +23,10 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Read the object in a JSON file.
 
     Raises:
-        UnsupportedModelError: the file is missing, cannot be read, is no JSON, or holds another value.
+        UnsupportedModelError: the file is missing, cannot be read, is no JSON, or contains another value.
     """
     try:
         raw = file.read_bytes()
@@ -53,10 +50,10 @@ def _checked_object(file: Path, value: Any) -> dict[str, Any]:
 
 
 def read_generation_config(path: Path) -> dict[str, Any] | None:
-    """The object in a checkpoint's generation_config.json; None if there is no such file or no JSON in it.
+    """Read the object in a checkpoint's generation_config.json; None if there is no such file or no JSON in it.
 
     Raises:
-        UnsupportedModelError: the file holds another value, or one that is nested too deeply.
+        UnsupportedModelError: the file contains another value, or is nested too deeply.
     """
     file = path / GENERATION_CONFIG
     try:
@@ -69,7 +66,7 @@ def read_generation_config(path: Path) -> dict[str, Any] | None:
 
 
 def check_not_pointer(file: Path, begin: bytes) -> None:
-    """Raises UnsupportedModelError if a file that begins with ``begin`` is a pointer of Git LFS."""
+    """Raise UnsupportedModelError if a file that begins with ``begin`` is a pointer of Git LFS."""
     if begin.startswith(LFS_POINTER):
         raise UnsupportedModelError(
             f"{file} is a pointer of Git LFS, not the file itself; run `git lfs pull` in {file.parent}"
@@ -77,7 +74,7 @@ def check_not_pointer(file: Path, begin: bytes) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """The text of a library's error in one line of at most ``LONGEST_REASON`` characters."""
+    """Return a library's error message in one line of at most ``LONGEST_REASON`` characters."""
     text, kind = " ".join(str(error).split()), type(error).__name__
     if kind.startswith("StrictDataclass"):  # "Validation error for field 'x': TypeError: Field 'x' expected .."
         return text.partition("Error: ")[2][:LONGEST_REASON] or text[:LONGEST_REASON]
@@ -85,11 +82,11 @@ def reason_of(error: BaseException) -> str:
 
 
 def refuse_tokenizer(path: Path, error: Exception | None = None) -> UnsupportedModelError:
-    """The error of a checkpoint whose tokenizer was not loaded: names the first file that is missing or damaged.
+    """Return the error for a tokenizer that did not load; names the first missing or damaged file.
 
     Args:
-        path: of the checkpoint directory.
-        error: of the library that loads tokenizers; None: it has found no file.
+        path: checkpoint directory.
+        error: of the library that loads tokenizers; None: it found no file.
     """
     if not (path / TOKENIZER).exists() or error is None:
         return UnsupportedModelError(f"{path} has no tokenizer: it lacks the file {TOKENIZER!r}")
@@ -102,13 +99,13 @@ def refuse_tokenizer(path: Path, error: Exception | None = None) -> UnsupportedM
     file = SETTINGS
     try:
         Tokenizer.from_file(str(path / TOKENIZER))
-    except Exception:  # it raises nothing else
+    except Exception:  # the library raises no other class
         file = TOKENIZER
     return UnsupportedModelError(f"{path / file} describes no tokenizer that loads: {reason_of(error)}")
 
 
 def check_format(path: Path) -> None:
-    """Raises UnsupportedModelError if the directory holds no weights in a format that is read."""
+    """Raise UnsupportedModelError if the directory has no weights in a supported format."""
     if not (path / SINGLE).exists() and not (path / INDEX).exists() and not refers_to_gguf(path):
         raise UnsupportedModelError(
             f"{path} has neither {SINGLE} nor {INDEX}: only safetensors checkpoints and .gguf files are read"
@@ -116,7 +113,7 @@ def check_format(path: Path) -> None:
 
 
 def has_weight_files(path: Path) -> bool:
-    """Whether every weight file is there that the checkpoint's index or format names; their contents are not read.
+    """Return whether every weight file of the checkpoint's index or format exists.
 
     Raises:
         UnsupportedModelError: the index is no JSON object, or its ``weight_map`` is no table.
@@ -128,7 +125,7 @@ def has_weight_files(path: Path) -> bool:
 
 
 def files_of_tensors(path: Path) -> dict[str, str]:
-    """Tensor name -> name of the file that holds it; empty for a checkpoint of one file.
+    """Return the file name of each tensor; empty for a checkpoint of one file.
 
     Raises:
         UnsupportedModelError: the index is no JSON object, or its ``weight_map`` is no table.
@@ -138,7 +135,7 @@ def files_of_tensors(path: Path) -> dict[str, str]:
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """Tensor name -> file name, as an index of weight files has them.
+    """Return the file name of each tensor in an index of weight files.
 
     Raises:
         UnsupportedModelError: the index is no JSON object, or its ``weight_map`` is no such table.
@@ -150,10 +147,10 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 
 def read_header(file: BinaryIO, path: Path) -> bytes:
-    """The header of a safetensors file that has just been opened; the file then stands at its first tensor.
+    """Read the header of a newly opened safetensors file; the file is then at its first tensor.
 
     Raises:
-        UnsupportedModelError: there is none.
+        UnsupportedModelError: there is no header.
     """
     size = int.from_bytes(file.read(8), "little")
     header = file.read(size) if size <= LONGEST_HEADER else b""
@@ -163,7 +160,7 @@ def read_header(file: BinaryIO, path: Path) -> bytes:
 
 
 def headless(path: Path) -> UnsupportedModelError:
-    """The error of a file without the header of a safetensors file: names a pointer of Git LFS as such."""
+    """Return the error for a file without a safetensors header, such as a pointer of Git LFS."""
     with path.open("rb") as file:
         begin = file.read(len(LFS_POINTER))
     check_not_pointer(path, begin)

@@ -1,7 +1,7 @@
-"""Which model a process has: hashes of configuration, weights and tokenizer, and the numbers that the model runs in.
+"""Identifies a model by hashes of its config, weights and tokenizer, and by its precision.
 
-Reads files, and never whole weight files: a checkpoint of 140 GB takes about a second. Of a snapshot of the hub the
-commit stands for the weights, of which no process need have all.
+Only samples of weight files are read: a checkpoint of 140 GB takes about a second. For a snapshot of the hub the commit
+stands for the weights, because a process may have only some of them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ SAMPLE = 4096  # bytes read of every tensor
 
 
 class ModelIdentity(msgspec.Struct, frozen=True):
-    """What must be equal in two processes for one to go on with a text that the other began."""
+    """Properties that two processes must share for one to continue a text of the other."""
 
-    weights: str = ""  # ``model_hash``; of a simulated target the hash of its profile and answers
-    tokenizer: str = ""  # ``tokenizer_hash``; "": there is no tokenizer.json
-    revision: str = ""  # commit on the hub; "": a directory of the user's own
-    numbers: str = ""  # dtype and quantization, as in "bfloat16" or "bfloat16+int8"
+    weights: str = ""  # ``model_hash``; for a simulated target the hash of its profile and recordings
+    tokenizer: str = ""  # ``tokenizer_hash``; "" without a tokenizer.json
+    revision: str = ""  # commit on the hub; "" for a local directory
+    numbers: str = ""  # dtype, quantization and numerics: "bfloat16", "bfloat16+int8"
 
     @property
     def digest(self) -> str:
-        """All of it in 32 hexadecimal digits."""
+        """Hash of all fields, 32 hexadecimal digits."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
 
     def difference(self, other: ModelIdentity) -> str:
-        """What tells the other one from this one, for a message: ``weights 1f.. instead of 7c..``; "": nothing."""
+        """Describe how the other one differs: ``weights 1f.. instead of 7c..``; "" if they are equal."""
         pairs = [(name, getattr(other, name), getattr(self, name)) for name in self.__struct_fields__]
         return ", ".join(
             f"{name} {theirs[:12] or 'unknown'} instead of {ours[:12] or 'unknown'}"
@@ -46,8 +46,7 @@ UNKNOWN = ModelIdentity()
 
 
 def model_hash(path: Path) -> str:
-    """A model's hash: of ``file_hashes``; of a snapshot of the hub that of config.json and commit, whichever weight
-    files are here.
+    """Hash a model's ``file_hashes``; for a snapshot of the hub, its config.json and commit.
 
     Raises:
         UnsupportedModelError: as ``file_hashes``.
@@ -58,14 +57,13 @@ def model_hash(path: Path) -> str:
 
 
 def file_hashes(path: Path) -> dict[str, str]:
-    """Hashes by name: of the whole config.json, and of every safetensors file here, or of the GGUF file that the folder
-    refers to, its size, its header and ``SAMPLE`` bytes from the middle of each of its tensors.
+    """Return hashes by file name: of config.json, and of every safetensors file or the GGUF file of the folder.
 
-    Names, shapes and dtypes of tensors are covered as a whole. Of their values a sample is: a fine-tuned model changes
-    whole matrices and is told apart, an edit of single rows of a matrix may not be.
+    The hash of a weight file covers its size, its header and ``SAMPLE`` bytes from the middle of each tensor. It
+    detects a fine-tuned model, which changes whole matrices, but may miss an edit of single rows.
 
     Raises:
-        UnsupportedModelError: a weight file has no header, or the GGUF file is no longer there or has changed.
+        UnsupportedModelError: a weight file has no header, or the GGUF file was removed or changed.
     """
     if refers_to_gguf(path):
         return _config_hash(path) | {SOURCE: referred_file(path).key()}
@@ -94,7 +92,7 @@ def _file_hash(path: Path) -> str:
 
 
 def tokenizer_hash(path: Path) -> str:
-    """A tokenizer's hash: what decides which ids a text has. Two models with one tokenizer have one hash.
+    """Hash tokenizer.json, which determines the token ids of a text.
 
     Raises:
         OSError: the folder has no ``tokenizer.json``.
@@ -103,12 +101,12 @@ def tokenizer_hash(path: Path) -> str:
 
 
 def tokenizer_hash_if_any(path: Path) -> str:
-    """``tokenizer_hash``, "" without a ``tokenizer.json``."""
+    """Return ``tokenizer_hash``, or "" without a tokenizer.json."""
     return tokenizer_hash(path) if (path / "tokenizer.json").is_file() else ""
 
 
 def vocab_size(path: Path) -> int:
-    """Number of token ids of the checkpoint in directory ``path``; loads transformers only if config.json omits it.
+    """Return a checkpoint's number of token ids; imports transformers only if config.json omits it.
 
     Raises:
         UnsupportedModelError: config.json cannot be read, or omits it and describes no supported model.

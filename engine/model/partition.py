@@ -1,8 +1,8 @@
-"""Which layers go to which stage. Knows costs and bytes per layer, and nothing of what a layer is.
+"""Assigns layers to stages by costs and bytes per layer.
 
-The slowest stage sets the pace of a full pipeline, so its cost is made as small as the memory of the stages allows;
-among the splits that reach it, the most even one is taken (least sum of squares), and of equal ones the one whose
-earlier stages are larger. Exact dynamic programming, O(stages x layers^2).
+The slowest stage sets the pace of a full pipeline, so its cost is minimized within the memory of the stages. Of the
+best splits, the most even one is chosen (least sum of squares), and of equal ones the one with larger earlier stages.
+Exact dynamic programming, O(stages x layers^2).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from engine.errors import ConfigError
 from engine.model.ranges import LayerRange
 
 GIB = 1 << 30
-_Worth = Callable[[int, int, int], float]  # (stage, first layer, layer behind the last) -> what it takes
+_StageCost = Callable[[int, int, int], float]  # (stage, first layer, last layer + 1) -> cost
 
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """One quantity of every part of a model: seconds, or bytes."""
+    """One quantity of every part of a model: seconds, bytes or parameters."""
 
     layers: tuple[float, ...]
     embed: float  # on the first stage
@@ -28,7 +28,7 @@ class ModelParts:
     shared: float = 0  # counted once instead of twice where one stage is first and last: a tied head's bytes
 
     def of(self, first: int, last: int) -> float:
-        """Of the stage that runs layers ``first`` to ``last - 1``. O(layers)."""
+        """Sum the stage that runs layers ``first`` to ``last - 1``."""
         n_layers = len(self.layers)
         ends = (self.embed if first == 0 else 0) + (self.head if last == n_layers else 0)
         return sum(self.layers[first:last]) + ends - (self.shared if last - first == n_layers else 0)
@@ -37,16 +37,16 @@ class ModelParts:
 def partition(
     costs: ModelParts, memory: ModelParts, n_stages: int, limits: Sequence[float] | None = None
 ) -> list[LayerRange]:
-    """Contiguous ranges, at least one layer each, whose slowest stage is as fast as memory allows.
+    """Return contiguous ranges of at least one layer, whose slowest stage is as fast as memory allows.
 
     Args:
         costs: seconds, or anything proportional to them.
-        memory: bytes, weights and KV cache.
-        n_stages: how many ranges.
-        limits: bytes each stage may take; None: any number.
+        memory: bytes of weights and KV cache.
+        n_stages: number of ranges.
+        limits: bytes that each stage may take; None: no limits.
 
     Raises:
-        ConfigError: there are more stages than layers, or no split fits into ``limits``; says what is missing.
+        ConfigError: there are more stages than layers, or no split fits into ``limits``; names the missing bytes.
     """
     n_layers = len(costs.layers)
     if not 1 <= n_stages <= n_layers:
@@ -70,7 +70,7 @@ def partition(
 
 
 def check_ranges(ranges: Sequence[LayerRange], memory: ModelParts, limits: Sequence[float]) -> None:
-    """Raises ConfigError for the first stage of a given split that takes more than its limit."""
+    """Raise ConfigError for the first stage of a given split that exceeds its limit."""
     for stage, layers in enumerate(ranges):
         taken = memory.of(layers.first, layers.last)
         if taken > limits[stage]:
@@ -79,7 +79,7 @@ def check_ranges(ranges: Sequence[LayerRange], memory: ModelParts, limits: Seque
 
 
 def _check_fit(memory: ModelParts, limits: Sequence[float]) -> None:
-    """Raises ConfigError if no split fits, for the split that lacks least."""
+    """Raise ConfigError if no split fits; describes the split with the least missing bytes."""
     taken, n_layers = _table(memory), len(memory.layers)
     lack, bounds = _best(n_layers, len(limits), lambda s, i, j: taken(s, i, j) - limits[s], max)
     if lack <= 0:
@@ -99,7 +99,7 @@ def _lacking(split: str, stage: int, taken: float, limit: float) -> str:
     )
 
 
-def _table(parts: ModelParts) -> _Worth:
+def _table(parts: ModelParts) -> _StageCost:
     """``ModelParts.of`` in constant time."""
     sums = [0.0, *accumulate(parts.layers)]
     n_layers = len(parts.layers)
@@ -112,21 +112,21 @@ def _table(parts: ModelParts) -> _Worth:
 
 
 def _best(
-    n_layers: int, n_stages: int, worth: _Worth, join: Callable[[float, float], float]
+    n_layers: int, n_stages: int, cost_of: _StageCost, join: Callable[[float, float], float]
 ) -> tuple[float, tuple[int, ...]]:
-    """The least worth of all contiguous splits, joined over the stages, and the bounds of one that has it.
+    """Return the least cost of all contiguous splits, joined over the stages, and the bounds of one such split.
 
-    From the last stage to the first, so that of equal splits the one with the larger first stages is taken.
+    Goes from the last stage to the first, so of equal splits it returns the one with the larger first stages.
     """
-    behind: dict[int, tuple[float, tuple[int, ...]]] = {
-        first: (worth(n_stages - 1, first, n_layers), (first, n_layers)) for first in range(n_layers)
+    after: dict[int, tuple[float, tuple[int, ...]]] = {
+        first: (cost_of(n_stages - 1, first, n_layers), (first, n_layers)) for first in range(n_layers)
     }
     for stage in range(n_stages - 2, -1, -1):
         before: dict[int, tuple[float, tuple[int, ...]]] = {}
         for first in range(stage, n_layers - (n_stages - stage - 1)):
             ends = range(n_layers - (n_stages - stage - 1), first, -1)
-            joined = ((join(worth(stage, first, last), behind[last][0]), last) for last in ends)
+            joined = ((join(cost_of(stage, first, last), after[last][0]), last) for last in ends)
             value, last = min(joined, key=lambda pair: pair[0])
-            before[first] = (value, (first, *behind[last][1]))
-        behind = before
-    return behind[0]
+            before[first] = (value, (first, *after[last][1]))
+        after = before
+    return after[0]

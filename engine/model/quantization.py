@@ -1,7 +1,4 @@
-"""Whether a model's layers have, or are to get, weights of one byte, and what is needed for it.
-
-The layers: ``quantized`` (int8 by bitsandbytes, on a CPU) and ``scaled`` (fp8 anywhere, int8 on a GPU).
-"""
+"""Determines which weights of one byte a model's decoder layers have or get; ``linears`` has the modules."""
 
 from __future__ import annotations
 
@@ -14,22 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError, UnsupportedModelError
 
-if TYPE_CHECKING:  # commands read specs and flags without it
+if TYPE_CHECKING:  # commands read specs and flags without torch
     import torch
 
 INT8, FP8 = "int8", "fp8"
 QUANTIZATIONS = (INT8, FP8)
-THRESHOLD = 6.0  # bitsandbytes' default: activations from here on are outliers
+THRESHOLD = 6.0  # bitsandbytes' default; larger activations are outliers
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What the matrices of a model's decoder layers are.
+    """Format of the matrices of a model's decoder layers.
 
     Args:
         name: one of ``QUANTIZATIONS``.
-        threshold: of int8 whose activations are int8 too: from here on they are outliers; None: activations stay as
-            they are.
+        threshold: size of activations that are outliers, if activations are int8 too; None: they keep their dtype.
     """
 
     name: str
@@ -37,40 +33,40 @@ class Quantization:
 
 
 def check_quantization(name: str | None, config: Any, device: torch.device | None = None) -> Quantization | None:
-    """What a model's decoder layers are, or are to be made; None if they stay as they are.
+    """Return the quantization that a model's decoder layers run in; None: none.
 
-    int8 on a CPU is bitsandbytes', whose activations are int8, too; elsewhere weights alone have one byte.
+    int8 on a CPU is bitsandbytes', whose activations are int8 too. Elsewhere only weights have one byte.
 
     Args:
-        name: what the user asked for.
+        name: the user's option.
         config: the checkpoint's Hugging Face config.
-        device: where the layers will run; None: nowhere, and no package is needed.
+        device: of the layers; None: they do not run, and no package is needed.
 
     Raises:
-        ConfigError: ``name`` is unknown, or not what the checkpoint has, or the package is missing.
-        UnsupportedModelError: the checkpoint is quantised in another way.
+        ConfigError: ``name`` is unknown, or not the checkpoint's, or the package is missing.
+        UnsupportedModelError: the checkpoint's quantization is not supported.
     """
     if name not in (None, *QUANTIZATIONS):
         raise ConfigError(f"quantization is {name!r}; it must be {' or '.join(QUANTIZATIONS)}, or left out")
     stored = stored_quantization(config)
     if stored is not None and name not in (None, stored.name):
         raise ConfigError(f"quantization is {name!r}, but the checkpoint's weights are {stored.name}; leave it out")
-    wanted = stored if stored is not None or name is None else Quantization(name, THRESHOLD if name == INT8 else None)
-    if wanted is None or wanted.name != INT8 or device is None:
-        return wanted
+    found = stored if stored is not None or name is None else Quantization(name, THRESHOLD if name == INT8 else None)
+    if found is None or found.name != INT8 or device is None:
+        return found
     from engine.device import is_host
 
     if not is_host(device):
         return Quantization(INT8)
     bitsandbytes()
-    return wanted
+    return found
 
 
 def stored_quantization(config: Any) -> Quantization | None:
-    """How a checkpoint is quantised; None: it is not.
+    """Return a checkpoint's quantization; None: its weights have full precision.
 
     Raises:
-        UnsupportedModelError: in a way that is not read.
+        UnsupportedModelError: the quantization is not supported.
     """
     given = getattr(config, "quantization_config", None)
     if not given:
@@ -89,12 +85,10 @@ def stored_quantization(config: Any) -> Quantization | None:
 
 
 def _check_compressed(values: Mapping[str, Any]) -> None:
-    """Of what the format of compressed-tensors can say, fp8 weights with a scale per output or matrix are read.
-
-    What it says of activations is left aside: they are not quantised here, and their scales are not read.
+    """Check that compressed-tensors' weights are fp8 with a scale per output or matrix; ignores activations.
 
     Raises:
-        UnsupportedModelError: it says something else; names the field.
+        UnsupportedModelError: they are something else; names the field.
     """
     for name in ("kv_cache_scheme", "sparsity_config", "transform_config"):
         if values.get(name):
@@ -119,12 +113,12 @@ def _check_compressed(values: Mapping[str, Any]) -> None:
 
 @cache
 def bitsandbytes() -> Any:
-    """The package, which registers its kernels when it is imported.
+    """Import the package, which registers its kernels.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the package is not installed.
     """
-    chatter = logging.getLogger("bitsandbytes.backends.cpu.ops")  # about 4-bit kernels, which are not used here
+    chatter = logging.getLogger("bitsandbytes.backends.cpu.ops")  # messages on 4-bit kernels, which are not used here
     chatter.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Which layers a stage has."""
+"""Ranges of layers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,21 @@ class LayerRange:
 
     @property
     def is_first(self) -> bool:
-        """Whether this range begins with the embedding."""
         return self.first == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether this range ends with norm and head."""
         return self.last == self.n_layers
 
     def __len__(self) -> int:
-        """Number of layers."""
         return self.last - self.first
 
 
 def split_layers(n_layers: int, n_stages: int) -> list[LayerRange]:
-    """Even contiguous ranges; earlier stages take the remainder, for the last one has the head as well.
+    """Return even contiguous ranges; earlier stages get the remainder, because the last one also has the head.
 
     Raises:
-        ValueError: there are more stages than layers, or none.
+        ValueError: ``n_stages`` is below 1, or above the number of layers.
     """
     if not 1 <= n_stages <= n_layers:
         raise ValueError(f"stages must be between 1 and {n_layers} (the number of layers), not {n_stages}")

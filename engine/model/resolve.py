@@ -1,4 +1,4 @@
-"""Where a model's files are."""
+"""Finds or fetches a model's files."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from engine.errors import ConfigError
 COMMIT = re.compile("[0-9a-f]{40}")
 HUB_ID = re.compile(r"(?!.{97})[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 PINNED = re.compile(rf"({HUB_ID.pattern})@(\w[\w./-]{{0,127}})", re.ASCII)
-TEXTS = ("*.json", "*.jinja", "tokenizer*")  # all that text and a plan need
+TEXTS = ("*.json", "*.jinja", "tokenizer*")  # config and tokenizer
 WEIGHTS = ("*.safetensors",)
 GGUF = ".gguf"
-HUB_PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")  # those that the hub's client reads for https://
+HUB_PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")  # that the hub's client reads for https://
 
 
 def check_model_name(model: str, revision: str | None = None) -> None:
-    """Asks no hub.
+    """Check a model's name without asking the hub.
 
     Raises:
-        ConfigError: ``model`` is neither a directory nor a GGUF file nor has the form of a hub id; or it is a directory
-            or file, which have no revisions.
+        ConfigError: ``model`` is no directory, no GGUF file and no valid hub id, or a directory or file has a revision.
     """
     if is_local(model):
         if revision is not None:
@@ -40,43 +39,43 @@ def check_model_name(model: str, revision: str | None = None) -> None:
 
 
 def is_gguf(model: str) -> bool:
-    """Whether a model is a GGUF file of this machine."""
+    """Return whether a model is an existing GGUF file."""
     return model.endswith(GGUF) and Path(model).expanduser().is_file()
 
 
 def is_local(model: str) -> bool:
-    """Whether a model is a directory or a GGUF file of this machine."""
+    """Return whether a model is an existing directory or GGUF file."""
     return is_gguf(model) or Path(model).expanduser().is_dir()
 
 
 def revision_of(path: Path) -> str:
-    """The commit of a snapshot in the hub's cache; "" for any other directory."""
+    """Return the commit of a snapshot in the hub's cache; "" for any other directory."""
     return path.name if path.parent.name == "snapshots" and COMMIT.fullmatch(path.name) else ""
 
 
 def resolve(model: str, revision: str | None = None, weights: Collection[str] = WEIGHTS) -> Path:
-    """A local directory as it is; for a GGUF file a folder in the user's cache, which is written the first time;
-    anything else is a hub id, downloaded (or taken from the hub's cache).
+    """Return the directory of a model.
+
+    A GGUF file is converted into a folder in the user's cache. A hub id is downloaded, unless it is in the hub's cache.
 
     Args:
         model: directory, GGUF file or hub id, which may end in ``@REVISION``.
-        revision: branch, tag or commit on the hub; None: its main branch as it is now.
-        weights: names or patterns of the weight files that are wanted; empty: what text and a plan need alone.
+        revision: branch, tag or commit on the hub; None: the current main branch.
+        weights: names or patterns of the weight files to fetch; empty: only config and tokenizer.
 
     Raises:
-        ConfigError: there is neither such a directory nor such a repository, or it lacks the revision, or the folder
-            for a GGUF file cannot be written.
-        UnsupportedModelError: a GGUF file cannot be read, or is of a kind that is not supported.
+        ConfigError: there is no such directory, repository or revision, or the folder of a GGUF file cannot be written.
+        UnsupportedModelError: a GGUF file cannot be read, or is not supported.
     """
     check_model_name(model, revision)
     path = Path(model).expanduser()
     if path.is_dir():
         return path
     if is_gguf(model):
-        from engine.model.gguf.folder import checkpoint_folder  # loads NumPy and more
+        from engine.model.gguf.folder import checkpoint_folder  # imports NumPy and more
 
         return checkpoint_folder(path)
-    from huggingface_hub import snapshot_download  # half a second, which a local directory need not wait for
+    from huggingface_hub import snapshot_download  # takes half a second
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     name, _, named = model.partition("@")
@@ -86,7 +85,7 @@ def resolve(model: str, revision: str | None = None, weights: Collection[str] = 
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError, RuntimeError) as error:
         # The library's threads may raise RuntimeError: the first that gives up closes the client of the others.
         what = f"model {name!r}" if revision is None else f"revision {revision!r} of model {name!r}"
-        from engine.model.checkpoint_files import reason_of  # loads tokenizers
+        from engine.model.checkpoint_files import reason_of  # imports tokenizers
 
         is_unreachable = isinstance(error, LocalEntryNotFoundError)
         reason = reason_of((error.__cause__ if is_unreachable else None) or error)
@@ -98,8 +97,9 @@ def resolve(model: str, revision: str | None = None, weights: Collection[str] = 
 
 
 def pinned(model: str) -> str:
-    """A hub id with the commit that it is at now, so that processes which fetch it later read the same; a directory or
-    file as it is. Fetches no weights.
+    """Return a hub id with its current commit, so processes that fetch it later read the same; fetches no weights.
+
+    A directory or file is returned unchanged.
 
     Raises:
         ConfigError: as ``resolve``.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from engine.target_model import perplexity
+from engine.target_model import whole_texts
 from engine.target_model.whole_texts import Perplexity
 from tests.support.tiny_models import saved_model, tiny_model
 
@@ -46,7 +46,7 @@ def test_perplexities_are_hugging_faces_however_texts_are_batched(family: str, m
     run = load(saved_model(family))
     some = np.concatenate([run(texts[:4]), run(texts[4:5]), run(texts[5:])])
     spread = load(saved_model(family), devices=3)(texts)
-    monkeypatch.setattr(perplexity, "ROWS", 7)
+    monkeypatch.setattr(whole_texts, "ROWS", 7)
     for found in (run(texts), run(texts[::-1])[::-1], some, spread):
         np.testing.assert_allclose(found, expected, rtol=1e-4)
 
