@@ -94,7 +94,7 @@ def run_layer(
 
 def attend_step(query: Tensor, arena: KVLayer, step: StepOnDevice, heads: Heads) -> Tensor:
     """Return the attention of rotated queries, ``[n_rows, n_heads * head_dim]`` like them; keys are in the arena."""
-    programs, out = step.programs[step.layout.place(heads.window)], torch.empty_like(query)
+    programs, out = step.programs[step.layout.window_number(heads.window)], torch.empty_like(query)
     plan, layout, partials, overlaps = step.plan, step.layout, step.partials, step.overlaps
     for piece in step.pieces:
         attend(query, arena.keys, arena.values, plan, layout, heads, piece, partials, programs, overlaps=overlaps)

@@ -1,6 +1,6 @@
-"""How many programs of attention a GPU runs at once, and how many stages of a copy pipeline a program can have.
+"""Chooses how many programs of attention share a GPU, and how many stages their copy pipelines have.
 
-Both depend on the card and change no order of sums, hence no bit of a result.
+Both numbers depend on the card. They change no order of sums, hence no bit of a result.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from functools import cache
 
 import torch
 
-SMALL_HEAD = 64  # largest head_dim of which a multiprocessor's registers hold two programs of attention at once
-# Tiles of keys (and as many of values) that Triton holds in shared memory, by the number of stages. With 5 stages two
-# tiles are copied while one is multiplied. With 2 no copy overlaps; 3 and 4 hold as many tiles as 2.
+SMALL_HEAD = 64  # largest head_dim for which the registers of a multiprocessor hold two programs of attention
+# Tiles of keys (and of values) that Triton holds in shared memory, by the number of stages. With 5 stages it copies two
+# tiles while one is multiplied. With 2 no copy overlaps; 3 and 4 hold as many tiles as 2.
 _TILES_HELD = {5: 3, 2: 2}
 
 
@@ -21,8 +21,8 @@ class Card:
     """Limits of a GPU.
 
     Args:
-        multiprocessors: their number.
-        shared_bytes: the largest shared memory of a program.
+        multiprocessors: number of multiprocessors.
+        shared_bytes: largest shared memory of a program.
     """
 
     multiprocessors: int
@@ -34,7 +34,7 @@ HOPPER = Card(132, 227 << 10)  # an H100 or H200
 
 @cache
 def card_of(device: torch.device) -> Card:
-    """The limits of a device; of a Hopper GPU where there is no CUDA, so that kernels compile as for one."""
+    """Return the limits of a device; without CUDA those of a Hopper GPU, for which kernels are then compiled."""
     if device.type != "cuda":
         return HOPPER
     properties = torch.cuda.get_device_properties(device)
@@ -42,26 +42,26 @@ def card_of(device: torch.device) -> Card:
 
 
 def programs_for(device: torch.device, n_kv_heads: int, head_dim: int) -> int:
-    """Programs of ``attend`` for each of ``n_kv_heads`` key heads that attend at once.
+    """Return the programs of ``attend`` for each of ``n_kv_heads`` key heads that attend at once.
 
-    Together they run at the same time: more would wait until the first ones end.
+    All of them run at the same time; more would wait until the first ones end.
     """
     resident = 2 if head_dim <= SMALL_HEAD else 1
     return max(1, card_of(device).multiprocessors * resident // n_kv_heads)
 
 
 def stages_for(device: torch.device, rows_bytes: int, tile_bytes: int) -> int:
-    """Stages of attention's copy pipeline: as many as the device's shared memory holds.
+    """Return the stages of attention's copy pipeline: as many as the device's shared memory holds.
 
     Args:
-        device: that attends.
-        rows_bytes: of a tile of query rows.
-        tile_bytes: of a tile of keys; one of values is as large.
+        device: runs attention.
+        rows_bytes: bytes of a tile of query rows.
+        tile_bytes: bytes of a tile of keys, and of one of values.
     """
     held = card_of(device).shared_bytes
     return next((stages for stages in _TILES_HELD if bytes_held(stages, rows_bytes, tile_bytes) <= held), 1)
 
 
 def bytes_held(stages: int, rows_bytes: int, tile_bytes: int) -> int:
-    """An upper bound of the shared memory of a program of ``attend``; the last KiB is for the slots of tiles."""
+    """Return an upper bound of the shared memory of a program of ``attend``; 1 KiB of it is for the slots of tiles."""
     return rows_bytes + 2 * tile_bytes * _TILES_HELD[stages] + 1024

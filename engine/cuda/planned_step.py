@@ -1,4 +1,4 @@
-"""A step that an executor can run: packed, and planned."""
+"""A step that an executor can run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.upload import Uploaded
 
 @dataclass(slots=True, kw_only=True)
 class PlannedStep(PackedStep):
-    """A ``PackedStep`` whose rows attend as its plan says; it has no segments."""
+    """A ``PackedStep`` without segments, whose plan says what its rows attend to."""
 
     plan: StepPlan
-    ints: Uploaded  # the plan's, int32
+    ints: Uploaded  # int32, the array of the plan

@@ -196,7 +196,7 @@ def attend(
         heads.softcap or 1.0,
         layout.n_rows,
         kv_heads.start,
-        layout.place(heads.window),
+        layout.window_number(heads.window),
         heads.window or 0,
         capped,
         *(heads.n_heads, heads.n_kv_heads, heads.head_dim),

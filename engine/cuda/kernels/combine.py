@@ -101,7 +101,7 @@ def combine(
         layout.n_rows,
         kv_heads.start * heads.groups,
         n_heads,
-        layout.place(heads.window),
+        layout.window_number(heads.window),
         heads.window or 0,
         heads.n_heads,
         heads.head_dim,

@@ -1,9 +1,10 @@
-"""Items of attention, which say which rows read which keys, and the works that they are made of. NumPy only.
+"""Works of a step, from which ``engine.cuda.plan.fill`` builds items of attention. NumPy only.
 
-An item is ``[members_at, n_members, table_at, base, unit, split, end, 0]``; the first and the third are places in the
-plan. Its members are rows. They read the keys of the positions ``split * SPLIT`` to ``end - 1``. The key of position
-``p`` is in slot ``table[(p - base) // unit] * unit + (p - base) % unit``: a table holds blocks of ``unit`` slots from
-position ``base`` on, and single slots where ``unit`` is 1. ``engine.cuda.plan.fill`` writes them.
+An item says which rows read which keys: ``[members_at, n_members, table_at, base, unit, split, end, 0]``, where
+``members_at`` and ``table_at`` are positions in the plan. The members are rows. They read the keys of the text's
+positions ``split * SPLIT`` to ``end - 1``. The key of position ``p`` is in the slot ``table[(p - base) // unit] * unit
++ (p - base) % unit``: from position ``base`` on, a table holds blocks of ``unit`` slots, or single slots if ``unit`` is
+1.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
 CHAIN, BLOCK, TREE = range(3)  # kinds of works
-NO_WINDOW = 1 << 40  # tokens; more than any text has
+NO_WINDOW = 1 << 40  # tokens; longer than any text
 
 
 class PathWork(NamedTuple):
@@ -27,8 +28,8 @@ class PathWork(NamedTuple):
         n_rows: rows.
         parents: parent of every node, -1 for the root, ``[n_rows - 1]``; parents precede their children. None: a chain.
         blocks: blocks of the sequence in text order; row ``i`` is written to its slot ``n_cached + i``.
-        n_run: the first so many rows ran in an earlier step; they are not rows of this one, but others still see them.
-        is_block: every row of a chain sees all rows, as if each stood at the position of the last.
+        n_run: leading rows that ran in an earlier step; they are not rows of this one, but its rows still see them.
+        is_block: every row of a chain sees all rows, as if each had the position of the last.
     """
 
     n_cached: int
@@ -40,7 +41,7 @@ class PathWork(NamedTuple):
 
     @property
     def n_new(self) -> int:
-        """Rows of the step."""
+        """Rows of this step."""
         return self.n_rows - self.n_run
 
 
@@ -48,10 +49,10 @@ class FlatWorks(NamedTuple):
     """The works of a step as arrays, for compiled code."""
 
     table: NDArray[np.int64]  # [n_works, 6]: n_cached, n_rows, n_run, kind, blocks, parents
-    parents: Ints  # of all trees, one after another
-    blocks: Ints  # of all works, one after another
+    parents: Ints  # of all trees, concatenated
+    blocks: Ints  # of all works, concatenated
     scratch: Ints  # [3, rows of the largest work]
-    windows: NDArray[np.int64]  # of the layers; ``NO_WINDOW`` for none
+    windows: NDArray[np.int64]  # of the layers; ``NO_WINDOW`` if there is none
     block_size: int
     split: int  # positions
     tile: int  # rows of an item

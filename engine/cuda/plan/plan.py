@@ -1,4 +1,4 @@
-"""The plan of a step: what its rows attend to, as one int32 array for the device. No torch."""
+"""The plan of a step, which says what its rows attend to, as one int32 array for the device. No torch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class StepPlan:
 
     ints: Ints  # arranged by ``layout``
     layout: PlanLayout
-    n_rows: int  # of the step; the other rows fill the bucket
-    n_items: tuple[int, ...]  # of every window
-    n_partials: int  # of the window with the most
+    n_rows: int  # rows of the step; the others fill the bucket
+    n_items: tuple[int, ...]  # items of every window
+    n_partials: int  # partials of the window with the most
     n_moves: int = 0  # slots that are copied
 
 
@@ -33,10 +33,10 @@ class PlanShape:
         windows: sliding windows of the layers, ascending; None (no window) first.
         groups: query heads per key head.
         block_size: slots per block of the arena.
-        scratch: a slot that belongs to no sequence; rows that fill a bucket are written there.
-        split: positions per split; tests use small ones, so that short texts have several.
+        scratch: a slot that belongs to no sequence, for rows that fill a bucket.
+        split: positions per split; tests use few, so that short texts have several splits.
         tile: rows times groups of an item.
-        buckets: numbers of rows that launches are recorded for.
+        buckets: numbers of rows for which launches are recorded.
     """
 
     windows: tuple[int | None, ...]
@@ -83,17 +83,17 @@ def make_plan(
     """Return the plan of a step.
 
     Args:
-        works: of the step, at least one row among them.
+        works: of the step; they have at least one row.
         shape: of the stage.
         tokens: of all rows; (): the stage receives hidden states.
-        moves: slots that are copied before the step, and the slots that they are copied to.
-        attends: whether rows attend; otherwise their keys and values are only written.
+        moves: slots that are copied before the step, and their destinations.
+        attends: whether rows attend; otherwise only their keys and values are written.
 
     Raises:
         ValueError: the step has no row, or more rows or keys than a plan can address, or the rows, parents and blocks
             of a work do not fit each other.
     """
-    # Imports Numba, 0.2 s and 58 MB, which a stage on a CPU does without.
+    # Imports Numba, which costs 0.2 s and 58 MB, and which a stage on a CPU does not need.
     from engine.cuda.plan.fill import add_items, fill_rows, find_invalid
 
     n_rows = sum(work.n_new for work in works)
@@ -102,28 +102,28 @@ def make_plan(
     flat = flatten(works, shape.windows, shape.block_size, shape.split, max(1, shape.tile // shape.groups))
     if (invalid := find_invalid(flat)) >= 0:
         raise ValueError(_contradiction(invalid, works[invalid], shape.block_size))
-    places = np.zeros(1 + len(shape.windows), np.int64)
-    places[0] = layout.lists
+    cursors = np.zeros(1 + len(shape.windows), np.int64)
+    cursors[0] = layout.lists
     if attends:
-        add_items(flat, np.empty(0, np.int32), places)
-    ends = places.cumsum()  # of members and tables, and of the items of every window
+        add_items(flat, np.empty(0, np.int32), cursors)
+    ends = cursors.cumsum()  # of members and tables, and of the items of every window
     if ends[-1] > MAX_INTS:
         raise ValueError(f"the step's keys and rows take {ends[-1]} integers; a plan holds at most {MAX_INTS}")
-    n_items = places[1:] // ITEM
+    n_items = cursors[1:] // ITEM
     ints = np.empty(ends[-1], np.int32)
     ints[:HEADER] = 0
     ints[: 2 * len(n_items) : 2], ints[1 : 2 * len(n_items) : 2] = n_items, ends[:-1]
     n_partials = fill_rows(flat, ints[HEADER : layout.lists].reshape(-1, layout.n_rows), shape.scratch)
     if attends:
-        places[0], places[1:] = layout.lists, ends[:-1]
-        add_items(flat, ints, places)
+        cursors[0], cursors[1:] = layout.lists, ends[:-1]
+        add_items(flat, ints, cursors)
     for place, numbers in ((layout.tokens, tokens), (layout.sources, moves[0]), (layout.targets, moves[1])):
         ints[place][: len(numbers)] = numbers
     return StepPlan(ints, layout, n_rows, tuple(n_items.tolist()), n_partials if attends else 0, len(moves[0]))
 
 
 def compile_planner() -> None:
-    """Compile ``make_plan`` and ``make_answer``, so that no request waits for it: seconds, or 0.3 s from the cache."""
+    """Compile ``make_plan`` and ``make_answer`` before a request needs them: seconds, or 0.3 s from the cache."""
     make_plan([PathWork(0, 2, (-1,), (0,))], PlanShape((None,), 1, 2, 0))
     make_answer((0,), 0, NO_DRAWS, np.array([READ], np.int32), 0)
 

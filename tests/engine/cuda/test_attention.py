@@ -43,7 +43,7 @@ class AttentionStep:
     def run(self, programs: int = 0, n_pieces: int = 1) -> Tensor:
         """Attention ``[n_rows, n_heads, head_dim]``; memory that must not be read is NaN."""
         plan, heads = self.plan, self.heads
-        n_items, width = plan.n_items[plan.layout.place(heads.window)], heads.n_heads * heads.head_dim
+        n_items, width = plan.n_items[plan.layout.window_number(heads.window)], heads.n_heads * heads.head_dim
         q = torch.full((plan.layout.n_rows, width), float("nan"))
         q[: plan.n_rows] = self.q.reshape(plan.n_rows, width)
         partials = Partials.empty(plan.n_partials, heads.n_heads // n_pieces, heads.head_dim, q.device)
