@@ -12,12 +12,12 @@ from torch import Tensor
 from engine.cuda.kernels.attention import Partials
 from engine.cuda.kernels.best import best_ids
 from engine.cuda.kernels.draw import draw
-from engine.cuda.kernels.gemm import INPUT_LEAVES, ROW_TILES, leaves_of, multiply, tile_of
+from engine.cuda.kernels.gemm import INPUT_LEAVES, ROW_TILES, choose_leaves, choose_tile, multiply
 from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.rows import embed, move_rows
 from engine.cuda.kernels.truncation import Truncation
 from engine.cuda.layer import StepOnDevice, run_layer
-from engine.cuda.occupancy import programs_for
+from engine.cuda.occupancy import count_attention_programs
 from engine.cuda.operands import Heads, LayerWeights, Matrix, Norm, RotaryFrequencies
 from engine.cuda.plan.layout import BUCKETS, PlanLayout
 from engine.cuda.products import Products
@@ -40,7 +40,7 @@ def make_matrix(n_out: int, n_in: int, dtype: torch.dtype, leaves: int | None = 
     """The matrix ``[n_out, n_in]``; ``leaves`` of its sums, by default those of a matrix with sharded outputs."""
     scales = make_meta(n_out, dtype=FP32) if dtype.itemsize == 1 else None
     bias = make_meta(n_out) if has_bias else None
-    return Matrix(make_meta(n_out, n_in, dtype=dtype), scales, bias, leaves or leaves_of(n_out))
+    return Matrix(make_meta(n_out, n_in, dtype=dtype), scales, bias, leaves or choose_leaves(n_out))
 
 
 def make_layer(
@@ -55,8 +55,7 @@ def make_layer(
         activation="gelu_tanh" if is_gemma else "silu",
         before_attention=norm,
         qkv=make_matrix((heads.n_heads + 2 * heads.n_kv_heads) * dim, hidden, dtype, has_bias=has_bias),
-        q_norm=head_norm if is_gemma else None,
-        k_norm=head_norm if is_gemma else None,
+        head_norms=(head_norm, head_norm) if is_gemma else None,
         attention_out=make_matrix(hidden, heads.n_heads * dim, dtype, INPUT_LEAVES),
         after_attention=norm if is_gemma else None,
         before_mlp=norm,
@@ -82,7 +81,7 @@ def run(weights: LayerWeights, n_rows: int, n_pieces: int = 1, n_layers: int = 1
     layout, size = PlanLayout(n_rows, (heads.window,)), heads.n_kv_heads // n_pieces
     partials = Partials.empty(N_PARTIALS, heads.n_heads // n_pieces, heads.head_dim, META)
     pieces = tuple(range(first, first + size) for first in range(0, heads.n_kv_heads, size))
-    programs = (programs_for(META, size, heads.head_dim),)
+    programs = (count_attention_programs(META, size, heads.head_dim),)
     step = StepOnDevice(make_ints(PLAN_INTS), layout, partials, pieces, programs, overlaps)
     arena = KVLayer.of(*(make_meta(SLOTS, heads.n_kv_heads, heads.head_dim) for _ in range(2)))
     for _ in range(n_layers):
@@ -100,14 +99,14 @@ def run_head(vocab: int, dtype: torch.dtype, n_rows: int) -> None:
 def run_product(rows: int, leaves: int) -> None:
     """Launch a product whose programs add up ``leaves`` leaves each."""
     x, out, matrix = make_meta(rows, 4096), make_meta(rows, 128256), make_matrix(128256, 4096, BF16, leaves)
-    multiply(x, matrix, out, tile=replace(tile_of(rows, BF16, BF16, rows), most_leaves=leaves))
+    multiply(x, matrix, out, tile=replace(choose_tile(rows, BF16, BF16, rows), most_leaves=leaves))
 
 
 def count_leaf_bytes(weights: LayerWeights, n_rows: int) -> tuple[int, int]:
     """Bytes of leaves that a step writes and reads in one layer, and bytes of the layer's weights."""
     matrices, leaf_bytes = (weights.qkv, weights.attention_out, weights.gate_up, weights.down), 0
     for matrix in matrices:
-        programs = tile_of(n_rows, BF16, matrix.weight.dtype).programs(n_rows, len(matrix.weight), matrix.leaves)
+        programs = choose_tile(n_rows, BF16, matrix.weight.dtype).programs(n_rows, len(matrix.weight), matrix.leaves)
         leaf_bytes += 2 * 4 * programs * n_rows * len(matrix.weight) if programs > 1 else 0
     return leaf_bytes, sum(matrix.weight.nbytes for matrix in matrices)
 

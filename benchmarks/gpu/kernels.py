@@ -20,11 +20,11 @@ from benchmarks.gpu.measuring.clock import measure_throughput
 from benchmarks.gpu.measuring.models import LLAMA_8B, LLAMA_70B, shrink
 from benchmarks.gpu.measuring.products import check_products, count_unequal, relative_error
 from benchmarks.gpu.setting import GpuSetting, MeasurementPart, Row
-from engine.cuda.kernels.activation import gated
+from engine.cuda.kernels.activation import apply_gate
 from engine.cuda.kernels.best import best_ids
 from engine.cuda.kernels.draw import draw
 from engine.cuda.kernels.norm import rms_norm
-from engine.cuda.kernels.rope import rope_write
+from engine.cuda.kernels.rope import rotate_and_write
 from engine.cuda.kernels.rows import embed, move_rows
 from engine.cuda.kernels.truncation import Truncation
 from engine.cuda.operands import Heads, Norm, RotaryFrequencies
@@ -100,7 +100,7 @@ class RowKernels:
 
         def result(rows: Tensor) -> Tensor:
             out = self._nans(len(rows), width)
-            gated(x[rows], out, kind)
+            apply_gate(x[rows], out, kind)
             return out
 
         gate, up = x.double().chunk(2, -1)
@@ -131,7 +131,7 @@ class RowKernels:
             n = len(rows)
             q, k, v = self._nans(n, g.n_heads * dim), *(self._nans(n, g.n_kv_heads, dim) for _ in range(2))
             slots = torch.arange(n - 1, -1, -1, dtype=torch.int32, device=q.device)
-            rope_write(qkv[rows], positions[rows], slots, rotary, sizes, norms, q, k, v)
+            rotate_and_write(qkv[rows], positions[rows], slots, rotary, sizes, norms, q, k, v)
             return torch.cat((q, k.flip(0).flatten(1), v.flip(0).flatten(1)), -1)
 
         parts = torch.split(qkv.double().view(self._n, heads, dim), [g.n_heads, g.n_kv_heads, g.n_kv_heads], 1)

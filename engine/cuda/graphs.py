@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.cuda.kernels.attention import Partials
 from engine.cuda.layer import StepOnDevice
-from engine.cuda.occupancy import programs_for
+from engine.cuda.occupancy import count_attention_programs
 from engine.cuda.operands import Heads
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.layout import PARTIAL_BYTES
@@ -90,7 +90,7 @@ class Graphs:
         partial_bytes: int = PARTIAL_BYTES,
     ) -> None:
         self._function, self._buckets, self._recorder = function, buckets, recorder
-        self._n_partials = partial_bytes // Partials.bytes_of(1, function.heads.n_heads, function.heads.head_dim)
+        self._n_partials = partial_bytes // Partials.count_bytes(1, function.heads.n_heads, function.heads.head_dim)
         self._recorded: dict[int, _Recorded] = {}
         self._plan: Tensor | None = None  # made with the first graph
         self._partials: Partials | None = None
@@ -137,7 +137,9 @@ class Graphs:
         self._plan[: len(ints)].copy_(ints)
         self._plan[plan.layout.sources].fill_(-1)
         self._plan[plan.layout.slots].fill_(arena.n_rows - 1)
-        programs = (programs_for(function.device, heads.n_kv_heads, heads.head_dim),) * len(plan.layout.windows)
+        programs = (count_attention_programs(function.device, heads.n_kv_heads, heads.head_dim),) * len(
+            plan.layout.windows
+        )
         pieces = (range(heads.n_kv_heads),)
         step = StepOnDevice(self._plan, plan.layout, self._partials, pieces, programs, function.overlaps)
         n_rows = plan.layout.n_rows

@@ -14,7 +14,7 @@ from engine.cuda.kernels.truncation import Truncation
 from engine.cuda.plan.answer import AnswerKind
 from engine.cuda.plan.answer_layout import AnswerLayout
 from engine.cuda.products import Products
-from engine.cuda.weights import matrix_of, norm_of
+from engine.cuda.weights import pack_matrix, pack_norm
 from engine.model.shard import ModelShard
 
 
@@ -35,7 +35,7 @@ class Head:
 
     def __init__(self, shard: ModelShard, products: Products) -> None:
         self._products = products
-        self._norm, self._head = norm_of(shard.final_norm, shard.spec), matrix_of(shard.head_module)
+        self._norm, self._head = pack_norm(shard.final_norm, shard.spec), pack_matrix(shard.head_module)
         self._cap = shard.spec.logit_softcap
 
     @property

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.cuda.kernels.activation import gated
+from engine.cuda.kernels.activation import apply_gate
 from engine.cuda.kernels.attention import Partials, attend
 from engine.cuda.kernels.combine import combine
 from engine.cuda.kernels.norm import rms_norm
-from engine.cuda.kernels.rope import rope_write
-from engine.cuda.occupancy import programs_for
+from engine.cuda.kernels.rope import rotate_and_write
+from engine.cuda.occupancy import count_attention_programs
 from engine.cuda.operands import Heads, LayerWeights, Matrix, Norm
 from engine.cuda.plan.layout import PlanLayout
 from engine.cuda.plan.plan import StepPlan
@@ -38,13 +38,13 @@ class StepOnDevice:
 
         Partials take at most ``partial_bytes``, or those of one key head: heads then attend piece by piece.
         """
-        one = Partials.bytes_of(plan.n_partials, heads.groups, heads.head_dim)
+        one = Partials.count_bytes(plan.n_partials, heads.groups, heads.head_dim)
         size = min(heads.n_kv_heads, max(1, partial_bytes // max(1, one)))
         while heads.n_kv_heads % size:
             size -= 1
         pieces = tuple(range(first, first + size) for first in range(0, heads.n_kv_heads, size))
         partials = Partials.empty(plan.n_partials, heads.groups * size, heads.head_dim, ints.device)
-        most = programs_for(ints.device, size, heads.head_dim)
+        most = count_attention_programs(ints.device, size, heads.head_dim)
         programs = tuple(min(most, n) for n in plan.n_items)
         return cls(ints, plan.layout, partials, pieces, programs, overlaps)
 
@@ -70,13 +70,13 @@ def run_layer(
     overlaps = step.overlaps
     qkv = products.multiply(_normalise(layer.before_attention, hidden, overlaps), layer.qkv, overlaps=overlaps)
     query = hidden.new_empty(len(hidden), layer.heads.n_heads * layer.heads.head_dim)
-    rope_write(
+    rotate_and_write(
         qkv,
         step.plan[step.layout.positions],
         step.plan[step.layout.slots],
         layer.rotary,
         layer.heads,
-        None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm),
+        layer.head_norms,
         query,
         arena.keys,
         arena.values,
@@ -88,7 +88,7 @@ def run_layer(
     _add_product(products, attention, layer.attention_out, hidden, layer.after_attention, overlaps)
     gate_up = products.multiply(_normalise(layer.before_mlp, hidden, overlaps), layer.gate_up, overlaps=overlaps)
     active = hidden.new_empty(len(hidden), gate_up.shape[1] // 2)
-    gated(gate_up, active, layer.activation, overlaps=overlaps)
+    apply_gate(gate_up, active, layer.activation, overlaps=overlaps)
     _add_product(products, active, layer.down, hidden, layer.after_mlp, overlaps)
 
 

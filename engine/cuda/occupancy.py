@@ -33,7 +33,7 @@ HOPPER = Card(132, 227 << 10)  # an H100 or H200
 
 
 @cache
-def card_of(device: torch.device) -> Card:
+def get_card(device: torch.device) -> Card:
     """Return the limits of a device; without CUDA those of a Hopper GPU, for which kernels are then compiled."""
     if device.type != "cuda":
         return HOPPER
@@ -41,16 +41,16 @@ def card_of(device: torch.device) -> Card:
     return Card(properties.multi_processor_count, properties.shared_memory_per_multiprocessor - 1024)  # CUDA's own KiB
 
 
-def programs_for(device: torch.device, n_kv_heads: int, head_dim: int) -> int:
+def count_attention_programs(device: torch.device, n_kv_heads: int, head_dim: int) -> int:
     """Return the programs of ``attend`` for each of ``n_kv_heads`` key heads that attend at once.
 
     All of them run at the same time; more would wait until the first ones end.
     """
     resident = 2 if head_dim <= SMALL_HEAD else 1
-    return max(1, card_of(device).multiprocessors * resident // n_kv_heads)
+    return max(1, get_card(device).multiprocessors * resident // n_kv_heads)
 
 
-def stages_for(device: torch.device, rows_bytes: int, tile_bytes: int) -> int:
+def count_pipeline_stages(device: torch.device, rows_bytes: int, tile_bytes: int) -> int:
     """Return the stages of attention's copy pipeline: as many as the device's shared memory holds.
 
     Args:
@@ -58,10 +58,10 @@ def stages_for(device: torch.device, rows_bytes: int, tile_bytes: int) -> int:
         rows_bytes: bytes of a tile of query rows.
         tile_bytes: bytes of a tile of keys, and of one of values.
     """
-    held = card_of(device).shared_bytes
-    return next((stages for stages in _TILES_HELD if bytes_held(stages, rows_bytes, tile_bytes) <= held), 1)
+    held = get_card(device).shared_bytes
+    return next((stages for stages in _TILES_HELD if count_shared_bytes(stages, rows_bytes, tile_bytes) <= held), 1)
 
 
-def bytes_held(stages: int, rows_bytes: int, tile_bytes: int) -> int:
+def count_shared_bytes(stages: int, rows_bytes: int, tile_bytes: int) -> int:
     """Return an upper bound of the shared memory of a program of ``attend``; 1 KiB of it is for the slots of tiles."""
     return rows_bytes + 2 * tile_bytes * _TILES_HELD[stages] + 1024

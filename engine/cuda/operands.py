@@ -82,8 +82,7 @@ class LayerWeights:
     activation: str  # as ``kernels.activation`` names it
     before_attention: Norm
     qkv: Matrix
-    q_norm: Norm | None
-    k_norm: Norm | None
+    head_norms: tuple[Norm, Norm] | None  # of queries and of keys, which share ``eps`` and ``offset``
     attention_out: Matrix
     after_attention: Norm | None  # of attention's output, before it is added to the residual stream
     before_mlp: Norm

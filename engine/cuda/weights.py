@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.cuda.kernels.gemm import INPUT_LEAVES, leaves_of
+from engine.cuda.kernels.gemm import INPUT_LEAVES, choose_leaves
 from engine.cuda.operands import Heads, LayerWeights, Matrix, Norm, RotaryFrequencies
 from engine.errors import UnsupportedModelError
 from engine.model.families import get_family
@@ -33,11 +33,11 @@ def pack_layers(shard: ModelShard) -> list[LayerWeights]:
         return [_pack(layer, shard, local) for local, layer in enumerate(shard.layers)]
 
 
-def matrix_of(module: nn.Module) -> Matrix:
-    return _fused([module])
+def pack_matrix(module: nn.Module) -> Matrix:
+    return _fuse([module])
 
 
-def norm_of(module: Any, spec: ModelSpec) -> Norm:
+def pack_norm(module: Any, spec: ModelSpec) -> Norm:
     """Return the norm of a Hugging Face module, whose epsilon has one of two names."""
     eps: float | None = getattr(module, "variance_epsilon", None)
     return Norm(module.weight, module.eps if eps is None else eps, get_family(spec.family).norm_offset)
@@ -50,31 +50,28 @@ def _pack(layer: Any, shard: ModelShard, local: int) -> LayerWeights:
     if name not in ACTIVATIONS:
         raise UnsupportedModelError(f"the activation {name!r} has no kernel; there are {', '.join(ACTIVATIONS)}")
     heads = Heads(spec.n_heads, spec.n_kv_heads, spec.head_dim, attention.scaling, window_of(attention))
+    head_norms = None
+    if hasattr(attention, "q_norm"):
+        head_norms = pack_norm(attention.q_norm, spec), pack_norm(attention.k_norm, spec)
     # A family that has it normalises before and after attention and MLP.
     second = getattr(layer, "pre_feedforward_layernorm", None)
     return LayerWeights(
         heads=heads,
         rotary=RotaryFrequencies(*shard.frequencies(local)),
         activation=ACTIVATIONS[name],
-        before_attention=norm_of(layer.input_layernorm, spec),
-        qkv=_fused([attention.q_proj, attention.k_proj, attention.v_proj]),
-        q_norm=_norm_if_any(attention, "q_norm", spec),
-        k_norm=_norm_if_any(attention, "k_norm", spec),
-        attention_out=_fused([attention.o_proj], INPUT_LEAVES),
-        after_attention=None if second is None else norm_of(layer.post_attention_layernorm, spec),
-        before_mlp=norm_of(layer.post_attention_layernorm if second is None else second, spec),
-        gate_up=_fused([mlp.gate_proj, mlp.up_proj]),
-        down=_fused([mlp.down_proj], INPUT_LEAVES),
-        after_mlp=_norm_if_any(layer, "post_feedforward_layernorm", spec),
+        before_attention=pack_norm(layer.input_layernorm, spec),
+        qkv=_fuse([attention.q_proj, attention.k_proj, attention.v_proj]),
+        head_norms=head_norms,
+        attention_out=_fuse([attention.o_proj], INPUT_LEAVES),
+        after_attention=None if second is None else pack_norm(layer.post_attention_layernorm, spec),
+        before_mlp=pack_norm(layer.post_attention_layernorm if second is None else second, spec),
+        gate_up=_fuse([mlp.gate_proj, mlp.up_proj]),
+        down=_fuse([mlp.down_proj], INPUT_LEAVES),
+        after_mlp=None if second is None else pack_norm(layer.post_feedforward_layernorm, spec),
     )
 
 
-def _norm_if_any(owner: nn.Module, name: str, spec: ModelSpec) -> Norm | None:
-    module = getattr(owner, name, None)
-    return None if module is None else norm_of(module, spec)
-
-
-def _fused(modules: Sequence[Any], leaves: int | None = None) -> Matrix:
+def _fuse(modules: Sequence[Any], leaves: int | None = None) -> Matrix:
     """Return one matrix with the outputs of all modules; either all of them have a bias, or none.
 
     If only some modules have one-byte weights, as in some checkpoints, these are converted to the dtype of the others.
@@ -84,9 +81,9 @@ def _fused(modules: Sequence[Any], leaves: int | None = None) -> Matrix:
     for module in modules if wide else ():
         if isinstance(module, ScaledLinear):
             module.widen(wide[0])
-    weight = _joined([module.weight for module in modules])
-    scales = _joined([] if wide else [module.output_scales for module in modules])
-    bias = _joined([module.bias for module in modules if module.bias is not None])
+    weight = _concatenate([module.weight for module in modules])
+    scales = _concatenate([] if wide else [module.output_scales for module in modules])
+    bias = _concatenate([module.bias for module in modules if module.bias is not None])
     assert weight is not None
     first = 0
     for module in modules if len(modules) > 1 else ():
@@ -98,10 +95,10 @@ def _fused(modules: Sequence[Any], leaves: int | None = None) -> Matrix:
         if bias is not None:
             module.bias = nn.Parameter(bias[first:last], requires_grad=False)
         first = last
-    return Matrix(weight, scales, bias, leaves or leaves_of(len(weight)))
+    return Matrix(weight, scales, bias, leaves or choose_leaves(len(weight)))
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor | None:
+def _concatenate(tensors: Sequence[Tensor]) -> Tensor | None:
     if not tensors:
         return None
     return tensors[0].detach() if len(tensors) == 1 else torch.cat([tensor.detach() for tensor in tensors])

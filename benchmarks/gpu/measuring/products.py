@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.gpu.measuring.clock import measure_copy_bandwidth, measure_throughput
 from benchmarks.gpu.measuring.models import LLAMA_8B, SPREAD, Geometry, shrink
 from benchmarks.gpu.setting import GpuSetting, Row
-from engine.cuda.kernels.gemm import INPUT_LEAVES, leaves_of
+from engine.cuda.kernels.gemm import INPUT_LEAVES, choose_leaves
 from engine.cuda.operands import Matrix
 from engine.cuda.products import Products
 from engine.model.linears import quantize_rows
@@ -26,7 +26,7 @@ ALLOWED = {torch.float32: 100.0, torch.bfloat16: 2.0}  # steps of the dtype at a
 def make_matrix(setting: GpuSetting, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
     """Return a random matrix ``[n_out, n_in]`` in ``dtype``, with the leaves of its place in a layer."""
     weight = torch.empty(shape, dtype=setting.dtype, device=setting.device).normal_(0, SPREAD)
-    leaves = INPUT_LEAVES if name in SHARDED_INPUTS else leaves_of(shape[0])
+    leaves = INPUT_LEAVES if name in SHARDED_INPUTS else choose_leaves(shape[0])
     if dtype == setting.dtype:
         return Matrix(weight, None, None, leaves)
     return Matrix(*quantize_rows(weight, dtype), None, leaves)

@@ -39,7 +39,7 @@ def _gated(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and 
     tl.store(out + row * out_stride + at, result.to(dtype), mask=inside)
 
 
-def gated(gate_up: Tensor, out: Tensor, kind: str, *, overlaps: bool = False) -> None:
+def apply_gate(gate_up: Tensor, out: Tensor, kind: str, *, overlaps: bool = False) -> None:
     """Write ``act(gate) * up`` to ``out``, where ``act(gate)`` is rounded to its dtype first.
 
     Args:

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.cuda.kernels.launch import await_previous, launch_options
-from engine.cuda.occupancy import SMALL_HEAD, stages_for
+from engine.cuda.occupancy import SMALL_HEAD, count_pipeline_stages
 from engine.cuda.operands import Heads
 from engine.cuda.plan.layout import HEADER, ITEM, TILE, PlanLayout
 
@@ -42,7 +42,7 @@ class Partials:
         return cls(*(torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes))
 
     @staticmethod
-    def bytes_of(n_partials: int, n_heads: int, head_dim: int) -> int:
+    def count_bytes(n_partials: int, n_heads: int, head_dim: int) -> int:
         """Return the bytes that ``empty`` allocates."""
         return 4 * n_partials * n_heads * (head_dim + 2)
 
@@ -183,7 +183,7 @@ def attend(
         heads: of the layer.
         kv_heads: key heads to attend with.
         into: memory for the plan's partials of these heads.
-        programs: share the items, for each key head (``programs_for``).
+        programs: share the items, for each key head (``count_attention_programs``).
         stages: of the copy pipeline; None: as many as the device's shared memory holds.
         overlaps: the kernel may start before the previous one ends, and waits for it (``launch_options``).
     """
@@ -204,7 +204,7 @@ def attend(
         layout.split,
         *(tile, TILE, HEADER, ITEM),
         overlaps,
-        num_stages=stages or stages_for(q.device, TILE * head_bytes, tile * head_bytes),
+        num_stages=stages or count_pipeline_stages(q.device, TILE * head_bytes, tile * head_bytes),
         # With 4 warps, the sums of large heads do not fit the registers.
         **launch_options(4 if block_d <= SMALL_HEAD else 8, overlaps),
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.cuda.kernels.launch import await_previous, launch_options
 from engine.cuda.kernels.leaves import add_leaves, finish
-from engine.cuda.occupancy import HOPPER, card_of
+from engine.cuda.occupancy import HOPPER, get_card
 from engine.cuda.operands import Matrix
 from engine.cuda.plan.layout import BUCKETS
 
@@ -63,13 +63,13 @@ class Tile:
         return shared
 
 
-def leaves_of(n_out: int) -> int:
+def choose_leaves(n_out: int) -> int:
     """Return the leaves of a weight with ``n_out`` outputs, which may be sharded by outputs: 1, 2 or 4."""
     tiles = triton.cdiv(n_out, 64 * _SHARDS)
     return 1 if tiles >= _SHARD_PROGRAMS else 2 if 2 * tiles >= _SHARD_PROGRAMS else 4
 
 
-def tile_of(
+def choose_tile(
     n_rows: int,
     dtype: torch.dtype,
     weight_dtype: torch.dtype,
@@ -188,12 +188,12 @@ def multiply(
         matrix: its leaves alone decide the order of sums.
         out: ``[rows, n_out]``, rows contiguous, of any float dtype; may be ``residual``, must not be ``x``.
         row_tile: rows that are multiplied at once; None: by the number of rows.
-        tile: what a program takes; by default ``tile_of`` the rows.
+        tile: what a program takes; by default ``choose_tile`` the rows.
         residual: ``[rows, n_out]`` of the dtype of ``out``.
         overlaps: each kernel may start before the previous one ends, and waits for it (``launch_options``).
     """
     weight, leaves, n_out = matrix.weight, matrix.leaves, len(matrix.weight)
-    tile = tile or tile_of(len(x), x.dtype, weight.dtype, row_tile, card_of(x.device).shared_bytes)
+    tile = tile or choose_tile(len(x), x.dtype, weight.dtype, row_tile, get_card(x.device).shared_bytes)
     programs = tile.programs(min(len(x), MOST_ROWS), n_out, leaves)
     size = MOST_ROWS if programs > 1 else max(1, len(x))
     for first in range(0, len(x), size):

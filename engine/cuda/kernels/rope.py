@@ -142,7 +142,7 @@ def _rope_write(  # type: ignore[no-untyped-def]
     tl.store(v_arena + slot * v_stride + place + half, second, mask=within)
 
 
-def rope_write(
+def rotate_and_write(
     qkv: Tensor,
     positions: Tensor,
     slots: Tensor,

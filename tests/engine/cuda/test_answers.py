@@ -82,7 +82,7 @@ def test_answers_are_those_of_a_cpu(
     asked: list[tuple[SamplingParams, Needs]], records: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call_again(monkeypatch)
-    monkeypatch.setattr(graphs, "programs_for", lambda *_: 8)
+    monkeypatch.setattr(graphs, "count_attention_programs", lambda *_: 8)
     grammars = letters(END, 41)
     expected = answers(small_target("llama", exact=False, grammars=grammars), asked)
     found = answers(small_target("llama", grammars=grammars, records=records), asked)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engine.cuda.kernels.gemm import ROW_TILES
-from engine.cuda.occupancy import SMALL_HEAD, bytes_held
+from engine.cuda.occupancy import SMALL_HEAD, count_shared_bytes
 from engine.cuda.plan.layout import TILE
 
 ROOT = Path(__file__).parents[3]
@@ -70,8 +70,8 @@ def check(launches: list[dict[str, Any]]) -> None:
             assert one["programs"] >= 2, one
         if one["kernel"] == "_attend":
             head_bytes = 2 * constants["block_d"]
-            assert one["shared"] <= bytes_held(5, TILE * head_bytes, constants["tile"] * head_bytes), one
-            expected = 2 if constants["block_d"] <= SMALL_HEAD else 1  # as ``programs_for`` assumes
+            assert one["shared"] <= count_shared_bytes(5, TILE * head_bytes, constants["tile"] * head_bytes), one
+            expected = 2 if constants["block_d"] <= SMALL_HEAD else 1  # as ``count_attention_programs`` assumes
             assert one["programs"] == expected, one
 
 

@@ -125,7 +125,7 @@ def test_a_drafter_that_fails_to_warm_up_does_not_fail_its_target(
 def test_graphs_draft_the_same(kind: str, executes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the steps of the target are graphs that a drafter taps, the embedding among them."""
     call_again(monkeypatch)
-    monkeypatch.setattr(graphs, "programs_for", lambda *_: 8)
+    monkeypatch.setattr(graphs, "count_attention_programs", lambda *_: 8)
     monkeypatch.setattr(StepOnDevice, "of", Mock(side_effect=AssertionError("this ran launch by launch")))
     sampling: dict[str, Any] = {} if executes else {"temperature": 0.9, "verification": "rejection", "every": 3}
     found = drafted(kind, by_kernels(records=True), executes=executes, **sampling)

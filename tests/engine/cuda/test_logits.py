@@ -141,7 +141,9 @@ ROOM = 40 * 80  # bytes of 40 partials: as many as a tree has
 
 def recorded_pipeline(patch: pytest.MonkeyPatch) -> ShuffledPipeline:
     call_again(patch)
-    patch.setattr(graphs, "programs_for", lambda *_: 8)  # more than there are items: most find nothing to do
+    patch.setattr(
+        graphs, "count_attention_programs", lambda *_: 8
+    )  # more than there are items: most find nothing to do
     shards = small_shards("llama", 1)
     return ShuffledPipeline(
         shards, 6, executors=[Executor(shard, None, SPLIT, BUCKETS, ROOM, records=True) for shard in shards]

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import Gemma3TextConfig, LlamaConfig
 
 from engine.cuda import layer, products, self_test
-from engine.cuda.kernels.gemm import tile_of
+from engine.cuda.kernels.gemm import choose_tile
 from engine.cuda.operands import Matrix, Norm
 from engine.model.build import random_model
 
@@ -101,7 +101,7 @@ def by_rows(x: Tensor, matrix: Matrix, out: Tensor, **_: Any) -> None:
 
 
 def by_tile(x: Tensor, matrix: Matrix, out: Tensor, *, row_tile: int | None, **_: Any) -> None:
-    out += (row_tile or tile_of(len(x), x.dtype, matrix.weight.dtype).rows) * 1e-8
+    out += (row_tile or choose_tile(len(x), x.dtype, matrix.weight.dtype).rows) * 1e-8
 
 
 def large_tiles_fail(x: Tensor, matrix: Matrix, out: Tensor, *, row_tile: int | None, **_: Any) -> None:

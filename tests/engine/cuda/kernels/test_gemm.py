@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.cuda.kernels import gemm
-from engine.cuda.kernels.gemm import INPUT_LEAVES, Tile, leaves_of, multiply, tile_of
+from engine.cuda.kernels.gemm import INPUT_LEAVES, Tile, choose_leaves, choose_tile, multiply
 from engine.cuda.kernels.leaves import add_leaves
 from engine.cuda.operands import Matrix
 from tests.engine.cuda.kernels.rows import poisoned, same_bits
@@ -65,7 +65,10 @@ def test_a_product_equals_that_in_fp64(shape: tuple[int, int], dtype: torch.dtyp
     wide = weight.float().double() * (scales[:, None].double() if is_scaled else 1.0)
     expected = x.double() @ wide.T + bias + residual
     size = x.abs().double() @ wide.abs().T + bias.abs() + residual.abs()
-    for tile in (None, replace(tile_of(3, torch.float32, dtype), most_leaves=leaves)):  # shared by programs, and by one
+    for tile in (
+        None,
+        replace(choose_tile(3, torch.float32, dtype), most_leaves=leaves),
+    ):  # shared by programs, and by one
         out = poisoned(3, n_out + 1)[:, :n_out]  # rows with a gap between them
         matrix = Matrix(weight, scales if is_scaled else None, bias, leaves)
         multiply(x, matrix, out, tile=tile, residual=residual)
@@ -86,10 +89,10 @@ def test_sums_have_the_promised_order(leaves: int) -> None:
 def test_tiles_and_programs_change_no_bit(n_in: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row tiles 16 to 256, 64 or 128 outputs, and 1, 2, 4 or 8 programs for the leaves of an output."""
     x, weight = torch.randn(20, n_in), weight_of((70, n_in), dtype)
-    base = tile_of(20, torch.float32, dtype)
+    base = choose_tile(20, torch.float32, dtype)
     expected = product(x, weight, INPUT_LEAVES, base)
     for rows in ROW_TILES:
-        tile = tile_of(20, torch.float32, dtype, rows)
+        tile = choose_tile(20, torch.float32, dtype, rows)
         assert same_bits(product(x, weight, INPUT_LEAVES, tile), expected), f"{rows} rows"
     monkeypatch.setattr(gemm, "LEAST_GROUPS", 1)
     for most in (1, 2, 4, 8):
@@ -112,12 +115,12 @@ def test_shards_of_a_weight_have_the_bits_of_the_whole(shards: int) -> None:
 
 def test_leaves_and_tiles_are_those_of_large_models() -> None:
     shapes = {"qkv of 8B": 6144, "gate_up of 8B": 28672, "qkv of 70B": 10240, "gate_up of 70B": 57344, "head": 128256}
-    assert [leaves_of(n_out) for n_out in shapes.values()] == [4, 1, 4, 1, 1]
+    assert [choose_leaves(n_out) for n_out in shapes.values()] == [4, 1, 4, 1, 1]
     bf16, int8 = torch.bfloat16, torch.int8
-    assert [tile_of(n, bf16, bf16).rows for n in (1, 16, 17, 64, 65, 2048)] == [16, 16, 32, 64, 128, 128]
-    assert [tile_of(1, bf16, bf16).programs(1, n_out, 8) for n_out in (2048, 4096, 8192)] == [8, 4, 2]
-    assert tile_of(1, bf16, bf16, 64) == tile_of(64, bf16, bf16)
-    stages = [tile_of(128, bf16, its, None, kib << 10).stages for its in (bf16, int8) for kib in (227, 163, 99)]
+    assert [choose_tile(n, bf16, bf16).rows for n in (1, 16, 17, 64, 65, 2048)] == [16, 16, 32, 64, 128, 128]
+    assert [choose_tile(1, bf16, bf16).programs(1, n_out, 8) for n_out in (2048, 4096, 8192)] == [8, 4, 2]
+    assert choose_tile(1, bf16, bf16, 64) == choose_tile(64, bf16, bf16)
+    stages = [choose_tile(128, bf16, its, None, kib << 10).stages for its in (bf16, int8) for kib in (227, 163, 99)]
     assert stages == [4, 4, 3, 4, 3, 2], "what an H100, an A100 and a GeForce hold"
 
 

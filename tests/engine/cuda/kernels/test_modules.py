@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from engine.cuda.kernels.norm import rms_norm
-from engine.cuda.kernels.rope import rope_write
+from engine.cuda.kernels.rope import rotate_and_write
 from engine.cuda.kernels.rows import embed, move_rows
 from engine.cuda.operands import Heads, Norm, RotaryFrequencies
 from tests.engine.cuda.kernels.rows import poisoned
@@ -66,7 +66,7 @@ def test_rope_equals_the_modules(case: str, dtype: torch.dtype) -> None:
     q_out = poisoned(n, heads * head_dim, dtype=dtype)
     arenas = [poisoned(12, kv_heads, head_dim, dtype=dtype) for _ in range(2)]
     pair = None if norm is None else (norm_of(norms[0]), norm_of(norms[1]))
-    rope_write(qkv, POSITIONS, SLOTS, frequencies, Heads(heads, kv_heads, head_dim, 1.0), pair, q_out, *arenas)
+    rotate_and_write(qkv, POSITIONS, SLOTS, frequencies, Heads(heads, kv_heads, head_dim, 1.0), pair, q_out, *arenas)
     parts = qkv.split([head_dim * heads, head_dim * kv_heads, head_dim * kv_heads], -1)
     q, k, v = (part.view(1, n, -1, head_dim) for part in parts)
     q, k = (x if one is None else one(x) for x, one in zip((q, k), norms, strict=True))

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from engine.cuda.kernels import draw as draw_kernel
-from engine.cuda.kernels.activation import gated
+from engine.cuda.kernels.activation import apply_gate
 from engine.cuda.kernels.best import best_ids
 from engine.cuda.kernels.draw import draw
 from engine.cuda.kernels.gemm import multiply
 from engine.cuda.kernels.norm import rms_norm
-from engine.cuda.kernels.rope import rope_write
+from engine.cuda.kernels.rope import rotate_and_write
 from engine.cuda.kernels.scores import Scored
 from engine.cuda.kernels.truncation import Truncation, floors
 from engine.cuda.operands import Heads, Matrix, Norm, RotaryFrequencies
@@ -42,7 +42,7 @@ def activations(n: int) -> Compute:
 
     def compute(rows: Tensor) -> Tensor:
         out = poisoned(len(rows), 50)
-        gated(x[rows], out, "silu")
+        apply_gate(x[rows], out, "silu")
         return out
 
     return compute
@@ -55,7 +55,7 @@ def rope(n: int) -> Compute:
     def compute(rows: Tensor) -> Tensor:
         q, k, v = poisoned(len(rows), 3 * 8), poisoned(len(rows), 1, 8), poisoned(len(rows), 1, 8)
         slots = torch.arange(len(rows), dtype=torch.int32)
-        rope_write(qkv[rows], positions[rows], slots, rotary, Heads(3, 1, 8, 1.0), (norm, norm), q, k, v)
+        rotate_and_write(qkv[rows], positions[rows], slots, rotary, Heads(3, 1, 8, 1.0), (norm, norm), q, k, v)
         return torch.cat((q, k[:, 0], v[:, 0]), -1)
 
     return compute
@@ -138,7 +138,7 @@ def test_a_row_has_the_same_bits_among_many_rows(compute: Compute, n_rows: int) 
 
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="kind is 'relu'; it must be one of silu, gelu_tanh"):
-        gated(torch.zeros(1, 4), torch.zeros(1, 2), "relu")
+        apply_gate(torch.zeros(1, 4), torch.zeros(1, 2), "relu")
     asked = torch.zeros(1, dtype=torch.int32)
     for n in (0, 8, 65):
         with pytest.raises(ValueError, match=f"{n} best ids are asked for; it must be from 1 to 7"):
