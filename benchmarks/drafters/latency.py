@@ -27,10 +27,10 @@ from benchmarks.support.reporting import BenchmarkReport, table
 from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import new_network
-from engine.drafter.serving.committed import Committed
+from engine.drafter.serving.rows import CommittedTokens
 from engine.drafter.serving.runtime import DrafterPlacement, DraftRuntime
 from engine.drafter.settings import DrafterSettings
-from engine.drafter.trees.rounds import BlockAsk
+from engine.drafter.trees.draft_tree import DraftRequest
 from engine.kv.arena import BlockTable
 from engine.model.loader import load_spec
 from engine.model.spec import ModelSpec
@@ -58,14 +58,16 @@ class TimedDrafter:
     width: int
     n_cached: int = 0
 
-    def step(self, batch: int, n_rows: int, ask: BlockAsk | None, device: torch.device, dtype: torch.dtype) -> float:
+    def step(
+        self, batch: int, n_rows: int, ask: DraftRequest | None, device: torch.device, dtype: torch.dtype
+    ) -> float:
         """Seconds in which rows are read and trees are drafted."""
         states = torch.split(torch.randn(batch * n_rows, self.width).to(device, dtype), n_rows)
         committed = []
         for seq in range(batch):
             sequence = self.runtime.of(seq)
             assert sequence is not None
-            committed.append(Committed(sequence, self.n_cached, states[seq], [5] * n_rows, 6, ask))
+            committed.append(CommittedTokens(sequence, self.n_cached, states[seq], [5] * n_rows, 6, ask))
         began = time.perf_counter()
         with torch.inference_mode():
             if ask is not None:
@@ -113,7 +115,7 @@ def measure(names: Sequence[str], batch: int, model: Path, arguments: argparse.N
     taken: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(arguments.repeats):
         for name, one in drafters.items():
-            ask = BlockAsk(SamplingParams(), None, 6, one.n_cached + N_NEW + 1, arguments.depth, arguments.nodes)
+            ask = DraftRequest(SamplingParams(), None, 6, one.n_cached + N_NEW + 1, arguments.depth, arguments.nodes)
             taken[name].append(one.step(batch, N_NEW, ask, device, dtype))
     base = median(taken[BASE])
     return [

@@ -19,12 +19,12 @@ from engine.cuda.drafter import KernelForwards
 from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import new_network
-from engine.drafter.serving.committed import Committed
 from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
+from engine.drafter.serving.rows import CommittedTokens
 from engine.drafter.serving.runtime import DrafterPlacement, DraftRuntime
 from engine.drafter.settings import DrafterSettings
 from engine.drafter.spec import DrafterSpec, LayerShape
-from engine.drafter.trees.rounds import BlockAsk
+from engine.drafter.trees.draft_tree import DraftRequest
 from engine.kv.arena import BlockTable
 from engine.protocol import Branch
 from engine.sampling.params import SamplingParams
@@ -80,8 +80,8 @@ class DraftingSequences:
         for seq in self._sequences:
             sequence = self._runtime.of(seq)
             assert sequence is not None
-            ask = BlockAsk(SamplingParams(), None, drawn, self._context + N_NEW + 1, SETTINGS.depth, N_NODES)
-            committed.append(Committed(sequence, self._context, self._states, [5] * N_NEW, drawn, ask))
+            ask = DraftRequest(SamplingParams(), None, drawn, self._context + N_NEW + 1, SETTINGS.depth, N_NODES)
+            committed.append(CommittedTokens(sequence, self._context, self._states, [5] * N_NEW, drawn, ask))
         branches = [branch for branch in self._runtime.draft(committed) if branch is not None]
         assert len(branches) == len(committed), "the drafter failed; its log says why"
         return branches

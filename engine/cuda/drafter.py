@@ -19,8 +19,7 @@ from engine.cuda.operands import Heads
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.layout import BUCKETS, DRAFTER_PARTIAL_BYTES, SPLIT
 from engine.cuda.plan.plan import PlanShape, StepPlan, make_plan
-from engine.drafter.serving.cache import DrafterCache
-from engine.drafter.serving.forwards import ModuleForwards, NetworkCalls
+from engine.drafter.serving.forwards import ModuleForwards, NetworkCalls, write_rows
 from engine.drafter.serving.rows import DraftRows
 from engine.kv.arena import KVArena
 from engine.upload import Upload
@@ -31,7 +30,7 @@ class KernelForwards:
 
     Args:
         calls: of the network.
-        cache: of its layers; the last row of its arena belongs to no sequence.
+        arena: keys and values of its layers; the last row belongs to no sequence.
         split: positions of a split of attention.
         buckets: of rows.
         records: whether forwards become graphs; by default they do on CUDA.
@@ -40,13 +39,13 @@ class KernelForwards:
     def __init__(
         self,
         calls: NetworkCalls,
-        cache: DrafterCache,
+        arena: KVArena,
         split: int = SPLIT,
         buckets: tuple[int, ...] = BUCKETS,
         records: bool | None = None,
     ) -> None:
-        shape, self._arena = calls.shape, cache.arena
-        self._calls, self._by_modules, self._cache = calls, ModuleForwards(calls, cache), cache
+        shape, self._arena = calls.shape, arena
+        self._calls, self._by_modules = calls, ModuleForwards(calls, arena)
         self._heads = Heads(shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.head_dim**-0.5, shape.window)
         groups, size, scratch = shape.n_heads // shape.n_kv_heads, self._arena.block_size, self._arena.n_rows - 1
         self._plan_shape = PlanShape.of({shape.window}, groups, size, scratch, split, buckets)
@@ -122,7 +121,7 @@ class KernelForwards:
         """Keys and values of a bucket's states, put in their slots."""
         assert self._calls.context is not None, "this network keeps rows"
         positions, slots = (step.plan[place].long() for place in (step.layout.positions, step.layout.slots))
-        self._cache.write(slots, self._calls.context(inputs[0], positions))
+        write_rows(arena, slots, self._calls.context(inputs[0], positions))
         return ()
 
 

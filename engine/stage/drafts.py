@@ -9,9 +9,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine.drafter.serving.committed import Committed, DraftedSequence
+from engine.drafter.serving.rows import CommittedTokens, DraftedSequence
 from engine.drafter.serving.runtime import DraftRuntime
-from engine.drafter.trees.rounds import BlockAsk
+from engine.drafter.trees.draft_tree import DraftRequest
 from engine.stage.answer import StageSequence
 from engine.stage.artefacts import kept_rows
 from engine.stage.base import Activations
@@ -63,13 +63,13 @@ class StageDrafts:
             self._committed(works[i], results[i], sequence, sequences[i], its)
             for (i, sequence), its in zip(served, states, strict=True)
         ]
-        asked = [(i, one) for (i, _), one in zip(served, committed, strict=True) if one.wanted is not None]
+        asked = [(i, one) for (i, _), one in zip(served, committed, strict=True) if one.request is not None]
         # Not part of the measured time: nothing is pending where every step has a draft.
         self.runtime.catch_up([one.sequence for _, one in asked])
         began = time.perf_counter()
         branches = self.runtime.draft([one for _, one in asked])
         share = (time.perf_counter() - began) / max(len(asked), 1)
-        self.runtime.wait([one for one in committed if one.wanted is None])
+        self.runtime.wait([one for one in committed if one.request is None])
         for (i, _), branch in zip(asked, branches, strict=True):
             results[i] = msgspec.structs.replace(results[i], draft=branch, draft_seconds=share)
         return results
@@ -86,16 +86,16 @@ class StageDrafts:
 
     def _committed(
         self, work: Work, result: WorkResult, drafted: DraftedSequence, sequence: StageSequence, states: Tensor
-    ) -> Committed:
+    ) -> CommittedTokens:
         accepted = [] if work.tree is None else [work.tree.tokens[node] for node in result.accepted]
         tokens, drawn = [*work.tokens, *accepted], result.tokens[-1] if result.tokens else None
-        wanted, end = None, work.n_cached + len(tokens)
+        request, end = None, work.n_cached + len(tokens)
         depth = work.max_new - len(result.tokens) - 1  # the last token of a text comes without a draft
         if drawn is not None and work.draft_nodes and depth > 0 and self.runtime.has_room(drafted, end + 1):
             params = sequence.start.params
             history = None if sequence.history is None else sequence.history.copy()
-            wanted = BlockAsk(params, history, drawn, end + 1, depth, work.draft_nodes)
-        return Committed(drafted, work.n_cached, states, tokens, drawn, wanted)
+            request = DraftRequest(params, history, drawn, end + 1, depth, work.draft_nodes)
+        return CommittedTokens(drafted, work.n_cached, states, tokens, drawn, request)
 
 
 def _is_over(work: Work, result: WorkResult, sequence: StageSequence) -> bool:

@@ -13,7 +13,7 @@ from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.part import NO_DRAFTER, DrafterPart
 from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
-from engine.drafter.serving.relay import relay_of
+from engine.drafter.serving.relay import make_relay
 from engine.drafter.serving.runtime import DrafterPlacement, DraftRuntime
 from engine.drafter.settings import DrafterInfo, DrafterSettings, scratch_slots
 from engine.drafter.spec import DrafterSpec
@@ -82,7 +82,7 @@ def drafter_part(
             f"the drafter {settings.path} is not the one with which the pipeline began: it has changed, or differs "
             "between nodes; start the pipeline anew"
         )
-    relay = relay_of(checkpoint, shard.range, shard.dtype, shard.device)
+    relay = make_relay(checkpoint, shard.range, shard.dtype, shard.device)
     if not shard.range.is_last:
         return DrafterPart(relay)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.drafter.trees.chain import Chain
-from engine.drafter.trees.choice import Choice, choose, draft_randomness, draws
-from engine.drafter.trees.levels import Levels
+from engine.drafter.trees.choice import Choice, choose_tokens, draft_randomness, draws_tokens
+from engine.drafter.trees.draft_tree import DraftRequest, DraftTree
+from engine.drafter.trees.growth import RankedTree, start_chain
 from engine.protocol import Branch, RequestView
 from engine.sampling.history import History
 from engine.sampling.keys import NoiseKey
@@ -44,8 +44,8 @@ class Drafting:
             growing = [draft for draft in drafts if draft is not None]
             while growing or chunks:
                 logits = self.runner.forward([*chunks, *(draft.rows for draft in growing)])
-                asks = [draft.growth.asks() for draft in growing]
-                choices = iter(choose(logits, [ask for some in asks for ask in some], self._randomness))
+                asks = [draft.growth.choice_requests() for draft in growing]
+                choices = iter(choose_tokens(logits, [ask for some in asks for ask in some], self._randomness))
                 grew = [draft.take([next(choices) for _ in some]) for draft, some in zip(growing, asks, strict=True)]
                 growing = [draft for draft, has_more in zip(growing, grew, strict=True) if has_more]
                 chunks = []
@@ -84,14 +84,16 @@ class Drafting:
             drafts.append(draft)
         return drafts, chunks
 
-    def _growth(self, view: RequestView, depth: int, budget: int) -> Chain | Levels:
+    def _growth(self, view: RequestView, depth: int, budget: int) -> DraftTree:
         """Return an empty tree; a chain for independent draws, and for penalties, which depend on a node's own path."""
         params, n_nodes, position = view.request.params, self._config.tree_nodes, len(view.context)
-        if n_nodes and not params.remembers and not draws(params):
-            return Levels(params, position, depth, min(n_nodes, budget), self._config.tree_beam)
+        root = int(view.context.view[-1])
+        if n_nodes and not params.remembers and not draws_tokens(params):
+            request = DraftRequest(params, None, root, position, depth, min(n_nodes, budget))
+            return RankedTree(request, depth, self._config.tree_beam)
         tokens = view.context.view.tolist() if params.remembers else []
         history = History(tokens[: view.n_prompt], tokens[view.n_prompt :]) if params.remembers else None
-        return Chain(params, history, position, depth)
+        return start_chain(DraftRequest(params, history, root, position, depth, depth), depth)
 
     def _fits(self, view: RequestView) -> bool:
         """Return whether text and draft fit into the model's positions; if not, evict the request."""
@@ -115,7 +117,7 @@ class _ModelDraft:
     cache holds committed text only.
     """
 
-    def __init__(self, view: RequestView, cached: CachedSequence, growth: Chain | Levels) -> None:
+    def __init__(self, view: RequestView, cached: CachedSequence, growth: DraftTree) -> None:
         n = len(view.context) - cached.n
         self.rows = _text_rows(view, cached, n, (n - 1,))
         self.growth = growth
@@ -125,20 +127,20 @@ class _ModelDraft:
 
     def take(self, choices: Sequence[Choice]) -> bool:
         """Grow by one choice per ask; return whether there is more to score."""
-        new = self.growth.take(choices)
+        new = self.growth.grow(choices)
         if new:
-            self.rows = self._chain_rows(new[-1]) if isinstance(self.growth, Chain) else self._tree_rows(new)
+            self.rows = self._chain_rows(new[-1]) if self.growth.is_chain else self._tree_rows(new)
         return bool(new)
 
     def _chain_rows(self, last: int) -> SequenceRows:
-        token = self.growth.token(last)
+        token = self.growth.tokens[last]
         self._cached.drafted.append(token)
         return SequenceRows(self._view.request_id, len(self._view.context) + last, [token], None, (0,))
 
     def _tree_rows(self, expanded: list[int]) -> SequenceRows:
         new = range(len(self._nodes), len(self._nodes) + len(expanded))
         self._nodes.update(zip(expanded, new, strict=True))
-        parents = [self._nodes.get(self.growth.parent(node), ROOT) for node in self._nodes]
-        tree = TokenTree([self.growth.token(node) for node in self._nodes], parents)
+        parents = [self._nodes.get(self.growth.parents[node], ROOT) for node in self._nodes]
+        tree = TokenTree([self.growth.tokens[node] for node in self._nodes], parents)
         context = self._view.context.view
         return SequenceRows(self._view.request_id, len(context) - 1, [int(context[-1])], tree, [i + 1 for i in new])

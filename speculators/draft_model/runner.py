@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.drafter.trees.choice import select
+from engine.drafter.trees.choice import select_rows
 from engine.errors import OutOfBlocksError
 from engine.kv.blocks import BlockAllocator
 from engine.model.loader import load_shard, load_spec
@@ -137,4 +137,4 @@ class DraftModelRunner:
         hidden = self._stage.forward(step, None).hidden[0]
         if not picked:
             return hidden.new_empty((0, self.info.spec.vocab_size), dtype=torch.float32)
-        return self._logits(select(hidden, picked)).float()
+        return self._logits(select_rows(hidden, picked)).float()

@@ -12,11 +12,11 @@ from torch import Tensor
 from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.networks.base import LayeredNetwork, TargetParts
 from engine.drafter.networks.build import load_network, new_network
-from engine.drafter.serving.committed import Committed
+from engine.drafter.serving.rows import CommittedTokens
 from engine.drafter.serving.runtime import DrafterPlacement, DraftRuntime
 from engine.drafter.settings import DrafterSettings
 from engine.drafter.spec import DrafterSpec, LayerShape
-from engine.drafter.trees.rounds import BlockAsk
+from engine.drafter.trees.draft_tree import DraftRequest
 from engine.kv.arena import BlockTable
 from engine.model.shard import ModelShard
 from engine.model.spec import ModelSpec
@@ -102,13 +102,13 @@ class Recording(TrainedDrafts):
     def __init__(self, method: str, every: int = 1) -> None:
         super().__init__(method)
         self._every = every
-        self.told: list[tuple[list[int], Branch]] = []  # text, draft
+        self.drafts: list[tuple[list[int], Branch]] = []  # text, draft
 
     def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         drafts: list[list[Branch]] = []
         for view, budget in zip(views, budgets, strict=True):
             branches = self.propose(view, budget)
-            self.told += [(view.context.view.tolist(), branch) for branch in branches]
+            self.drafts += [(view.context.view.tolist(), branch) for branch in branches]
             drafts.append(Draft(branches, drafts_next=len(view.context) % self._every == 0))
         return drafts
 
@@ -124,7 +124,7 @@ class DraftsAnew:
         self._network = load_network(self._spec, checkpoint.tensors, parts)
         self._n = 0
 
-    def draft(self, text: list[int], ask: BlockAsk) -> Branch | None:
+    def draft(self, text: list[int], request: DraftRequest) -> Branch | None:
         with torch.inference_mode(), attention_by_oracle():
             hidden, states = outputs_of(self._model, text[:-1])
             if self._spec.taps:
@@ -135,7 +135,7 @@ class DraftsAnew:
             self._runtime.start(self._n, table, 0)
             sequence = self._runtime.of(self._n)
             assert sequence is not None
-            [branch] = self._runtime.draft([Committed(sequence, 0, states, text[:-1], text[-1], ask)])
+            [branch] = self._runtime.draft([CommittedTokens(sequence, 0, states, text[:-1], text[-1], request)])
             self._runtime.end(self._n)
         self._n += 1
         return branch

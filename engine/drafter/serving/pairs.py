@@ -1,42 +1,43 @@
-"""Drafting with rows of tokens beside states: ParallelSpec and P-EAGLE in one forward, EAGLE in one per depth."""
+"""Drafts by rows of a state and the token after it.
+
+EAGLE runs a forward pass a depth, ParallelSpec and P-EAGLE one for all depths.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.drafter.networks.pairs import PairNetwork
-from engine.drafter.serving.base import upload_ids
-from engine.drafter.serving.committed import Committed, CommittedRows, pair_rows, token_rows
 from engine.drafter.serving.forwards import Forwards
-from engine.drafter.serving.levels import grow_levels
-from engine.drafter.serving.rows import DraftRows
-from engine.drafter.trees.blocks import block_trees
-from engine.drafter.trees.choice import DraftVocabulary
+from engine.drafter.serving.rows import (
+    CommittedTokens,
+    DraftRows,
+    NewRows,
+    take_pair_rows,
+    take_token_rows,
+    upload_ids,
+)
+from engine.drafter.settings import DrafterSettings
+from engine.drafter.trees.blocks import draft_blocks
+from engine.drafter.trees.choice import Choice, DraftVocabulary, choose_tokens
+from engine.drafter.trees.draft_tree import TreeLevel, grow_trees
+from engine.drafter.trees.growth import start_draft
 from engine.protocol import Branch
-
-
-@dataclass(frozen=True, slots=True)
-class _Masks:
-    """Rows behind the last real one that draft further tokens of the same forward."""
-
-    embedded: Tensor  # [n_masks, hidden]
-    states: Tensor | None  # [n_masks, width]
+from engine.tree import ROOT
 
 
 class PairDrafting:
-    """Rows i of token i + 1 and the state at i. Implements ``DraftingNetwork``.
+    """Drafts of EAGLE, ParallelSpec and P-EAGLE. Implements ``Drafting``.
 
     Args:
         network: with its weights.
-        forwards: of its layers.
+        forwards: runs its layers.
         vocabulary: of its head; None: the target's.
-        depth: most tokens on a path, for a drafter that was not trained for a number.
-        beam: nodes expanded at a depth, and children of each, for the same.
+        settings: depth and beam of EAGLE's trees.
     """
 
     def __init__(
@@ -44,80 +45,103 @@ class PairDrafting:
         network: PairNetwork,
         forwards: Forwards,
         vocabulary: DraftVocabulary | None,
-        depth: int,
-        beam: int,
+        settings: DrafterSettings,
     ) -> None:
-        self._network, self._forwards, self._vocabulary = network, forwards, vocabulary
-        self._depth, self._beam, self._device = depth, beam, next(network.parameters()).device
-        self._reads_states = network.spec.reads_states
-        n_drafts = network.spec.n_drafts if network.spec.method != "eagle" else None
-        self._masks = None if n_drafts is None else _Masks(*network.mask_rows(n_drafts - 1))
+        self._network, self._forwards, self._vocabulary, self._settings = network, forwards, vocabulary, settings
+        self._device, self._source = next(network.parameters()).device, network.spec.method
+        self._take_rows = take_pair_rows if network.spec.reads_states else take_token_rows
+        # Rows after the last real one, which draft the further tokens of the same forward pass.
+        n_drafts = None if network.spec.method == "eagle" else network.spec.n_drafts
+        self._n_masks = 0 if n_drafts is None else n_drafts - 1
+        self._masks = None if n_drafts is None else network.mask_rows(self._n_masks)
 
-    @property
-    def _n_masks(self) -> int:
-        return 0 if self._masks is None else len(self._masks.embedded)
-
-    def learn(self, committed: Sequence[Committed]) -> None:
-        """Write the rows that are complete now."""
-        rows = [self._rows(one) for one in committed]
+    def learn(self, committed: Sequence[CommittedTokens]) -> None:
+        rows = [self._take_rows(one) for one in committed]
         some = [(one, its) for one, its in zip(committed, rows, strict=True) if its.tokens]
         if some:
             self._forward([one for one, _ in some], [its for _, its in some], 0)
 
-    def draft(self, committed: Sequence[Committed]) -> list[Branch | None]:
-        """Write the rows that are complete now, and draft behind the last ones."""
-        rows = [self._rows(one) for one in committed]
+    def draft(self, committed: Sequence[CommittedTokens]) -> list[Branch | None]:
+        rows = [self._take_rows(one) for one in committed]
         outputs = self._forward(committed, rows, self._n_masks)
-        n_rows = np.array([len(its.tokens) for its in rows])
-        lasts = (np.cumsum(n_rows + self._n_masks) - self._n_masks - 1).tolist()
-        draft = self._levels if self._masks is None else self._in_one_go
-        return draft(outputs, lasts, committed)
+        ends = np.cumsum([len(one.tokens) + self._n_masks for one in rows])
+        n_drafts = self._n_masks + 1
+        [drafting] = upload_ids(outputs.device, (ends[:, None] + np.arange(-n_drafts, 0)).ravel().tolist())
+        outputs = outputs.index_select(0, drafting)
+        if self._masks is None:
+            return self._draft_by_depth(outputs, committed)
+        logits = self._network.logits(outputs).view(len(committed), n_drafts, -1)
+        requests = [one.request for one in committed if one.request is not None]
+        return draft_blocks(logits, requests, self._source, self._vocabulary)
 
-    def _rows(self, committed: Committed) -> CommittedRows:
-        return pair_rows(committed) if self._reads_states else token_rows(committed)
-
-    def _forward(self, committed: Sequence[Committed], rows: Sequence[CommittedRows], n_masks: int) -> Tensor:
-        """Outputs ``[n_rows, hidden]`` of all sequences' rows, at least one each, with masks behind the real ones."""
-        tokens = [token for its in rows for token in its.tokens]
-        order = _order([len(its.tokens) for its in rows], n_masks) if n_masks else []
-        token_ids, placed = upload_ids(self._device, tokens, order)
+    def _forward(self, committed: Sequence[CommittedTokens], rows: Sequence[NewRows], n_masks: int) -> Tensor:
+        """Return outputs ``[n, hidden]`` of all sequences' rows, at least one each, with masks after the real ones."""
+        tokens = [token for one in rows for token in one.tokens]
+        order = _order_with_masks([len(one.tokens) for one in rows], n_masks) if n_masks else []
+        token_ids, places = upload_ids(self._device, tokens, order)
         embedded = self._network.embed_tokens(token_ids)
-        known = [its.states for its in rows if its.states is not None]
+        known = [one.states for one in rows if one.states is not None]
         states = torch.cat(known) if known else None
         if n_masks and self._masks is not None:
-            embedded = torch.cat((embedded, self._masks.embedded)).index_select(0, placed)
-            if states is not None and self._masks.states is not None:
-                states = torch.cat((states, self._masks.states.to(states.dtype))).index_select(0, placed)
+            mask_embeddings, mask_states = self._masks
+            embedded = torch.cat((embedded, mask_embeddings)).index_select(0, places)
+            if states is not None and mask_states is not None:
+                states = torch.cat((states, mask_states.to(states.dtype))).index_select(0, places)
         of_all = [
             DraftRows(one.sequence.table, its.first, len(its.tokens) + n_masks)
             for one, its in zip(committed, rows, strict=True)
         ]
         return self._forwards.run(of_all, [embedded] if states is None else [embedded, states])
 
-    def _in_one_go(self, outputs: Tensor, lasts: list[int], asked: Sequence[Committed]) -> list[Branch | None]:
-        n_drafts = self._n_masks + 1
-        [places] = upload_ids(outputs.device, [last + i for last in lasts for i in range(n_drafts)])
-        logits = self._network.logits(outputs.index_select(0, places))
-        wanted = [one.wanted for one in asked if one.wanted is not None]
-        return block_trees(logits.view(len(lasts), n_drafts, -1), wanted, self._network.spec.method, self._vocabulary)
+    def _draft_by_depth(self, roots: Tensor, committed: Sequence[CommittedTokens]) -> list[Branch | None]:
+        """Return drafts after the outputs ``[n_seq, hidden]`` of the last committed rows.
 
-    def _levels(self, outputs: Tensor, lasts: list[int], asked: Sequence[Committed]) -> list[Branch | None]:
-        [places] = upload_ids(outputs.device, lasts)
-        roots = outputs.index_select(0, places)
-        return grow_levels(
-            self._score, self._run, roots, asked, self._vocabulary, self._depth, self._beam, self._network.spec.method
-        )
+        The row of a node has the node's token, and its parent's output for a state.
+        """
+        network, settings, node_rows, outputs = self._network, self._settings, _NodeRows(committed), roots
+        trees = {
+            i: start_draft(one.request, settings.depth, settings.beam)
+            for i, one in enumerate(committed)
+            if one.request is not None
+        }
 
-    def _score(self, outputs: Tensor) -> Tensor:
-        return self._network.logits(outputs)
+        def choose_level(level: TreeLevel) -> list[Choice]:
+            nonlocal outputs
+            if level.depth > 0:
+                tokens, parents = upload_ids(outputs.device, level.tokens, level.parents)
+                states = network.next_states(outputs.index_select(0, parents))
+                outputs = self._forwards.run(node_rows.add(level), [network.embed_tokens(tokens), states])
+            return choose_tokens(network.logits(outputs), level.choice_requests(), vocabulary=self._vocabulary)
 
-    def _run(self, rows: list[DraftRows], tokens: Tensor, parents: Tensor) -> Tensor:
-        """Outputs of a level's rows; ``parents`` are their parents' outputs."""
-        return self._forwards.run(rows, [self._network.embed_tokens(tokens), self._network.next_states(parents)])
+        grow_trees(trees, choose_level)
+        return [tree.branch(self._source) for tree in trees.values()]
 
 
-def _order(n_real: Sequence[int], n_masks: int) -> list[int]:
-    """Where each row is found among all real rows and the masks, the same ones behind every sequence's."""
+class _NodeRows:
+    """Rows of expanded nodes, after the committed rows of each sequence; the draft drops them at its end."""
+
+    def __init__(self, committed: Sequence[CommittedTokens]) -> None:
+        self._sequences = [one.sequence for one in committed]
+        self._parents: list[list[int]] = [[] for _ in committed]  # of every sequence's rows
+        self._level = [ROOT] * len(committed)  # the rows of the last level's nodes, each in its sequence
+
+    def add(self, level: TreeLevel) -> list[DraftRows]:
+        """Add a row per node of the level; return all rows of its sequences."""
+        rows = list[int]()
+        for owner, above in zip(level.owners, level.parents, strict=True):
+            rows.append(len(self._parents[owner]))
+            self._parents[owner].append(self._level[above])
+        self._level = rows
+        found = []
+        for i, tree in level.trees.items():
+            sequence, parents = self._sequences[i], [*self._parents[i]]
+            n_run = len(parents) - len(tree.expanded)
+            found.append(DraftRows(sequence.table, sequence.n_rows, len(parents), parents, n_run))
+        return found
+
+
+def _order_with_masks(n_real: Sequence[int], n_masks: int) -> list[int]:
+    """Return the place of each row among all real rows and the masks, which follow every sequence's real rows."""
     order, first, masks_at = list[int](), 0, sum(n_real)
     for real in n_real:
         order += [*range(first, first + real), *range(masks_at, masks_at + n_masks)]

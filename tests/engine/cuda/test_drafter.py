@@ -72,7 +72,7 @@ def drafted(
     engine = Engine(target, SpeculatorPool(extra={method: lambda _: recording}), SchedulerOptions(prefill_chunk=13))
     params = SamplingParams(max_tokens=N_TOKENS, stop_ids=(), seed=5, **sampling)
     done = complete_all(engine, [Request(prompt, params, method, max_nodes=N_NODES) for prompt in PROMPTS], 2)
-    return [one.token_ids for one in done], recording.told
+    return [one.token_ids for one in done], recording.drafts
 
 
 def check_alike(found: Found, expected: Found) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
-from engine.drafter.trees.choice import Choice, DraftVocabulary, choose, draft_randomness
-from engine.drafter.trees.growth import DraftGrowth
+from engine.drafter.trees.choice import DraftVocabulary, choose_tokens, draft_randomness
+from engine.drafter.trees.draft_tree import DraftTree
 from engine.protocol import Branch
 from engine.sampling.history import History
 from engine.sampling.keys import NoiseKey
@@ -23,25 +23,23 @@ Model = Callable[[Path], torch.Tensor]  # drafted so far -> logits of the next t
 
 
 def grown(
-    growth: DraftGrowth,
+    tree: DraftTree,
     model: Model,
     randomness: Callable[[NoiseKey], Randomness] = draft_randomness,
     vocabulary: DraftVocabulary | None = None,
 ) -> Branch | None:
     """The draft when ``model`` scores its rows."""
-    expanded = [ROOT]
-    while expanded:
-        rows = torch.stack([model(path_to(growth, node)) for node in expanded])
-        choices: Sequence[Choice] = choose(rows, growth.asks(), randomness, vocabulary)
-        expanded = growth.take(choices)
-    return growth.branch("drafter")
+    while tree.expanded:
+        rows = torch.stack([model(path_to(tree, node)) for node in tree.expanded])
+        tree.grow(choose_tokens(rows, tree.choice_requests(), randomness, vocabulary))
+    return tree.branch("drafter")
 
 
-def path_to(growth: DraftGrowth, node: int) -> Path:
+def path_to(tree: DraftTree, node: int) -> Path:
     tokens: list[int] = []
     while node != ROOT:
-        tokens.insert(0, growth.token(node))
-        node = growth.parent(node)
+        tokens.insert(0, tree.tokens[node])
+        node = tree.parents[node]
     return tuple(tokens)
 
 

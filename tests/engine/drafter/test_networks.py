@@ -15,11 +15,11 @@ from torch import Tensor
 from engine.drafter.checkpoint.tensors import DrafterCheckpoint, describe_tensors
 from engine.drafter.networks.base import LayeredNetwork, TargetParts
 from engine.drafter.networks.build import load_network, new_network
-from engine.drafter.serving.committed import Committed
+from engine.drafter.serving.rows import CommittedTokens
 from engine.drafter.serving.runtime import DrafterPlacement, DraftRuntime
 from engine.drafter.settings import DrafterSettings
 from engine.drafter.spec import DrafterSpec
-from engine.drafter.trees.rounds import BlockAsk
+from engine.drafter.trees.draft_tree import DraftRequest
 from engine.errors import ConfigError
 from engine.kv.arena import BlockTable
 from engine.protocol import Branch
@@ -92,12 +92,12 @@ def largest_difference(drafter: TinyDrafter, states: Tensor, read: Tensor) -> fl
     fused = network.fuse(read) if isinstance(network, LayeredNetwork) else read
     texts, n_read, worst = list(TEXTS), [0, 0], 0.0
 
-    def committed(seq: int, tokens: list[int], drawn: int | None) -> Committed:
+    def committed(seq: int, tokens: list[int], drawn: int | None) -> CommittedTokens:
         first, n_read[seq] = n_read[seq], n_read[seq] + len(tokens)
         sequence, known = runtime.of(seq), fused[seq, first : n_read[seq]]
         assert sequence is not None
-        ask = None if drawn is None else BlockAsk(SamplingParams(), None, drawn, n_read[seq] + 1, 4, 6)
-        return Committed(sequence, first, known, tokens, drawn, ask)
+        ask = None if drawn is None else DraftRequest(SamplingParams(), None, drawn, n_read[seq] + 1, 4, 6)
+        return CommittedTokens(sequence, first, known, tokens, drawn, ask)
 
     for seq in range(2):
         table = BlockTable(4)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from engine.drafter.checkpoint.tensors import DrafterCheckpoint
-from engine.drafter.serving import blocks, levels, runtime
+from engine.drafter.serving import blocks, pairs, runtime
 from engine.drafter.serving.pairs import PairDrafting
-from engine.drafter.trees.rounds import BlockAsk
+from engine.drafter.trees.draft_tree import DraftRequest
 from engine.loop import Completion, Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -76,13 +76,13 @@ def sampling(**params: Any) -> SamplingParams:
 
 def check_drafts(checkpoint: DrafterCheckpoint, recording: Recording, prompts: list[list[int]], **params: Any) -> None:
     """Every draft is that of a drafter that reads the whole text at once."""
-    assert recording.told, "nothing was drafted"
+    assert recording.drafts, "nothing was drafted"
     oracle = DraftsAnew("llama", checkpoint)
-    for text, branch in recording.told:
+    for text, branch in recording.drafts:
         n_prompt = max(len(prompt) for prompt in prompts if text[: len(prompt)] == prompt)
         depth = N_TOKENS - (len(text) - n_prompt) - 1
-        ask = BlockAsk(sampling(**params), None, text[-1], len(text), depth, N_NODES)
-        anew = oracle.draft(text, ask)
+        request = DraftRequest(sampling(**params), None, text[-1], len(text), depth, N_NODES)
+        anew = oracle.draft(text, request)
         assert anew is not None
         assert (list(branch.tokens), branch.parents) == (list(anew.tokens), anew.parents)
         if anew.scores is not None:
@@ -149,10 +149,10 @@ def test_a_failing_drafter_costs_its_drafts_only(
     if is_late:
         monkeypatch.setattr(PairDrafting, "learn", fail)
     else:
-        for module in (blocks, levels):
-            for name in ("block_trees", "grow_levels", "choose"):
+        for module in (blocks, pairs):
+            for name in ("draft_blocks", "choose_tokens"):
                 monkeypatch.setattr(module, name, fail, raising=False)
     done = run(engine, checkpoint.spec.method, prompts, 3)
     assert [one.token_ids for one in done] == [greedy_text(prompt) for prompt in prompts]
-    assert len(recording.told) == (1 if is_late else 0)  # after the prompt, before any row waited
+    assert len(recording.drafts) == (1 if is_late else 0)  # after the prompt, before any row waited
     assert caplog.text.count("the drafter failed") == 1  # no further draft is tried

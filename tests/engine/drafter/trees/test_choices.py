@@ -12,14 +12,10 @@ import pytest
 import torch
 from msgspec import structs
 
-from engine.drafter.trees.blocks import block_trees
-from engine.drafter.trees.candidates import N_CANDIDATES
-from engine.drafter.trees.chain import Chain
-from engine.drafter.trees.choice import Ask, DraftVocabulary, choose, draft_randomness
-from engine.drafter.trees.growth import grow
-from engine.drafter.trees.levels import Levels
-from engine.drafter.trees.rounds import BlockAsk
-from engine.drafter.trees.static import ACCEPTANCE, SIBLING, static_shape
+from engine.drafter.trees.blocks import N_CANDIDATES, draft_blocks
+from engine.drafter.trees.choice import ChoiceRequest, DraftVocabulary, choose_tokens, draft_randomness
+from engine.drafter.trees.draft_tree import DraftRequest
+from engine.drafter.trees.growth import ACCEPTANCE, SIBLING, RankedTree, start_chain, start_draft, static_shape
 from engine.sampling.history import History
 from engine.sampling.noise import KeyedRandom, Randomness
 from engine.sampling.params import SamplingParams
@@ -43,8 +39,12 @@ SETTINGS = {
 }
 
 
-def ask(params: SamplingParams, k: int = 4, position: int = 12) -> Ask:
-    return Ask(params, History([5, 8, 8], [10, 1, 10]), position, k)
+def ask(params: SamplingParams, k: int = 4, position: int = 12) -> ChoiceRequest:
+    return ChoiceRequest(params, History([5, 8, 8], [10, 1, 10]), position, k)
+
+
+def request(params: SamplingParams, n_nodes: int) -> DraftRequest:
+    return DraftRequest(params, None, 2, POSITION, DEPTH, n_nodes)
 
 
 def rows(n: int, width: int, seed: int = 0) -> torch.Tensor:
@@ -57,7 +57,7 @@ def test_draws_of_one_ask_are_independent() -> None:
     found: dict[tuple[int, ...], float] = defaultdict(float)
 
     def program(random: Randomness) -> tuple[int, ...]:
-        [choice] = choose(logits, [ask(params, 2)], lambda key: random)
+        [choice] = choose_tokens(logits, [ask(params, 2)], lambda key: random)
         return tuple(choice.tokens)
 
     for tokens, weight in every_outcome(program):
@@ -67,8 +67,8 @@ def test_draws_of_one_ask_are_independent() -> None:
 
 def test_more_draws_do_not_change_the_first() -> None:
     logits = rows(1, VOCAB)
-    [one] = choose(logits, [ask(SETTINGS["drawn"], 1)])
-    [many] = choose(logits, [ask(SETTINGS["drawn"], 40)])
+    [one] = choose_tokens(logits, [ask(SETTINGS["drawn"], 1)])
+    [many] = choose_tokens(logits, [ask(SETTINGS["drawn"], 40)])
     assert many.tokens[:1] == one.tokens
     assert len(many.tokens) == 40 > len(set(many.tokens)), "draws may repeat"
     assert many.q is not None
@@ -84,18 +84,18 @@ def test_no_row_depends_on_another_or_on_the_device(reduced: bool) -> None:
     asks = [ask(params, k) for k, params in enumerate([*SETTINGS.values()] * 2, 1)]
     logits = rows(len(asks), len(IDS) if reduced else VOCAB)
     before = logits.clone()
-    together = choose(logits, asks, vocabulary=vocabulary)
+    together = choose_tokens(logits, asks, vocabulary=vocabulary)
     assert torch.equal(logits, before)
     with pretended_device():
-        on_device = choose(logits, asks, vocabulary=vocabulary)
+        on_device = choose_tokens(logits, asks, vocabulary=vocabulary)
     for i, one in enumerate(asks):
-        [alone] = choose(logits[i : i + 1], [one], vocabulary=vocabulary)
+        [alone] = choose_tokens(logits[i : i + 1], [one], vocabulary=vocabulary)
         assert together[i].tokens == alone.tokens == on_device[i].tokens
         assert together[i].scores == pytest.approx(alone.scores, rel=1e-6)
         assert together[i].scores == pytest.approx(on_device[i].scores, rel=1e-5)
         if alone.q is not None:
             np.testing.assert_array_equal(together[i].q, alone.q)
-    assert choose(logits[:0], [], vocabulary=vocabulary) == []
+    assert choose_tokens(logits[:0], [], vocabulary=vocabulary) == []
 
 
 @pytest.mark.parametrize("name", ["greedy", "sampled"])
@@ -103,7 +103,7 @@ def test_no_token_is_chosen_where_none_can_be_drawn(name: str) -> None:
     vocabulary = DraftVocabulary.of(torch.tensor(IDS), VOCAB)
     outside = structs.replace(SETTINGS[name], allowed_ids=(4, 6))
     some = structs.replace(SETTINGS[name], allowed_ids=(4, 6, 8))
-    none, one = choose(rows(2, len(IDS)), [ask(outside), ask(some)], vocabulary=vocabulary)
+    none, one = choose_tokens(rows(2, len(IDS)), [ask(outside), ask(some)], vocabulary=vocabulary)
     assert (none.tokens, none.scores) == ([], [])
     assert (one.tokens, one.scores) == ([8], [1.0])
 
@@ -111,7 +111,7 @@ def test_no_token_is_chosen_where_none_can_be_drawn(name: str) -> None:
 def test_drafts_and_verification_share_no_random_number() -> None:
     logits = torch.zeros(1, 2)
     params = [structs.replace(SETTINGS["drawn"], seed=seed) for seed in range(400)]
-    drawn = np.array([choose(logits, [ask(one, 1)])[0].tokens[0] for one in params])
+    drawn = np.array([choose_tokens(logits, [ask(one, 1)])[0].tokens[0] for one in params])
     verified = np.array([KeyedRandom((seed, 0, 12)).draw(np.ones(2)) for seed in range(400)])
     assert abs(np.corrcoef(drawn, verified)[0, 1]) < 0.2
 
@@ -123,9 +123,9 @@ def model(path: Path, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_beam_bounds_the_scored_nodes(beam: int) -> None:
-    growth = grow(SETTINGS["sampled"], None, POSITION, DEPTH, 40, beam)
-    assert isinstance(growth, Levels)
-    branch = grown(growth, model)
+    tree = start_draft(request(SETTINGS["sampled"], 40), DEPTH, beam)
+    assert isinstance(tree, RankedTree)
+    branch = grown(tree, model)
     assert branch is not None
     children = [list(branch.parents or ()).count(node) for node in range(ROOT, len(branch.tokens))]
     assert max(children) <= beam
@@ -136,8 +136,8 @@ def test_a_beam_bounds_the_scored_nodes(beam: int) -> None:
 def test_a_chain_ends_where_no_token_can_be_drawn() -> None:
     impossible = torch.full((5,), -torch.inf)
     for n_possible in (0, 2):
-        growth = Chain(SETTINGS["greedy"], None, POSITION, DEPTH)
-        branch = grown(growth, lambda path, n=n_possible: model(path) if len(path) < n else impossible)  # type: ignore[misc]
+        tree = start_chain(request(SETTINGS["greedy"], 40), DEPTH)
+        branch = grown(tree, lambda path, n=n_possible: model(path) if len(path) < n else impossible)  # type: ignore[misc]
         assert (0 if branch is None else len(branch.tokens)) == n_possible
 
 
@@ -174,7 +174,7 @@ def test_a_static_shape_is_the_best_by_its_estimates(depth: int, n_nodes: int) -
 def test_a_tree_of_draws_has_its_static_shape_except_after_stop_ids(seed: int) -> None:
     shape = static_shape(DEPTH, 14, 4)
     params = SamplingParams(temperature=1.0, verification="rejection", stop_ids=(1,), seed=seed)
-    branch = grown(grow(params, None, POSITION, DEPTH, 14, 4), partial(model, seed=seed))
+    branch = grown(start_draft(request(params, 14), DEPTH, 4), partial(model, seed=seed))
     assert branch is not None
     place: dict[int, int] = {ROOT: ROOT}  # node of the shape -> of the branch
     for node, parent in enumerate(shape):
@@ -205,9 +205,8 @@ def test_parameters_by_id_hold_where_a_condition_sees_a_few_candidates(name: str
         return bonus[parents], None
 
     params = SamplingParams(temperature=heat, seed=7, **BY_ID[name])
-    limited = BlockAsk(params, None, 2, POSITION, 3, 12)
-    free = BlockAsk(SamplingParams(temperature=heat, seed=7), None, 2, POSITION, 3, 12)
-    branch, other = block_trees(logits.expand(2, -1, -1), [limited, free], "drafter", condition=condition)
+    limited, free = request(params, 12), request(SamplingParams(temperature=heat, seed=7), 12)
+    branch, other = draft_blocks(logits.expand(2, -1, -1), [limited, free], "drafter", condition=condition)
     assert branch is not None
     assert other is not None
     assert set(other.tokens) & {5, 150}, "the parameters matter"

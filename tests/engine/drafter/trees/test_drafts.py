@@ -13,10 +13,10 @@ from msgspec import structs
 from engine.composer import compose
 from engine.drafter.networks.dflash import MarkovHead
 from engine.drafter.spec import DrafterSpec
-from engine.drafter.trees.blocks import WIDTH, block_trees
+from engine.drafter.trees.blocks import WIDTH, draft_blocks
 from engine.drafter.trees.choice import DraftVocabulary
-from engine.drafter.trees.growth import grow
-from engine.drafter.trees.rounds import BlockAsk
+from engine.drafter.trees.draft_tree import DraftRequest
+from engine.drafter.trees.growth import start_draft
 from engine.protocol import Branch
 from engine.sampling.history import History
 from engine.sampling.params import SamplingParams
@@ -73,10 +73,16 @@ class DrafterWithOracle:
         narrow = columns(self.kind, self.width, path)
         return narrow if self.vocabulary is None else self.vocabulary.widen(narrow[None])[0]
 
-    def draft_all(self, asks: Sequence[BlockAsk], first: int = 0, trust: np.ndarray | None = None) -> list[Branch]:
+    def draft_all(
+        self, requests: Sequence[DraftRequest], first: int = 0, trust: np.ndarray | None = None
+    ) -> list[Branch]:
         """Of sequences from ``first`` on."""
         if self.kind == "levels":
-            return [branch for seq, ask in enumerate(asks, first) if (branch := self._grown(seq, ask)) is not None]
+            return [
+                branch
+                for seq, request in enumerate(requests, first)
+                if (branch := self._grown(seq, request)) is not None
+            ]
 
         def condition(
             parents: torch.Tensor, sequences: torch.Tensor, depth: int, states: torch.Tensor | None
@@ -84,24 +90,24 @@ class DrafterWithOracle:
             markov, outputs = head(self.kind, self.width)
             return markov(parents, outputs[sequences + first, depth], states)  # type: ignore[no-any-return]
 
-        logits = BLOCK[first : first + len(asks), :, : self.width].clone()
+        logits = BLOCK[first : first + len(requests), :, : self.width].clone()
         before, conditional = logits.clone(), None if self.kind == "block" else condition
-        branches = block_trees(logits, asks, "drafter", self.vocabulary, conditional, trust)
+        branches = draft_blocks(logits, requests, "drafter", self.vocabulary, conditional, trust)
         assert torch.equal(logits, before)
         return [branch for branch in branches if branch is not None]
 
-    def _grown(self, seq: int, ask: BlockAsk) -> Branch | None:
-        growth = grow(ask.params, ask.history, POSITION, ask.depth, ask.n_nodes, 200)
-        return grown(growth, lambda path: columns("levels", self.width, path, seq), vocabulary=self.vocabulary)
+    def _grown(self, seq: int, request: DraftRequest) -> Branch | None:
+        tree = start_draft(request, request.depth, 200)
+        return grown(tree, lambda path: columns("levels", self.width, path, seq), vocabulary=self.vocabulary)
 
     def draft(self, params: SamplingParams, n_nodes: int, depth: int = DEPTH) -> Branch:
-        [branch] = self.draft_all([ask(params, n_nodes, depth)])
+        [branch] = self.draft_all([make_request(params, n_nodes, depth)])
         return branch
 
 
-def ask(params: SamplingParams, n_nodes: int, depth: int = DEPTH) -> BlockAsk:
+def make_request(params: SamplingParams, n_nodes: int, depth: int = DEPTH) -> DraftRequest:
     history = History([4, 1], [1]) if params.has_penalties else None
-    return BlockAsk(params, history, ROOT_TOKEN, POSITION, depth, n_nodes)
+    return DraftRequest(params, history, ROOT_TOKEN, POSITION, depth, n_nodes)
 
 
 CELLS = [(name, kind, (i + j) % 2 == 1) for i, name in enumerate(SETTINGS) for j, kind in enumerate(KINDS)]
@@ -129,12 +135,12 @@ def test_the_best_of_all_paths_are_drafted(name: str, kind: str, reduced: bool) 
 def test_confidence_scales_the_scores_of_its_depth(kind: str) -> None:
     drafter, params = DrafterWithOracle(kind), SETTINGS["sampled"]
     trust = np.array([[0.9, 0.5, 0.8]], np.float32)
-    [branch] = drafter.draft_all([ask(params, 30)], trust=trust)
+    [branch] = drafter.draft_all([make_request(params, 30)], trust=trust)
     found = every_path(drafter.row, params, POSITION, DEPTH)
     expected = best({path: chance * float(np.prod(trust[0, : len(path)])) for path, chance in found.items()}, 30)
     assert set(paths(branch)) == set(expected)
     assert products(branch) == pytest.approx([expected[path] for path in paths(branch)], rel=1e-4)
-    [branch] = drafter.draft_all([ask(params, 4)], trust=trust * 0)
+    [branch] = drafter.draft_all([make_request(params, 4)], trust=trust * 0)
     assert min(branch.scores or [0]) > 0, "an estimate is never zero"
 
 
@@ -166,11 +172,11 @@ def test_no_sequence_of_a_batch_depends_on_another(kind: str, reduced: bool) -> 
     every = [*SETTINGS.values(), DRAWN, PENALISED, structs.replace(DRAWN, frequency_penalty=0.4)]
     trust = np.random.default_rng(0).uniform(0.4, 1.0, (N_SEQ, DEPTH)).astype(np.float32)
 
-    def asks(seqs: range) -> list[BlockAsk]:
-        return [ask(every[seq], 5 + seq, 1 + seq % DEPTH) for seq in seqs]
+    def requests(seqs: range) -> list[DraftRequest]:
+        return [make_request(every[seq], 5 + seq, 1 + seq % DEPTH) for seq in seqs]
 
-    for seq, branch in enumerate(drafter.draft_all(asks(range(N_SEQ)), 0, trust)):
-        [alone] = drafter.draft_all(asks(range(seq, seq + 1)), seq, trust[seq : seq + 1])
+    for seq, branch in enumerate(drafter.draft_all(requests(range(N_SEQ)), 0, trust)):
+        [alone] = drafter.draft_all(requests(range(seq, seq + 1)), seq, trust[seq : seq + 1])
         assert (list(branch.tokens), branch.parents) == (list(alone.tokens), alone.parents)
         assert (branch.scores or []) == pytest.approx(alone.scores or [], rel=1e-5)
         if branch.q is not None:
@@ -188,8 +194,8 @@ def test_budgets_of_nodes_depth_and_width_are_kept(kind: str) -> None:
             assert not any(set(path[:-1]) & set(params.stop_ids) for path in paths(branch))
         if kind != "levels":
             assert max(map(len, paths(drafter.draft(params, 12, 9)))) <= DEPTH
-            assert drafter.draft_all([ask(params, 0), ask(params, 4, 0)]) == []
-    [wide] = block_trees(torch.zeros(1, DEPTH, 4 * WIDTH), [ask(SamplingParams(), 3 * WIDTH)], "drafter")
+            assert drafter.draft_all([make_request(params, 0), make_request(params, 4, 0)]) == []
+    [wide] = draft_blocks(torch.zeros(1, DEPTH, 4 * WIDTH), [make_request(SamplingParams(), 3 * WIDTH)], "drafter")
     assert wide is not None
     assert wide.parents is not None
     assert max(wide.parents.count(parent) for parent in wide.parents) <= WIDTH

@@ -10,10 +10,10 @@ import torch
 from msgspec import structs
 
 from engine.composer import compose
-from engine.drafter.trees.blocks import block_trees
+from engine.drafter.trees.blocks import draft_blocks
 from engine.drafter.trees.choice import DraftVocabulary
-from engine.drafter.trees.growth import grow
-from engine.drafter.trees.rounds import BlockAsk
+from engine.drafter.trees.draft_tree import DraftRequest
+from engine.drafter.trees.growth import start_draft
 from engine.protocol import Branch
 from engine.sampling.history import History
 from engine.sampling.keys import NoiseKey
@@ -37,11 +37,12 @@ def model(path: Path) -> torch.Tensor:
 
 
 def level_by_level(streams: Streams, params: SamplingParams, n_nodes: int) -> Branch | None:
-    return grown(grow(params, None, 4, 2, n_nodes, 2), model, streams)
+    return grown(start_draft(DraftRequest(params, None, 1, 4, 2, n_nodes), 2, 2), model, streams)
 
 
 def reduced(streams: Streams, params: SamplingParams, n_nodes: int) -> Branch | None:
-    return grown(grow(params, None, 4, 2, n_nodes, 2), lambda path: model(path)[TWO.ids], streams, TWO)
+    tree = start_draft(DraftRequest(params, None, 1, 4, 2, n_nodes), 2, 2)
+    return grown(tree, lambda path: model(path)[TWO.ids], streams, TWO)
 
 
 def block(
@@ -60,9 +61,9 @@ def block(
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         return ADDED[parents][:, columns], None
 
-    [branch] = block_trees(
+    [branch] = draft_blocks(
         rows[None, :, columns],
-        [BlockAsk(params, history, 1, 4, 2, n_nodes)],
+        [DraftRequest(params, history, 1, 4, 2, n_nodes)],
         "drafter",
         vocabulary,
         condition if conditional else None,
