@@ -59,7 +59,8 @@ class BlockDrafting:
         if spec.has_confidence:  # as if the best tokens were drafted
             best = logits[:, :-1].argmax(-1)
             best = best if self._vocabulary is None else self._vocabulary.ids[best]
-            confidence = fetch([network.estimate_acceptance(outputs, torch.cat((anchors.unsqueeze(1), best), 1)).float()])[0]
+            chances = network.estimate_acceptance(outputs, torch.cat((anchors.unsqueeze(1), best), dim=1))
+            [confidence] = fetch([chances.float()])
         condition = add_markov if spec.markov_rank else None
         return draft_blocks(logits, requests, spec.method, self._vocabulary, condition, confidence)
 
