@@ -1,8 +1,8 @@
 """Runs a trained drafter next to an executor: its own modules with the executor's attention, in one graph a forward.
 
-Row-independent bits are promised for targets only, so products and norms are torch's. Attention depends on the step and
-reads a plan, as for the target. A drafted tree is a set of paths after the last committed row, whose earlier levels
-have run; a block of slots that see each other attends as if all of them stood at its end.
+Only targets promise bits that do not depend on other rows, so torch computes products and norms. Attention reads a
+plan, as the target's does. A drafted tree is a set of paths after the last committed row, whose earlier levels have
+run. A block of slots that see each other attends as if all of them stood at its end.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from engine.upload import Upload
 
 
 class KernelForwards:
-    """Rows by graphs, where they fit one. Implements ``engine.drafter.serving.forwards.Forwards``.
+    """Runs rows by CUDA graphs if they fit one. Implements ``engine.drafter.serving.forwards.Forwards``.
 
     Args:
         calls: of the network.
         arena: keys and values of its layers; the last row belongs to no sequence.
         split: positions of a split of attention.
         buckets: of rows.
-        records: whether forwards become graphs; by default they do on CUDA.
+        records: whether to record forward passes as graphs; None: on CUDA only.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class KernelForwards:
         keys = self._arena.layer(0).keys
         self._device, self._dtype = keys.device, keys.dtype
         recorder = GraphRecorder() if (self._device.type == "cuda" if records is None else records) else None
-        # Plans do not tell apart where the windows of a block's rows end.
+        # A plan has one window end for all rows of a block.
         self._is_planned = not (calls.block and shape.window is not None)
         planned = recorder if self._is_planned else None
         self._forwards = self._graphs_of(planned, self._forward, calls.widths, DRAFTER_PARTIAL_BYTES)
@@ -67,7 +67,7 @@ class KernelForwards:
         return Graphs(function, self._plan_shape.buckets, recorder, partial_bytes)
 
     def run(self, rows: Sequence[DraftRows], inputs: Sequence[Tensor]) -> Tensor:
-        """A forward; a block behind a window goes by modules."""
+        """Return the rows' outputs; modules run blocks of layers with a window."""
         if not self._is_planned:
             return self._by_modules.run(rows, inputs)
         plan = make_plan([_work(its) for its in rows], self._plan_shape)
@@ -75,12 +75,12 @@ class KernelForwards:
         return outputs
 
     def keep(self, rows: Sequence[DraftRows], states: Tensor) -> None:
-        """Keys and values, put in their slots."""
+        """Write keys and values of states to their slots."""
         plan = make_plan([_work(its) for its in rows], self._plan_shape, attends=False)
         self._run(self._contexts, self._context, plan, [states])
 
     def warm_up(self) -> Iterator[str]:
-        """Compile kernels, and record forwards of all sizes."""
+        """Compile kernels and record forward passes of all sizes."""
         if self._forwards is not None:
             yield from map("the drafter over {}".format, self._forwards.warm_up(self._plan_shape, self._arena))
         if self._contexts is not None and self._calls.context is not None:
@@ -104,9 +104,9 @@ class KernelForwards:
         return found
 
     def _forward(self, inputs: Sequence[Tensor], step: StepOnDevice, arena: KVArena) -> tuple[Tensor, ...]:
-        """The network over a bucket's rows."""
+        """Run the network over a bucket's rows."""
         seen, slots = (step.plan[place].long() for place in (step.layout.positions, step.layout.slots))
-        if n_slots := self._calls.block:  # which see up to the last one of their block
+        if n_slots := self._calls.block:  # rows see up to the last one of their block
             seen = seen - (n_slots - 1) + torch.arange(len(seen), device=seen.device) % n_slots
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class KernelForwards:
         return (self._calls.run(inputs, seen, attend),)
 
     def _context(self, inputs: Sequence[Tensor], step: StepOnDevice, arena: KVArena) -> tuple[Tensor, ...]:
-        """Keys and values of a bucket's states, put in their slots."""
+        """Write keys and values of a bucket's states to their slots."""
         assert self._calls.context is not None, "this network keeps rows"
         positions, slots = (step.plan[place].long() for place in (step.layout.positions, step.layout.slots))
         write_rows(arena, slots, self._calls.context(inputs[0], positions))
@@ -126,7 +126,7 @@ class KernelForwards:
 
 
 def _work(rows: DraftRows) -> PathWork:
-    """What a plan knows of a sequence's rows: of a tree the last row in the cache is the root, which has run."""
+    """Return a sequence's rows as a plan takes them; a tree's root is the last row in the cache, which has run."""
     blocks = rows.table.block_array
     if rows.parents is None:
         return PathWork(rows.n_before, rows.n_rows, None, blocks, rows.n_run, rows.is_block)

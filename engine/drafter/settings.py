@@ -1,4 +1,4 @@
-"""How a trained drafter drafts, beside what its checkpoint says."""
+"""Settings of a trained drafter that its checkpoint does not contain, and the drafter's description."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from engine.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class DrafterSettings:
-    """Which drafter, and the trees of drafters that grow depth by depth (EAGLE-2, arXiv 2406.16858).
+    """The drafter's checkpoint, and the size of trees that grow depth by depth (EAGLE-2, arXiv 2406.16858).
 
     Raises:
         ConfigError: a value is out of range.
     """
 
     path: str  # directory or hub id
-    taps: tuple[int, ...] | None = None  # instead of those that the checkpoint names; from 0, -1 is the embedding
+    taps: tuple[int, ...] | None = None  # layers that replace those of the checkpoint; from 0, -1 is the embedding
     depth: int = 6  # most tokens on a path
     beam: int = 8  # nodes expanded at a depth, and children of each
 
@@ -29,25 +29,25 @@ class DrafterSettings:
 
 @dataclass(frozen=True, slots=True)
 class DrafterInfo:
-    """What schedulers and speculators have to know of the target's drafter."""
+    """The description of the target's drafter for schedulers and speculators."""
 
-    method: str  # the name that requests give
-    layout: str  # of its checkpoint, as it was recognised
+    method: str  # the name in requests
+    layout: str  # of its checkpoint
     taps: tuple[int, ...]  # layers whose outputs it reads, from 0; -1 is the embedding
-    n_scratch: int  # slots behind a sequence's committed tokens that a draft takes
+    n_scratch: int  # slots that a draft takes after a sequence's committed tokens
     cache_bytes: int  # per token
-    weight_bytes: int  # on the last stage, with the target's embedding if it needs that there
-    work: int  # weights that a draft multiplies by, each as often as it does
+    weight_bytes: int  # on the last stage, including the target's embedding if the drafter uses it
+    work: int  # weights that a draft multiplies by, counted once per forward pass
     identity: str  # hash of its weights
 
     def __str__(self) -> str:
-        """As in a log: ``eagle (EAGLE-3), reads the outputs of layers 1, 15, 28``."""
+        """Return, for example, ``eagle (EAGLE-3), reads the outputs of layers 1, 15, 28``."""
         reads = f"layers {', '.join(map(str, self.taps))}" if self.taps else "the final norm"
         return f"{self.method} ({self.layout}), reads the outputs of {reads}"
 
 
 def scratch_slots(spec: DrafterSpec, settings: DrafterSettings) -> int:
-    """Slots that rows of a draft take behind the committed ones."""
+    """Return the slots that a draft takes after the committed rows."""
     if spec.method == "medusa":
         return 0
     if spec.method == "eagle":

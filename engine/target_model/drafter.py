@@ -1,4 +1,4 @@
-"""From a drafter's settings to what a target's stages do for it."""
+"""Loads a trained drafter and builds the parts that a target's stages run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLE = 4096  # bytes hashed of every tensor
 
 
 def read_checkpoint(settings: DrafterSettings, target: ModelSpec) -> DrafterCheckpoint:
-    """The drafter, on the CPU.
+    """Return the drafter, on the CPU.
 
     Raises:
         ConfigError, UnsupportedModelError: as ``read_drafter``.
@@ -37,7 +37,7 @@ def read_checkpoint(settings: DrafterSettings, target: ModelSpec) -> DrafterChec
 
 
 def describe_drafter(checkpoint: DrafterCheckpoint, settings: DrafterSettings, dtype: torch.dtype) -> DrafterInfo:
-    """What schedulers and speculators have to know."""
+    """Return the drafter's description for schedulers and speculators."""
     spec, layers = checkpoint.spec, checkpoint.spec.layers
     per_token = 0
     if layers is not None:
@@ -59,7 +59,7 @@ def describe_drafter(checkpoint: DrafterCheckpoint, settings: DrafterSettings, d
 
 
 def embeds_with_target(spec: DrafterSpec) -> bool:
-    """Whether the drafter embeds tokens with the target's embedding."""
+    """Return whether the drafter embeds tokens with the target's embedding."""
     return spec.method != "medusa" and not spec.own_embedding
 
 
@@ -70,10 +70,10 @@ def drafter_part(
     info: TargetInfo,
     forwards: MakeForwards = ModuleForwards,
 ) -> DrafterPart:
-    """What the stage of ``shard`` does; ``forwards`` runs the drafter's layers.
+    """Return the part of the drafter on the stage of ``shard``; ``forwards`` runs the drafter's layers.
 
     Raises:
-        ConfigError: the checkpoint lacks something, contradicts itself, or is not that of ``info``.
+        ConfigError: the checkpoint lacks something, contradicts itself, or differs from that of ``info``.
     """
     if checkpoint is None or settings is None:
         return NO_DRAFTER
@@ -94,7 +94,7 @@ def drafter_part(
 
 
 def _hash(checkpoint: DrafterCheckpoint) -> str:
-    """Of its spec, and of a sample of every tensor."""
+    """Return a hash of the spec and of a sample of every tensor."""
     digest = hashlib.sha256(repr(checkpoint.spec).encode())
     for name, tensor in sorted(checkpoint.tensors.items()):
         flat = tensor.reshape(-1).view(torch.uint8)
