@@ -26,7 +26,8 @@ from engine.protocol import Needs
 from engine.sampling.history import History
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
-from engine.stage.logit_readback import ReadBack, logit_rows
+from engine.stage.logit_readback import ReadBack
+from engine.stage.logit_rows import logit_rows
 from engine.step import Work
 from engine.tree import TokenTree
 from engine.upload import Upload
@@ -62,11 +63,10 @@ def draws(logits: torch.Tensor, params: SamplingParams, tree: TokenTree, rng: ra
 
     def drawn() -> None:
         upload = Upload(logits.device)
-        pairs = [(at_once, Walk())]
-        draws = AllRowDraws(pairs, vocab, upload)
+        draws = AllRowDraws([(at_once, Walk())], vocab, upload)
         upload.send()
         draws.receive(iter(fetch(draws.begin(logits))))
-        walk_trees(pairs, draws)
+        walk_trees(draws)
 
     n = len(logits)
     return [

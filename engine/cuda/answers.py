@@ -17,7 +17,7 @@ from engine.cuda.graphs import GraphRecorder
 from engine.cuda.head import Head, RowsOnDevice
 from engine.cuda.kernels.rows import embed
 from engine.cuda.plan.answer import MOST_BEST, WIDTHS, AnswerKind, AnswerPlan
-from engine.cuda.plan.answer_layout import AnswerLayout
+from engine.cuda.plan.answer_layout import AnswerLayout, arrange_answer
 from engine.cuda.products import Products
 from engine.model.shard import ModelShard
 
@@ -100,10 +100,10 @@ class LogitsReader:
         if self._recorder is None:
             return
         for size in [bucket for bucket in self.buckets if bucket <= self._most]:
-            rows = self._fixed(AnswerLayout(size), AnswerKind(True, False, 0), False)
+            rows = self._fixed(arrange_answer(size), AnswerKind(True, False, 0), False)
             embed(rows.plan[rows.layout.rows], torch.zeros_like(rows.hidden), rows.hidden)
             for kind, is_masked in self._usual(size):
-                self._graph(self._recorder, self._fixed(AnswerLayout(size), kind, is_masked), kind)
+                self._graph(self._recorder, self._fixed(arrange_answer(size), kind, is_masked), kind)
             yield f"answers to {size} rows"
 
     def _usual(self, n_rows: int) -> Iterator[tuple[AnswerKind, bool]]:
@@ -131,7 +131,7 @@ class LogitsReader:
             most, words = self._most, -(-self.vocab // 32)
             self._buffers = _Buffers(
                 torch.zeros(most, self._width, dtype=self._dtype, device=self.device),
-                torch.zeros(AnswerLayout(most).size, dtype=torch.int32, device=self.device),
+                torch.zeros(arrange_answer(most).size, dtype=torch.int32, device=self.device),
                 torch.full((most, words), -1, dtype=torch.int32, device=self.device),
                 self._empty(torch.float32, most, self.vocab),
                 self._empty(torch.int32, most * AnswerKind(True, True, min(MOST_BEST, self.vocab)).columns),

@@ -1,6 +1,6 @@
-"""Drawing tokens: argmax of scores, or of scores plus Gumbel noise.
+"""Draws tokens: argmax of scores, or of scores plus Gumbel noise.
 
-The one place where scores become tokens, for targets and for drafters that want to share the target's noise. Ties go
+Only here do scores become tokens, for targets and for drafters that share the target's noise. Ties go
 to the lowest id everywhere (torch and NumPy agree on that), so a row decides alike alone, in a batch, on a GPU.
 """
 
@@ -18,7 +18,7 @@ from engine.upload import Upload
 
 
 def draw_tokens(scores: Tensor, keys: Sequence[NoiseKey | None]) -> list[int]:
-    """One token per row: an exact sample of ``softmax(scores)`` where a key is given, the argmax elsewhere.
+    """Return one token per row: an exact sample of ``softmax(scores)`` where a key is given, the argmax elsewhere.
 
     Args:
         scores: ``[n, vocab]`` fp32 on a CPU, log-probabilities up to a constant per row; not changed.
@@ -30,11 +30,11 @@ def draw_tokens(scores: Tensor, keys: Sequence[NoiseKey | None]) -> list[int]:
 class DeviceDraw:
     """``draw_tokens`` for any device, all rows at once: planned on the host, and nothing waits for the tokens.
 
-    Noise is made once per key: the nodes of one depth share theirs.
+    Noise is computed once per key: the nodes of one depth share theirs.
 
     Args:
         keys: noise key of every row, ``None`` for greedy rows, ``[n]``.
-        upload: takes what has to be on the device.
+        upload: carries arrays to the device.
     """
 
     def __init__(self, keys: Sequence[NoiseKey | None], upload: Upload) -> None:
@@ -47,7 +47,7 @@ class DeviceDraw:
             self._keys = upload.add(gumbel_keys(list(places)))
 
     def apply(self, scores: Tensor) -> Tensor:
-        """The tokens, int32 ``[n]``, of ``scores`` ``[n, vocab]`` fp32."""
+        """Return the tokens, int32 ``[n]``, of ``scores`` ``[n, vocab]`` fp32."""
         if self._is_noisy:
             noise = gumbel_on_device(self._keys.tensor, scores.shape[-1])
             scores = scores.index_add(0, self._rows.tensor, noise.index_select(0, self._of_rows.tensor))
@@ -55,7 +55,7 @@ class DeviceDraw:
 
 
 def _draw_row(scores: FloatArray, key: NoiseKey | None) -> int:
-    """One row ``[vocab]``; noise is computed only for ids that it could lift above the best one."""
+    """Return the token of a row ``[vocab]``; noise is computed only for ids that it could lift above the best one."""
     best = int(scores.argmax())
     if key is None:
         return best

@@ -1,4 +1,4 @@
-"""What penalties and a minimum length need to know of the tokens before a position; it grows token by token."""
+"""The tokens before a position, as penalties and a minimum length need them; they grow token by token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from engine.tree import FloatArray, IntArray, TokenBuffer
 
-MOST_RECENT = 64  # tokens: a run that must not be written has at most one more
+MOST_RECENT = 64  # tokens; a bad word has at most one more
 
 
 class History:
@@ -28,13 +28,13 @@ class History:
         self._known = set(unique)
         self._seen = TokenBuffer(list(unique))  # distinct ids of prompt and output
         self._drawn = TokenBuffer([])  # distinct ids of the output
-        self._places: dict[int, int] = {}  # id -> where it is in ``_drawn``
+        self._places: dict[int, int] = {}  # id -> place in ``_drawn``
         self._times: FloatArray = np.zeros(64, np.float32)  # of every id in ``_drawn``
         for token in output:
             self.add(int(token))
 
     def add(self, token: int) -> None:
-        """One more output token."""
+        """Append an output token."""
         self.n_output += 1
         self.recent.append(token)
         place = self._places.get(token)
@@ -49,7 +49,6 @@ class History:
             self._seen.extend((token,))
 
     def copy(self) -> History:
-        """The same, to be changed apart."""
         made = History(self.seen.tolist())
         made.n_output, made._drawn = self.n_output, TokenBuffer(self.drawn.tolist())
         made.recent = self.recent.copy()
@@ -58,12 +57,12 @@ class History:
 
     @property
     def seen(self) -> IntArray:
-        """Distinct ids of prompt and output, int32 ``[n_distinct]``; not to be written to."""
+        """Distinct ids of prompt and output, int32 ``[n_distinct]``; read-only."""
         return self._seen.view
 
     @property
     def drawn(self) -> IntArray:
-        """Distinct ids of the output, int32 ``[n_drawn]``; not to be written to."""
+        """Distinct ids of the output, int32 ``[n_drawn]``; read-only."""
         return self._drawn.view
 
     @property
@@ -72,11 +71,11 @@ class History:
         return self._times[: len(self._drawn)]
 
     def unseen(self, path: Iterable[int]) -> list[int]:
-        """Distinct tokens of ``path`` that neither prompt nor output has."""
+        """Return distinct tokens of ``path`` that neither prompt nor output has."""
         return [token for token in dict.fromkeys(path) if token not in self._known]
 
     def times_with(self, path: Sequence[int]) -> tuple[list[int], FloatArray]:
-        """Distinct tokens of ``path``, and how often each occurs in the output followed by ``path``, fp32."""
+        """Return distinct tokens of ``path``, and how often each occurs in the output followed by ``path``, fp32."""
         counts: dict[int, int] = {}
         for token in path:
             counts[token] = counts.get(token, 0) + 1

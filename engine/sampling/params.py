@@ -1,4 +1,4 @@
-"""Sampling parameters of one request, as the engine sees them (already checked at the edge)."""
+"""Sampling parameters of one request, already checked at the edge."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST_TEMPERATURE = 1e-5  # logits divided by less need not be finite; the draw 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """How the target's distribution becomes tokens; immutable, and small enough to travel with the request.
 
-    ``temperature`` 0 means greedy, and what is given below ``LEAST_TEMPERATURE`` becomes 0. ``top_k`` 0 means no limit.
+    ``temperature`` 0 means greedy; a value below ``LEAST_TEMPERATURE`` becomes 0. ``top_k`` 0 means no limit.
     Penalties follow Hugging Face (repetition: prompt and output) and OpenAI (presence, frequency: output only).
     """
 
@@ -41,16 +41,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     logprobs: int | None = None  # None: none; k: the drawn token's and the k best
     prompt_logprobs: int | None = None  # the same of the prompt's tokens
     verification: str = "coupled"  # or "rejection"
-    grammar: Grammar | None = None  # what the output has to be; needs EOS among ``stop_ids``
+    grammar: Grammar | None = None  # the output must match it; needs EOS among ``stop_ids``
 
     def __post_init__(self) -> None:
-        """Make the temperatures that no division survives those of greedy decoding."""
+        """Replace temperatures that are too small to divide by with 0."""
         if 0.0 != self.temperature < LEAST_TEMPERATURE:
             msgspec.structs.force_setattr(self, "temperature", 0.0)
 
     @cached_property
     def bias(self) -> tuple[npt.NDArray[np.int64], FloatArray]:
-        """``logit_bias`` as arrays made once: ids ``[n]`` and what their logits gain ``[n]``; not to be changed."""
+        """``logit_bias`` as arrays made once: ids ``[n]`` and amounts to add ``[n]``; read-only."""
         n = len(self.logit_bias)
         return np.fromiter(self.logit_bias, np.int64, n), np.fromiter(self.logit_bias.values(), np.float32, n)
 
@@ -66,12 +66,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def has_penalties(self) -> bool:
-        """Whether processing needs to know which tokens are before a position."""
+        """Whether processing depends on the tokens before a position."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @cached_property
     def without_minimum(self) -> SamplingParams:
-        """The same without ``min_tokens``, made once."""
+        """These parameters without ``min_tokens``, made once."""
         return msgspec.structs.replace(self, min_tokens=0) if self.min_tokens else self
 
     @cached_property

@@ -15,21 +15,20 @@ from torch import Tensor
 from engine.device import is_host
 from engine.sampling.history import History
 from engine.sampling.params import SamplingParams
-from engine.sampling.shift import is_shifted, operations
-from engine.sampling.shifted_row import ShiftedRow
+from engine.sampling.shift import ShiftedRow, is_shifted, plan_shifts
 from engine.sampling.truncation import DeviceTruncation, truncate
 from engine.upload import Upload
 
 
 class Processing:
-    """What is to be done to some rows of logits: planned on the host, applied once the upload is sent.
+    """The processing of some rows of logits: planned on the host, applied once the upload is sent.
 
     Args:
         params: of every row, ``[n]``.
         histories: of every row's sequence, ``[n]``; ``None`` is fine for rows without penalties and ``min_tokens``.
         vocab: width of the rows.
-        upload: takes what has to be on the rows' device.
-        paths: tokens between the history and the row, ``[n]``; None: none anywhere.
+        upload: carries arrays to the rows' device.
+        paths: tokens between the history and the row, ``[n]``; None: no row has any.
 
     Raises:
         ValueError: a row needs a history and has none.
@@ -43,13 +42,13 @@ class Processing:
         upload: Upload,
         paths: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        whose = zip(params, histories, paths or [()] * len(params), strict=True)
-        rows = [ShiftedRow(i, *row) for i, row in enumerate(whose) if is_shifted(*row)]
-        self._shifts = operations(rows, vocab, upload) if rows else []
-        self._heats = None
+        inputs = zip(params, histories, paths or [()] * len(params), strict=True)
+        rows = [ShiftedRow(i, *row) for i, row in enumerate(inputs) if is_shifted(*row)]
+        self._shifts = plan_shifts(rows, vocab, upload) if rows else []
+        self._temperatures = None
         if any(p.temperature not in (0.0, 1.0) for p in params):
             # an array, because a GPU multiplies by the reciprocal when the divisor is a Python number
-            self._heats = upload.add(np.array([[p.temperature or 1.0] for p in params], np.float32), np.float32)
+            self._temperatures = upload.add(np.array([[p.temperature or 1.0] for p in params], np.float32), np.float32)
         index = [i for i, p in enumerate(params) if not p.is_greedy and p.truncates]
         self._truncated = [params[i] for i in index]
         self._index = upload.add(index) if 0 < len(index) < len(params) else None  # None: all rows or none
@@ -58,20 +57,20 @@ class Processing:
             self._on_device = DeviceTruncation(self._truncated, vocab, upload)
 
     def apply(self, logits: Tensor, owned: bool = False) -> Tensor:
-        """Scores to draw from: log-probabilities up to a constant per row, -inf for what cannot be drawn.
+        """Return scores to draw from: log-probabilities up to a constant per row, -inf for ids that cannot be drawn.
 
         Args:
             logits: ``[n, vocab]`` fp32, changed only if ``owned``.
-            owned: the caller has no use for ``logits`` any more.
+            owned: the caller no longer needs ``logits``.
 
         Returns:
             ``[n, vocab]`` fp32; ``logits`` itself when no row needs anything.
         """
         scores = logits.clone() if self._shifts and not owned else logits
-        for shift in self._shifts:
-            shift.apply(scores)
-        if self._heats is not None:
-            scores = scores / self._heats.tensor
+        for change, arrays in self._shifts:
+            change(scores, *(array.tensor for array in arrays))
+        if self._temperatures is not None:
+            scores = scores / self._temperatures.tensor
         if not self._truncated:
             return scores
         if self._index is None:
@@ -84,7 +83,7 @@ class Processing:
 
 
 def process(logits: Tensor, params: Sequence[SamplingParams], histories: Sequence[History | None]) -> Tensor:
-    """``Processing`` of rows that lie directly behind their histories, planned and applied at once.
+    """Plan and apply the ``Processing`` of rows directly after their histories; return the scores.
 
     Greedy rows get bias, mask and penalties only: their argmax decides. Rows that need nothing cost nothing.
     """

@@ -1,4 +1,4 @@
-"""What changes logits before temperature: bias, penalties, masks. Planned on the host, applied to all rows at once.
+"""Changes of logits before temperature: bias, penalties, masks. Planned on the host, applied to all rows at once.
 
 Rows of one sequence share its bias and its history, which are sent to the device once; a row of a tree differs from
 them by the tokens of its own path, a few cells that are corrected one by one. Every cell is computed by the same
@@ -7,9 +7,8 @@ operations in the same order as if its row were alone, so batches change no bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,27 +17,31 @@ from torch import Tensor
 from engine.device import Array
 from engine.sampling.history import History
 from engine.sampling.params import SamplingParams
-from engine.sampling.shifted_row import ShiftedRow
 from engine.upload import Upload, Uploaded
 
 _NEG_INF = float("-inf")
-_Planned = tuple[Callable[..., None], tuple[Array, ...]]  # a change, and the arrays it takes
+_PlannedShift = tuple[Callable[..., None], tuple[Array, ...]]
+Shift = tuple[Callable[..., None], tuple[Uploaded, ...]]  # changes scores [n, vocab] in place, by these arrays
 
 
 @dataclass(slots=True, frozen=True)
-class Operation:
-    """A change of scores ``[n, vocab]`` in place, by arrays that are on their device once the upload is sent."""
+class ShiftedRow:
+    """One row of logits that changes before temperature."""
 
-    change: Callable[..., None]  # (scores, *tensors)
-    parts: tuple[Uploaded, ...]
+    row: int
+    params: SamplingParams
+    history: History | None  # of its sequence, up to the root
+    path: Sequence[int]  # tokens between the history and the row
 
-    def apply(self, scores: Tensor) -> None:
-        """Change the scores."""
-        self.change(scores, *(part.tensor for part in self.parts))
+    @property
+    def known_history(self) -> History:
+        """The history of a row that has one."""
+        assert self.history is not None, "plan_shifts checks it"
+        return self.history
 
 
 def masks_stops(params: SamplingParams, history: History | None, path: Sequence[int] = ()) -> bool:
-    """Whether stop ids cannot be drawn yet behind ``path``.
+    """Whether ``min_tokens`` forbids stop ids after ``path``.
 
     Raises:
         ValueError: that depends on a history, and there is none.
@@ -59,8 +62,8 @@ def is_shifted(params: SamplingParams, history: History | None, path: Sequence[i
     )
 
 
-def operations(rows: Sequence[ShiftedRow], vocab: int, upload: Upload) -> list[Operation]:
-    """What is to be done to the rows, in order; the arrays for it come with ``upload``.
+def plan_shifts(rows: Sequence[ShiftedRow], vocab: int, upload: Upload) -> list[Shift]:
+    """Return the changes of the rows, in order; ``upload`` carries their arrays.
 
     Raises:
         ValueError: a row needs a history and has none.
@@ -68,22 +71,26 @@ def operations(rows: Sequence[ShiftedRow], vocab: int, upload: Upload) -> list[O
     penalised = [row for row in rows if row.params.has_penalties]
     if any(row.history is None and row.params.remembers for row in rows):
         raise ValueError("penalties, min_tokens and bad words of several tokens need a History")
+    stops = [row for row in rows if masks_stops(row.params, row.history, row.path)]
     planned = [
         *_bias([row for row in rows if row.params.logit_bias]),
         *_repetition([row for row in penalised if row.params.repetition_penalty != 1.0]),
         *_counted([row for row in penalised if row.params.presence_penalty or row.params.frequency_penalty]),
-        *_stops([row for row in rows if masks_stops(row.params, row.history, row.path)], vocab),
-        *_bad_words([row for row in rows if row.params.bad_words], vocab),
+        *_forbidden([(row, token) for row in stops for token in row.params.stop_ids], vocab),
+        *_forbidden([(row, token) for row in rows for token in _ends_of_bad_words(row)], vocab),
         *_allowed([row for row in rows if row.params.allowed_ids]),
     ]
-    return [Operation(change, tuple(upload.add(array, array.dtype) for array in arrays)) for change, arrays in planned]
+    return [(change, tuple(upload.add(array, array.dtype) for array in arrays)) for change, arrays in planned]
 
 
-# -- what rows of one sequence share ---------------------------------------------------------------------------------
+# -- arrays that rows of one sequence share --------------------------------------------------------------------------
 
 
-def _places(rows: Sequence[ShiftedRow]) -> tuple[Array, Array, list[ShiftedRow]]:
-    """Row numbers ``[n, 1]``, the place of each row's sequence among the sequences ``[n]``, a row of every sequence."""
+def _share(rows: Sequence[ShiftedRow], read: Callable[[ShiftedRow], tuple[Array, ...]]) -> tuple[Array, ...]:
+    """Return row numbers ``[n, 1]``, each row's sequence ``[n]``, and tables with a line for each sequence.
+
+    ``read`` returns the lines of a row's sequence: ids become int64, other numbers fp32.
+    """
     first: dict[tuple[int, int], int] = {}
     samples: list[ShiftedRow] = []
     owners = np.empty(len(rows), np.int64)
@@ -93,11 +100,13 @@ def _places(rows: Sequence[ShiftedRow]) -> tuple[Array, Array, list[ShiftedRow]]
             first[key] = len(samples)
             samples.append(row)
         owners[i] = first[key]
-    return np.array([[row.row] for row in rows], np.int64), owners, samples
+    tables = (_table(lists) for lists in zip(*map(read, samples), strict=True))
+    return np.array([[row.row] for row in rows], np.int64), owners, *tables
 
 
-def _table(lists: Sequence[Array], dtype: Any) -> Array:
-    """``[len(lists), longest]``: a shorter list repeats its first entry, so that a cell is written the same twice."""
+def _table(lists: Sequence[Array]) -> Array:
+    """Return ``[len(lists), longest]``: a shorter list repeats its first entry, so that one cell gets one value."""
+    dtype = np.int64 if lists[0].dtype.kind == "i" else np.float32
     if len(lists) == 1:
         return lists[0].astype(dtype, copy=False)[None]
     table = np.empty((len(lists), max(map(len, lists))), dtype)
@@ -108,19 +117,20 @@ def _table(lists: Sequence[Array], dtype: Any) -> Array:
 
 
 def _of_rows(table: Tensor, owners: Tensor) -> Tensor:
-    """A table's line for every row; one line serves all rows as it is."""
+    """Return a table's line for every row; one line serves all rows."""
     return table if len(table) == 1 else table.index_select(0, owners)
+
+
+def _indices(cells: Sequence[tuple[ShiftedRow, int]]) -> tuple[Array, Array]:
+    """Return rows and ids of single cells, int64 ``[n_cells]`` each."""
+    return np.array([row.row for row, _ in cells], np.int64), np.array([token for _, token in cells], np.int64)
 
 
 # -- bias ------------------------------------------------------------------------------------------------------------
 
 
-def _bias(rows: Sequence[ShiftedRow]) -> list[_Planned]:
-    if not rows:
-        return []
-    numbers, owners, samples = _places(rows)
-    ids, values = zip(*(sample.params.bias for sample in samples), strict=True)
-    return [(_add, (numbers, owners, _table(ids, np.int64), _table(values, np.float32)))]
+def _bias(rows: Sequence[ShiftedRow]) -> list[_PlannedShift]:
+    return [(_add, _share(rows, lambda row: row.params.bias))] if rows else []
 
 
 def _add(scores: Tensor, rows: Tensor, owners: Tensor, ids: Tensor, values: Tensor) -> None:
@@ -131,16 +141,14 @@ def _add(scores: Tensor, rows: Tensor, owners: Tensor, ids: Tensor, values: Tens
 # -- repetition penalty ----------------------------------------------------------------------------------------------
 
 
-def _repetition(rows: Sequence[ShiftedRow]) -> list[_Planned]:
-    """First what all rows of a sequence have seen, then what is new on a row's own path: no cell is in both."""
-    planned: list[_Planned] = []
-    told = [row for row in rows if len(_history(row).seen)]
-    if told:
-        numbers, owners, samples = _places(told)
-        ids = _table([_history(sample).seen for sample in samples], np.int64)
-        penalties = np.array([[row.params.repetition_penalty] for row in told], np.float32)
-        planned.append((_repeat_seen, (numbers, owners, ids, penalties)))
-    cells = [(row, token) for row in rows if row.path for token in _history(row).unseen(row.path)]
+def _repetition(rows: Sequence[ShiftedRow]) -> list[_PlannedShift]:
+    """Return changes of all ids that a sequence has, then of new ids on a row's own path: no cell is in both."""
+    planned: list[_PlannedShift] = []
+    seen = [row for row in rows if len(row.known_history.seen)]
+    if seen:
+        penalties = np.array([[row.params.repetition_penalty] for row in seen], np.float32)
+        planned.append((_repeat_seen, (*_share(seen, lambda row: (row.known_history.seen,)), penalties)))
+    cells = [(row, token) for row in rows if row.path for token in row.known_history.unseen(row.path)]
     if cells:
         penalties = np.array([row.params.repetition_penalty for row, _ in cells], np.float32)
         planned.append((_repeat, (*_indices(cells), penalties)))
@@ -158,27 +166,32 @@ def _repeat(scores: Tensor, rows: Tensor, ids: Tensor, penalties: Tensor) -> Non
 
 # -- presence and frequency penalties --------------------------------------------------------------------------------
 
+_NOTHING_DRAWN = np.empty((0, 1), np.int64), np.empty(0, np.int64), np.empty((1, 0), np.int64), np.empty((1, 0), "f4")
 
-def _counted(rows: Sequence[ShiftedRow]) -> list[_Planned]:
-    """First what the output has, for all rows of a sequence; cells of a row's own path are then computed anew."""
-    numbers, owners, samples = _places([row for row in rows if len(_history(row).drawn)])
-    ids = _table([_history(sample).drawn for sample in samples], np.int64) if samples else np.empty((1, 0), np.int64)
-    amounts = [_amounts(sample.params, _history(sample).times) for sample in samples]
-    table = _table(amounts, np.float32) if samples else np.empty((1, 0), np.float32)
+
+def _counted(rows: Sequence[ShiftedRow]) -> list[_PlannedShift]:
+    """Return one change: of the ids that a sequence's output has, and of cells of a row's own path, computed anew."""
+    drawn = [row for row in rows if len(row.known_history.drawn)]
+    shared = _share(drawn, _counts_of_output) if drawn else _NOTHING_DRAWN
     cells: list[tuple[ShiftedRow, int]] = []
-    of_cells: list[Array] = [np.empty(0, np.float32)]
+    amounts: list[Array] = [np.empty(0, np.float32)]
     for row in rows:
         if row.path:
-            tokens, times = _history(row).times_with(row.path)
+            tokens, times = row.known_history.times_with(row.path)
             cells += [(row, token) for token in tokens]
-            of_cells.append(_amounts(row.params, times))
-    if not samples and not cells:
+            amounts.append(_amounts(row.params, times))
+    if not drawn and not cells:
         return []
-    return [(_subtract, (numbers, owners, ids, table, *_indices(cells), np.concatenate(of_cells)))]
+    return [(_subtract, (*shared, *_indices(cells), np.concatenate(amounts)))]
+
+
+def _counts_of_output(row: ShiftedRow) -> tuple[Array, Array]:
+    history = row.known_history
+    return history.drawn, _amounts(row.params, history.times)
 
 
 def _amounts(params: SamplingParams, times: Array) -> Array:
-    """What is subtracted from ids that occur so often, fp32."""
+    """Return what is subtracted from ids that occur so often, fp32."""
     amounts: Array = np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * times
     return amounts
 
@@ -186,7 +199,7 @@ def _amounts(params: SamplingParams, times: Array) -> Array:
 def _subtract(
     scores: Tensor, rows: Tensor, owners: Tensor, ids: Tensor, amounts: Tensor, own: Tensor, own_ids: Tensor, of: Tensor
 ) -> None:
-    """``rows``, ``ids`` and ``amounts`` for whole rows; ``own``, ``own_ids`` and ``of`` ``[n_cells]`` for paths."""
+    """``rows``, ``ids`` and ``amounts`` are for whole rows; ``own``, ``own_ids`` and ``of`` ``[n_cells]`` for paths."""
     before = scores[own, own_ids] if len(own) else None
     if len(rows):
         at = rows, _of_rows(ids, owners)
@@ -195,11 +208,21 @@ def _subtract(
         scores[own, own_ids] = before - of
 
 
-# -- stop mask -------------------------------------------------------------------------------------------------------
+# -- forbidden ids, and ids that alone are allowed -------------------------------------------------------------------
 
 
-def _stops(rows: Sequence[ShiftedRow], vocab: int) -> list[_Planned]:
-    cells = [(row, token) for row in rows for token in row.params.stop_ids if token < vocab]
+def _ends_of_bad_words(row: ShiftedRow) -> Iterator[int]:
+    """Yield the tokens that would complete a bad word after the row."""
+    if not row.params.bad_words:
+        return
+    before = (*(row.history.recent if row.history is not None else ()), *row.path)
+    for *head, last in row.params.bad_words:
+        if not head or before[-len(head) :] == tuple(head):
+            yield last
+
+
+def _forbidden(cells: Sequence[tuple[ShiftedRow, int]], vocab: int) -> list[_PlannedShift]:
+    cells = [cell for cell in cells if cell[1] < vocab]
     return [(_forbid, _indices(cells))] if cells else []
 
 
@@ -207,20 +230,8 @@ def _forbid(scores: Tensor, rows: Tensor, ids: Tensor) -> None:
     scores.index_put_((rows, ids), scores.new_full((), _NEG_INF))
 
 
-# -- words that must not be written, and ids that alone may be -------------------------------------------------------
-
-
-def _bad_words(rows: Sequence[ShiftedRow], vocab: int) -> list[_Planned]:
-    cells = [(row, token) for row in rows for token in row.last_of_words() if token < vocab]
-    return [(_forbid, _indices(cells))] if cells else []
-
-
-def _allowed(rows: Sequence[ShiftedRow]) -> list[_Planned]:
-    if not rows:
-        return []
-    numbers, owners, samples = _places(rows)
-    ids = _table([np.array(sample.params.allowed_ids, np.int64) for sample in samples], np.int64)
-    return [(_keep_only, (numbers, owners, ids))]
+def _allowed(rows: Sequence[ShiftedRow]) -> list[_PlannedShift]:
+    return [(_keep_only, _share(rows, lambda row: (np.array(row.params.allowed_ids, np.int64),)))] if rows else []
 
 
 def _keep_only(scores: Tensor, rows: Tensor, owners: Tensor, ids: Tensor) -> None:
@@ -228,13 +239,3 @@ def _keep_only(scores: Tensor, rows: Tensor, owners: Tensor, ids: Tensor) -> Non
     kept = scores[at]
     scores.index_fill_(0, rows[:, 0], _NEG_INF)
     scores[at] = kept
-
-
-def _indices(cells: Sequence[tuple[ShiftedRow, int]]) -> tuple[Array, Array]:
-    """Rows and ids of single cells, int64 ``[n_cells]`` each."""
-    return np.array([row.row for row, _ in cells], np.int64), np.array([token for _, token in cells], np.int64)
-
-
-def _history(row: ShiftedRow) -> History:
-    assert row.history is not None, "checked by operations"
-    return row.history

@@ -1,11 +1,11 @@
 """Top-k, top-p and min-p in Hugging Face's order and semantics, for rows that may all differ.
 
 * top-k keeps every token as probable as the k-th best, ties included;
-* top-p, over what top-k left, drops the least probable tokens whose probabilities together stay within ``1 - p``;
-  among equal tokens the highest ids go first (Hugging Face leaves their order to the sort);
+* top-p, over the tokens that top-k keeps, drops the least probable ones whose probabilities together stay within
+  ``1 - p``; among equal tokens the highest ids go first (Hugging Face leaves their order to the sort);
 * min-p drops tokens less probable than ``min_p`` times the best.
 
-The best token always stays. Sums are fp64: what is kept then does not depend on batch size or device, except where
+The best token always stays. Sums are fp64: kept tokens then do not depend on batch size or device, except where
 a sum hits its bound to 1e-15. Two implementations, tested against each other: NumPy on a CPU (row by row, sorting
 only tokens that can matter) and batched torch ops elsewhere (no synchronisation).
 """
@@ -30,7 +30,7 @@ Ids = npt.NDArray[np.intp]
 
 
 def truncate(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """A copy of ``scores`` ``[n, vocab]`` fp32 (after temperature), on a CPU, with dropped tokens at -inf."""
+    """Return a copy of ``scores`` ``[n, vocab]`` fp32 (after temperature), on a CPU, with dropped tokens at -inf."""
     rows = scores.numpy()
     kept = np.full_like(rows, _NEG_INF)
     for row, out, p in zip(rows, kept, params, strict=True):
@@ -40,9 +40,9 @@ def truncate(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _kept_ids(scores: FloatArray, params: SamplingParams) -> Ids:
-    """The tokens of one row ``[vocab]`` that stay, in any order."""
+    """Return the tokens of one row ``[vocab]`` that stay, in any order."""
     vocab, best = len(scores), scores.argmax()
-    ids: Ids | None = None  # all
+    ids: Ids | None = None  # None: all
     if 0 < params.top_k < vocab:
         top = torch.from_numpy(scores).topk(params.top_k, sorted=False).values  # faster than np.partition
         ids = np.flatnonzero(scores >= top.numpy().min())
@@ -57,7 +57,7 @@ def _kept_ids(scores: FloatArray, params: SamplingParams) -> Ids:
 
 
 def _nucleus(scores: FloatArray, ids: Ids | None, top_p: float, best: float) -> Ids:
-    """Top-p over ``ids`` (all tokens when ``None``), in falling order; may be empty when ``top_p`` is 0."""
+    """Return the nucleus of ``ids`` (``None``: of all), in falling order; it may be empty when ``top_p`` is 0."""
     weights = np.exp((scores if ids is None else scores[ids]).astype(np.float64) - best)
     total = weights.sum()
     if ids is None:  # tokens that stay within 1 - p even all together need no sorting
@@ -75,7 +75,7 @@ class DeviceTruncation:
     Args:
         params: of every row, ``[n]``.
         vocab: width of the rows.
-        upload: takes them along.
+        upload: carries them to the device.
     """
 
     def __init__(self, params: Sequence[SamplingParams], vocab: int, upload: Upload) -> None:
@@ -85,7 +85,7 @@ class DeviceTruncation:
         self._log_min_p = upload.add(np.array(log_min_p), np.float64)
 
     def apply(self, scores: Tensor) -> Tensor:
-        """What ``truncate`` makes of ``scores``; one stable sort serves the three rules."""
+        """Return ``truncate`` of ``scores``; one stable sort serves the three rules."""
         ordered, ids = torch.sort(scores, dim=-1, descending=True, stable=True)  # [n, vocab]
         best = ordered[:, :1].double()
         in_top_k = ordered >= ordered.gather(-1, self._top_k.tensor - 1)

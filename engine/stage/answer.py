@@ -15,10 +15,11 @@ from engine.grammar.compiler import Grammars
 from engine.grammar.state import GrammarState
 from engine.model.shard import ModelShard
 from engine.sampling.history import History
-from engine.stage.answer_sources import AnswerSource, KernelAnswerSource, LogitUses, TorchAnswerSource
+from engine.stage.answer_sources import KernelAnswerSource, LogitUses, TorchAnswerSource
 from engine.stage.artefacts import StatesReadBack
 from engine.stage.base import Activations
-from engine.stage.logit_readback import HeadRows, PromptLogprobs, ReadBack, logit_rows
+from engine.stage.logit_readback import PromptLogprobs, ReadBack
+from engine.stage.logit_rows import HeadRows, logit_rows
 from engine.stage.packing import Span
 from engine.step import SequenceStart, Work, WorkResult
 from engine.tree import EMPTY_TREE
@@ -106,7 +107,7 @@ class StepAnswer:
             ReadBack(works, needs, needed, rows.firsts, torch_upload),
             PromptLogprobs(works, ks, rows.firsts, vocab, torch_upload),
         )
-        self._source: AnswerSource
+        self._source: TorchAnswerSource | KernelAnswerSource
         if kernels is None:
             self._source = TorchAnswerSource(rows, sum(span.n for span in spans), uses, upload, head)
         else:

@@ -1,13 +1,15 @@
 """Where a step's answer comes from: torch computes it from all logits, or the kernels of an executor do.
 
-Both plan with the step, launch on the device, and return walks, best ids and log-probabilities on the host.
+Both are planned with the step. ``begin`` launches on the device and returns the tensors to fetch. ``finish`` takes the
+fetched arrays and returns walks, best ids of every work and log-probabilities of its prompt; it waits for the device
+only for levels of the rejection rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -17,7 +19,8 @@ from engine.cuda.plan.answer_layout import NOTHING, READ
 from engine.cuda.plan.items import Ints
 from engine.device import Array
 from engine.events import TokenLogprob
-from engine.stage.logit_readback import HeadRows, PromptLogprobs, ReadBack, TopRows
+from engine.stage.logit_readback import PromptLogprobs, ReadBack, TopRows
+from engine.stage.logit_rows import HeadRows
 from engine.upload import Upload, Uploaded
 from engine.verify.batch import Verification
 from engine.verify.walk import Walk
@@ -37,19 +40,6 @@ class LogitUses:
     verification: Verification
     read_back: ReadBack
     prompt_logprobs: PromptLogprobs
-
-
-class AnswerSource(Protocol):
-    """Answers the rows of one step."""
-
-    def begin(self, hidden: Tensor) -> list[Tensor]:
-        """Begin with the step's hidden states ``[n, hidden]``; return the tensors to fetch."""
-
-    def finish(self, arrays: Iterator[Array]) -> Readings:
-        """Return walks, best ids of every work and log-probabilities of its prompt; take ``begin``'s from ``arrays``.
-
-        Waits for the device only for levels of the rejection rule.
-        """
 
 
 class TorchAnswerSource:

@@ -24,7 +24,7 @@ from engine.tree import ROOT
 from engine.upload import Upload
 from engine.verify.masks import TreeMasks, drawn_params
 from engine.verify.rules import Decision
-from engine.verify.walk import Pair, WalkItem, current_rows, match_tokens
+from engine.verify.walk import Draws, Pair, WalkItem, current_rows, match_tokens
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,18 +57,11 @@ class _DrawnPiece:
         tokens.index_copy_(0, rows, self._draw.apply(scores))
 
 
-class AllRowDraws:
-    """Draws at all rows at once.
-
-    Args:
-        pairs: the walks; no item ``rejects``.
-        vocab: width of the logits.
-        upload: carries arrays to the device; send it before ``begin``.
-    """
+class AllRowDraws(Draws):
+    """Draws at all rows at once; no item ``rejects``."""
 
     def __init__(self, pairs: Sequence[Pair], vocab: int, upload: Upload) -> None:
-        self._pairs = pairs
-        self.errors: dict[int, str] = {}
+        super().__init__(pairs, vocab, upload)
         items = [item for item, _ in pairs]
         drawn = [row for item in items if not item.is_plain for row in _list_rows(item)]
         self._any_plain = any(item.is_plain for item in items)
@@ -84,13 +77,13 @@ class AllRowDraws:
         else:
             tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
             checks = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-        masks = TreeMasks(self._pairs)  # now: the device is busy with the layers
+        masks = TreeMasks(self.pairs)  # now: the device is busy with the layers
         self.errors = masks.errors
         for piece in self._drawn:
             piece.draw(logits, tokens, checks, masks)
         if not self._logged:
             return [tokens, checks]
-        most = max(item.params.logprobs or 0 for item, _ in self._pairs)
+        most = max(item.params.logprobs or 0 for item, _ in self.pairs)
         numbers = (piece.tensor for piece in self._logged_pieces)
         pieces = ((rows, tokens.index_select(0, rows)) for rows in numbers)
         return [tokens, checks, *logprobs_in_pieces(logits, pieces, most)]

@@ -7,7 +7,7 @@ token id everywhere (torch's and NumPy's argmax agree on that), so a row decides
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -19,8 +19,6 @@ from engine.verify.visited_rows import VisitedArgmax, VisitedDraws
 from engine.verify.walk import Draws, Pair, Walk, WalkItem, walk_trees
 
 __all__ = ["Verification", "Walk", "WalkItem", "verify"]
-
-_MakeDraws = Callable[[Sequence[Pair], int, Upload], Draws]
 
 
 class Verification:
@@ -35,39 +33,39 @@ class Verification:
 
     def __init__(self, items: Sequence[WalkItem], vocab: int, upload: Upload, has_kernels: bool = False) -> None:
         self._walks = [Walk() for _ in items]
-        groups: dict[_MakeDraws, list[Pair]] = {KernelDraws: []} if has_kernels else {}
+        groups: dict[type[Draws], list[Pair]] = {KernelDraws: []} if has_kernels else {}
         on_host = is_host(upload.device)
         for pair in zip(items, self._walks, strict=True):
             if pair[0].max_new is None or pair[0].max_new > 0:
                 groups.setdefault(_choose_draws(pair[0], on_host, has_kernels), []).append(pair)
-        self._groups = [(pairs, make(pairs, vocab, upload)) for make, pairs in groups.items()]
+        self._draws = [draws(pairs, vocab, upload) for draws, pairs in groups.items()]
 
     @property
     def kernel_draws(self) -> KernelDraws:
         """The draws of kernels; only if ``has_kernels``."""
-        draws = self._groups[0][1]
+        draws = self._draws[0]
         assert isinstance(draws, KernelDraws)
         return draws
 
     @property
     def needs_logits(self) -> bool:
         """Whether torch draws a token."""
-        return any(pairs and not isinstance(draws, KernelDraws) for pairs, draws in self._groups)
+        return any(not isinstance(draws, KernelDraws) for draws in self._draws)
 
     def begin(self, logits: Tensor) -> list[Tensor]:
         """Begin on the device with ``logits`` ``[rows, vocab]``, unchanged; return the tensors to fetch."""
         logits = logits.detach()
-        return [tensor for _, draws in self._groups for tensor in draws.begin(logits)]
+        return [tensor for draws in self._draws for tensor in draws.begin(logits)]
 
     def finish(self, arrays: Iterator[Array]) -> list[Walk]:
         """Return every item's walk; take the fetched tensors of ``begin`` from ``arrays``."""
-        for pairs, draws in self._groups:
+        for draws in self._draws:
             draws.receive(arrays)
-            walk_trees(pairs, draws)
+            walk_trees(draws)
         return self._walks
 
 
-def _choose_draws(item: WalkItem, on_host: bool, has_kernels: bool) -> _MakeDraws:
+def _choose_draws(item: WalkItem, on_host: bool, has_kernels: bool) -> type[Draws]:
     if has_kernels and can_kernels_draw(item):
         return KernelDraws
     if on_host:

@@ -1,4 +1,4 @@
-"""Verification rules: what a target's distribution makes of the drafted children of one node.
+"""Verification rules: which drafted child of a node a target's distribution accepts.
 
 Vocabulary:
 
@@ -29,7 +29,7 @@ Decision = tuple[int | None, int]  # (accepted child or None, its token or the b
 
 
 def match(tree: TokenTree, node: int, token: int) -> int | None:
-    """The first child of ``node`` that carries ``token``; greedy and coupled verification are this and an argmax."""
+    """Return the first child of ``node`` that carries ``token``: the greedy and the coupled rule."""
     for child in tree.children[node + 1]:
         if tree.tokens[child] == token:
             return child
@@ -37,7 +37,7 @@ def match(tree: TokenTree, node: int, token: int) -> int | None:
 
 
 def walk_text(tree: TokenTree, text: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Greedy verification where the target's next tokens ``text`` are known: (committed tokens, accepted nodes).
+    """Verify greedily against the target's known next tokens ``text``; return (committed tokens, accepted nodes).
 
     The tokens are the accepted path's and the bonus token, or the path's alone where ``text`` ends with it.
     """
@@ -62,7 +62,7 @@ def decide_rejection(p: Row, tree: TokenTree, node: int, random: Randomness) -> 
     ``norm(p without it)`` (the same rule for a ``q`` of all mass on one token).
 
     Args:
-        p: the target's distribution behind ``node``, ``[vocab]`` fp64, not changed; any positive sum will do.
+        p: the target's distribution after ``node``, ``[vocab]`` fp64, not changed; any positive sum will do.
         tree: the drafted tree.
         node: the accepted node, or ``ROOT``.
         random: decides.
@@ -79,7 +79,7 @@ def decide_rejection(p: Row, tree: TokenTree, node: int, random: Randomness) -> 
 
 
 def _draft_row(tree: TokenTree, child: int) -> Row | None:
-    """The distribution ``[vocab]`` that ``child`` was drawn from, ``None`` for a one-hot proposal.
+    """Return the distribution ``[vocab]`` that ``child`` was drawn from, ``None`` for a one-hot proposal.
 
     A row that gives its own token no mass cannot have drawn it: the token then counts as one-hot.
     """
@@ -91,12 +91,12 @@ def _draft_row(tree: TokenTree, child: int) -> Row | None:
 
 
 def _reject(residual: Row, token: int, q: Row | None) -> Row:
-    """What is left of the target's distribution after ``token`` was rejected, ``[vocab]``, sums to 1."""
+    """Return the target's distribution after ``token`` was rejected, ``[vocab]``, normalised."""
     if q is None:
         left = residual.copy()
         left[token] = 0.0
     else:
         left = np.maximum(residual - q, 0.0)
     total = left.sum()
-    # Nothing left means acceptance was certain up to rounding: what was there before is then as exact as can be.
+    # Nothing left means acceptance was certain up to rounding: the residual is then as exact as possible.
     return left / total if total > 0.0 else residual

@@ -6,7 +6,7 @@ synchronisation, so only the rejection rule draws so: its decisions need whole d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import isfinite
 
 import torch
@@ -21,60 +21,15 @@ from engine.sampling.processors import process
 from engine.upload import Upload
 from engine.verify.masks import drawn_params, mask_current_nodes
 from engine.verify.rules import Decision, decide_rejection
-from engine.verify.walk import Pair, current_rows, match_tokens
+from engine.verify.walk import Draws, Pair, current_rows, match_tokens
 
 
-class VisitedRows:
-    """Reads visited rows of the logits; subclasses decide.
-
-    Args:
-        pairs: the walks.
-        vocab: width of the logits.
-        upload: not used: nothing is planned.
-    """
-
-    def __init__(self, pairs: Sequence[Pair], vocab: int, upload: Upload) -> None:
-        self.errors: dict[int, str] = {}
-        self._logits: Tensor
-
-    def begin(self, logits: Tensor) -> list[Tensor]:
-        self._logits = logits
-        return []
-
-    def receive(self, arrays: Iterator[Array]) -> None:
-        """Take nothing: nothing was begun."""
-
-    def read_logprobs(self, rows: list[int], tokens: list[int], k: int) -> Sequence[Array]:
-        return fetch_logprobs(self._gather(rows), tokens, k)
-
-    def _gather(self, rows: list[int]) -> Tensor:
-        """Return ``[len(rows), vocab]`` fp32."""
-        if len(rows) == 1:
-            return self._logits[rows[0] : rows[0] + 1].float()  # a view: no copy for the most frequent case
-        return _select(self._logits, rows).float()
-
-
-class VisitedArgmax(VisitedRows):
-    """Draws the argmax of raw logits on a CPU; every item must be ``is_plain``."""
-
-    def begin(self, logits: Tensor) -> list[Tensor]:
-        self._table = logits.numpy() if logits.dtype == torch.float32 else None
-        return super().begin(logits)
-
-    def decide(self, pairs: Sequence[Pair]) -> list[Decision]:
-        return match_tokens(pairs, [self._argmax(row) for row in current_rows(pairs)])
-
-    def _argmax(self, row: int) -> int:
-        # NumPy's fp32 argmax is several times faster than torch's of bf16, and takes NaN for the largest.
-        scores = self._logits[row].float().numpy() if self._table is None else self._table[row]
-        token = int(scores.argmax())
-        if not isfinite(scores[token]):
-            self.errors[row] = NOT_FINITE
-        return token
-
-
-class VisitedDraws(VisitedRows):
+class VisitedDraws(Draws):
     """Processes rows, then draws with noise or by the rejection rule."""
+
+    def begin(self, logits: Tensor) -> list[Tensor]:
+        self.logits = logits
+        return []
 
     def decide(self, pairs: Sequence[Pair]) -> list[Decision]:
         scores = self._process(pairs)
@@ -92,6 +47,9 @@ class VisitedDraws(VisitedRows):
                 decisions[i] = decide_rejection(row, item.tree, walk.node, KeyedRandom(item.key(len(walk.tokens))))
         return decisions
 
+    def read_logprobs(self, rows: list[int], tokens: list[int], k: int) -> Sequence[Array]:
+        return fetch_logprobs(self._gather(rows), tokens, k)
+
     def _process(self, pairs: Sequence[Pair]) -> Tensor:
         """Return the scores to draw from, ``[len(pairs), vocab]`` fp32; rows with NaN or infinity become finite."""
         numbers = current_rows(pairs)
@@ -104,6 +62,26 @@ class VisitedDraws(VisitedRows):
         if has_broken:
             self.errors |= {numbers[i]: NOT_FINITE for i in is_broken.nonzero()[:, 0].tolist()}
         return process(rows, [drawn_params(item) for item, _ in pairs], [item.history for item, _ in pairs])
+
+    def _gather(self, rows: list[int]) -> Tensor:
+        """Return ``[len(rows), vocab]`` fp32."""
+        if len(rows) == 1:
+            return self.logits[rows[0] : rows[0] + 1].float()  # a view: no copy for the most frequent case
+        return _select(self.logits, rows).float()
+
+
+class VisitedArgmax(VisitedDraws):
+    """Draws the argmax of raw logits on a CPU; every item must be ``is_plain``."""
+
+    def decide(self, pairs: Sequence[Pair]) -> list[Decision]:
+        return match_tokens(pairs, [self._argmax(row) for row in current_rows(pairs)])
+
+    def _argmax(self, row: int) -> int:
+        scores = self.logits[row].float().numpy()  # NumPy's argmax takes NaN for the largest, torch's is slow for bf16
+        token = int(scores.argmax())
+        if not isfinite(scores[token]):
+            self.errors[row] = NOT_FINITE
+        return token
 
 
 def _select(rows: Tensor, numbers: list[int]) -> Tensor:

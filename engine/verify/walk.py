@@ -5,9 +5,9 @@ There is one walk. ``Draws`` tell it which token is drawn at which row of the lo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from engine.sampling.logprobs import as_logprobs
 from engine.sampling.params import SamplingParams
 from engine.sampling.shift import is_shifted
 from engine.tree import ROOT, TokenTree
+from engine.upload import Upload
 from engine.verify.rules import Decision, match
 
 
@@ -76,24 +77,31 @@ class Walk:
 Pair = tuple[WalkItem, Walk]
 
 
-class Draws(Protocol):
+class Draws(ABC):
     """Draws the tokens of some walks: planned on the host, begun on the device, read on the host.
 
-    ``errors`` has a message for each row of the logits at which a text cannot continue; rows that no walk visits may
-    have one too.
+    Args:
+        pairs: the walks.
+        vocab: width of the logits.
+        upload: carries arrays to the device; send it before ``begin``.
     """
 
-    errors: dict[int, str]
+    def __init__(self, pairs: Sequence[Pair], vocab: int, upload: Upload) -> None:
+        self.pairs, self.vocab = pairs, vocab
+        self.errors: dict[int, str] = {}  # why a text cannot continue at a row of the logits, visited or not
 
     def begin(self, logits: Tensor) -> list[Tensor]:
         """Begin with ``logits`` ``[rows, vocab]`` of any float dtype, unchanged; return the tensors to fetch."""
+        return []
 
-    def receive(self, arrays: Iterator[Array]) -> None:
+    def receive(self, arrays: Iterator[Array]) -> None:  # noqa: B027  # visited rows have nothing to fetch
         """Take the fetched tensors of ``begin`` from ``arrays``."""
 
+    @abstractmethod
     def decide(self, pairs: Sequence[Pair]) -> list[Decision]:
         """Return the accepted child (or None) and the drawn token at the current node of each walk."""
 
+    @abstractmethod
     def read_logprobs(self, rows: list[int], tokens: list[int], k: int) -> Sequence[Array]:
         """Return log-probabilities of ``tokens`` at ``rows``, those of at least ``k`` best ids, and these ids."""
 
@@ -108,9 +116,9 @@ def current_rows(pairs: Sequence[Pair]) -> list[int]:
     return [item.first_row + 1 + walk.node for item, walk in pairs]
 
 
-def walk_trees(pairs: Sequence[Pair], draws: Draws) -> None:
+def walk_trees(draws: Draws) -> None:
     """Walk every tree to its end; update histories and grammars on the way."""
-    active = pairs
+    pairs = active = draws.pairs
     while active:
         decisions = draws.decide(active)
         active = [pair for pair, decision in zip(active, decisions, strict=True) if _commit(*pair, *decision)]

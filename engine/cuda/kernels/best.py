@@ -1,7 +1,7 @@
-"""The best ids of rows of logits, in falling order, and log-probabilities: theirs, and that of one more token.
+"""Finds the best ids of rows of logits, in falling order, with their log-probabilities and that of one more token.
 
-The logarithm of a row's sum of exponentials comes of the same two launches: every chunk of ids is summed up over its
-own best one, and the chunks in an order that the vocabulary alone decides.
+The same two launches compute the logarithm of a row's sum of exponentials: every chunk of ids is summed up relative to
+its own best one, and the chunks in an order that the vocabulary alone decides.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _best_of_chunks(  # type: ignore[no-untyped-def]
 def best_ids(
     logits: Tensor, n: int, asked: Tensor, drawn: Tensor, out_ids: Tensor, out_logprobs: Tensor, out_asked: Tensor
 ) -> None:
-    """The ``n`` best ids of rows, best first, the lower id first among equal ones, and log-probabilities.
+    """Write the ``n`` best ids of rows, best first, the lower id first among equal ones, and log-probabilities.
 
     Args:
         logits: ``[rows, vocab]``, any float dtype, rows contiguous.
@@ -106,25 +106,7 @@ def best_ids(
     _best_in_chunks[(n_rows, n_chunks)](
         logits, asked, found, sums, vocab, n_chunks, logits.stride(0), n, CHUNK, num_warps=4, enable_fp_fusion=False
     )
-    _best_of_chunks[(n_rows,)](
-        logits,
-        asked,
-        drawn,
-        found,
-        sums,
-        out_ids,
-        out_logprobs,
-        out_asked,
-        vocab,
-        n_chunks,
-        logits.stride(0),
-        drawn.stride(0),
-        out_ids.stride(0),
-        out_logprobs.stride(0),
-        out_asked.stride(0),
-        n,
-        triton.next_power_of_2(n_chunks * n),
-        triton.next_power_of_2(n_chunks),
-        num_warps=8,
-        enable_fp_fusion=False,
-    )
+    strides = (tensor.stride(0) for tensor in (logits, drawn, out_ids, out_logprobs, out_asked))
+    blocks = triton.next_power_of_2(n_chunks * n), triton.next_power_of_2(n_chunks)
+    arrays = logits, asked, drawn, found, sums, out_ids, out_logprobs, out_asked
+    _best_of_chunks[(n_rows,)](*arrays, vocab, n_chunks, *strides, n, *blocks, num_warps=8, enable_fp_fusion=False)

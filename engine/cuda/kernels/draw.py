@@ -1,8 +1,8 @@
-"""Tokens drawn from logits on the device, all rows at once: what ``sampling.draw`` draws on a CPU.
+"""Draws tokens from logits on the device, all rows at once: the tokens that ``sampling.draw`` draws on a CPU.
 
 Three launches: the best score of every chunk of a row; the best score plus noise, where a row is not greedy; the best
 of the chunks. Equal scores go to the lowest id. With a ``Truncation``, ``truncation`` finds between the first and the
-second what may be drawn.
+second which ids can be drawn.
 """
 
 from __future__ import annotations
@@ -129,30 +129,7 @@ def draw(
         *rows.tensors, best, *rows.sizes, rows.has_mask, rows.chunk, BLOCK, num_warps=4, enable_fp_fusion=False
     )
     allowed = None if truncation is None else floors(rows, best, truncation)
-    _draw_chunks[rows.grid](
-        *rows.tensors,
-        keys,
-        *(allowed or Floors(temperatures, out)),
-        best,
-        drawn,
-        *rows.sizes,
-        rows.has_mask,
-        allowed is not None,
-        rows.chunk,
-        BLOCK,
-        rows.block_c,
-        num_warps=8,
-        enable_fp_fusion=False,
-    )
-    _pick[(len(logits),)](
-        temperatures,
-        best,
-        drawn,
-        out,
-        logits.shape[1],
-        rows.grid[1],
-        out.stride(0),
-        rows.block_c,
-        num_warps=1,
-        enable_fp_fusion=False,
-    )
+    arguments = (keys, *(allowed or Floors(temperatures, out)), best, drawn)
+    rows.launch(_draw_chunks, arguments, (allowed is not None,), num_warps=8)
+    sizes = logits.shape[1], rows.grid[1], out.stride(0), rows.block_c
+    _pick[(len(logits),)](temperatures, best, drawn, out, *sizes, num_warps=1, enable_fp_fusion=False)

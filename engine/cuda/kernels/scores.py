@@ -1,12 +1,14 @@
-"""What the kernels that draw have in common: scores of ids, their order as integers, the noise of ``sampling.noise``.
+"""Shared parts of the kernels that draw: scores of ids, their order as integers, the noise of ``sampling.noise``.
 
-A row's ids are cut into chunks of ``CHUNK``, of which a program takes one. Their number is the vocabulary's, so that a
-row's sums are added up in one order whatever rows are beside it; maxima have no order.
+A program handles one chunk of ``CHUNK`` ids of a row. The vocabulary alone decides the number of chunks, so a row's
+sums are added up in one order whatever other rows are there; maxima have no order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -19,11 +21,11 @@ NONE = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # less than every ``packed`` pair
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Rows that are drawn from.
+    """Rows to draw from.
 
     Args:
         logits: ``[rows, vocab]``, any float dtype, rows contiguous.
-        temperatures: fp32 ``[rows]``, 0 for greedy rows; below 0: nothing is drawn there, and nothing is read.
+        temperatures: fp32 ``[rows]``, 0 for greedy rows; rows below 0 are neither read nor drawn from.
         mask: bits of allowed ids, int32 ``[rows, ceil(vocab / 32)]``; None: all are.
         chunk: ids of a program.
     """
@@ -35,7 +37,7 @@ class Scored:
 
     @property
     def has_mask(self) -> bool:
-        """Whether some ids are not allowed."""
+        """Whether a mask forbids some ids."""
         return self.mask is not None
 
     @property
@@ -58,6 +60,23 @@ class Scored:
         """Arguments of a kernel: vocabulary, rows, chunks, strides of logits and mask."""
         logits, mask, _ = self.tensors
         return logits.shape[1], *self.grid, logits.stride(0), mask.stride(0)
+
+    def launch(
+        self, kernel: Any, arguments: Sequence[Any], flags: Sequence[bool], num_warps: int, block: int = BLOCK
+    ) -> None:
+        """Launch a program for every chunk; ``arguments`` follow ``tensors``, ``flags`` follow ``has_mask``."""
+        kernel[self.grid](
+            *self.tensors,
+            *arguments,
+            *self.sizes,
+            self.has_mask,
+            *flags,
+            self.chunk,
+            block,
+            self.block_c,
+            num_warps=num_warps,
+            enable_fp_fusion=False,
+        )
 
 
 @triton.jit
@@ -87,7 +106,7 @@ def number_of(key):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def finite(x):  # type: ignore[no-untyped-def]
-    """0 for -inf: what a row, or a chunk, without any id is measured from."""
+    """0 for -inf, the best score of a row or a chunk without allowed ids."""
     return tl.where(x == float("-inf"), 0.0, x)
 
 
@@ -95,7 +114,7 @@ def finite(x):  # type: ignore[no-untyped-def]
 def packed(x, ids, inside):  # type: ignore[no-untyped-def]
     """One int64 of a number and its id: the largest is the largest number, of equal ones that of the lowest id.
 
-    What is not ``inside`` is less than all others.
+    Pairs that are not ``inside`` are less than all others.
     """
     both = (ordered(x).to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
     return tl.where(inside, both, NONE)
@@ -125,7 +144,7 @@ def best_of(chunks, row, n_chunks, block_c: tl.constexpr):  # type: ignore[no-un
 def scores_of(  # type: ignore[no-untyped-def]
     logits, mask, temperature, row, ids, vocab, stride, mask_stride, has_mask: tl.constexpr
 ):
-    """What a row's ids are drawn by, fp32: masked, divided by the temperature unless that is 0."""
+    """Scores of a row's ids, fp32: masked, divided by the temperature unless that is 0."""
     inside = ids < vocab
     scores = tl.load(logits + row * stride + ids, mask=inside, other=float("-inf")).to(tl.float32)
     if has_mask:

@@ -1,13 +1,13 @@
-"""Finds, in every row, the largest integer from which on enough ids lie: enough of them, or of their probability.
+"""Finds in every row the largest integer from which on enough ids lie, by their number or by their probability.
 
 Scores become integers of 32 bits of the same order. Eight passes of four bits: a pass sums up, for 16 integers, the
-counts or the probabilities of the ids from there on, in chunks of the row, and the next one goes on at the largest
+counts or the probabilities of the ids from there on, in chunks of the row, and the next pass continues at the largest
 integer whose sum suffices. Sums are fp64, in an order that the vocabulary alone decides.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,7 +23,7 @@ _BLOCK = 512  # ids that are summed up at a time, for 16 integers each
 
 @triton.jit  # type: ignore[untyped-decorator]
 def weights_of(scores, keys, least, best, is_mass: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What ids count in a sum, fp64: 1, or a probability up to a factor, and 0 below the key ``least``."""
+    """The weights of ids in a sum, fp64: 1, or a probability up to a factor, and 0 below the key ``least``."""
     if is_mass:
         return tl.where(keys >= least, tl.exp(scores.to(tl.float64) - best), 0.0)
     return tl.where(keys >= least, 1.0, 0.0).to(tl.float64)
@@ -33,7 +33,7 @@ def weights_of(scores, keys, least, best, is_mass: tl.constexpr):  # type: ignor
 def found_by(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and knows only its own
     sums, places, limits, row, n_rows, n_chunks, done, vocab, is_mass: tl.constexpr, block_c: tl.constexpr
 ):
-    """Where a search stands behind ``done`` passes, as (int64 key from 0 to 2**32, what its sum has to reach)."""
+    """The state of a search after ``done`` passes: (int64 key from 0 to 2**32, the sum that it must reach)."""
     chunk = tl.arange(0, block_c)
     digit = tl.arange(0, DIGITS)
     inside = (chunk < n_chunks)[:, None] & (digit >= 0)[None, :]
@@ -112,76 +112,41 @@ def _end_search(  # type: ignore[no-untyped-def]
         tl.store(found + row, place)
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """The passes of one search, one behind the other.
+class SearchedKeys(NamedTuple):
+    """A search that has run: ``found_by`` reads its integers.
 
     Args:
-        scored: the rows.
-        best: the best ``packed`` score of every chunk, int64 ``[rows, chunks]``.
-        limits: what has to lie from the integer on: ids, int32 ``[rows]``, of which 0 and more than there are mean no
-            limit, or shares of the probability, fp64 ``[rows]``, of which 1 means no limit.
-        least: ids count from this integer on, int64 ``[rows]``; None: all do.
+        limits: as in ``search_keys``.
         sums: fp64 ``[PASSES, rows, chunks, DIGITS]``.
         places: int64 ``[PASSES, rows]``.
     """
 
-    scored: Scored
-    best: Tensor
     limits: Tensor
-    least: Tensor | None
     sums: Tensor
     places: Tensor
 
-    @property
-    def is_mass(self) -> bool:
-        """Whether probabilities are summed up."""
-        return self.limits.dtype == torch.float64
-
-    def run(self) -> None:
-        """All passes; ``found_by`` then knows the integers."""
-        rows = self.scored
-        for done in range(PASSES):
-            _search[rows.grid](
-                *rows.tensors,
-                self.best,
-                self.limits,
-                self.best if self.least is None else self.least,
-                self.sums,
-                self.places,
-                done,
-                *rows.sizes,
-                rows.has_mask,
-                self.least is not None,
-                self.is_mass,
-                rows.chunk,
-                _BLOCK,
-                rows.block_c,
-                num_warps=1,  # several would each compute all exponentials
-                enable_fp_fusion=False,
-            )
-
-    def end(self, found: Tensor) -> None:
+    def write(self, scored: Scored, found: Tensor) -> None:
         """Write the integers, from 0 to 2**32 - 1, to ``found`` int64 ``[rows]``; 0 where there is no limit."""
-        rows = self.scored
-        _end_search[(rows.grid[0],)](
-            rows.temperatures,
-            self.limits,
-            self.sums,
-            self.places,
-            found,
-            *rows.sizes[:3],
-            self.is_mass,
-            rows.block_c,
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+        sizes = *scored.sizes[:3], self.limits.dtype == torch.float64, scored.block_c
+        _end_search[(scored.grid[0],)](scored.temperatures, *self, found, *sizes, num_warps=4, enable_fp_fusion=False)
 
 
-def searched(scored: Scored, best: Tensor, limits: Tensor, least: Tensor | None) -> Search:
-    """A search that has been run."""
+def search_keys(scored: Scored, best: Tensor, limits: Tensor, least: Tensor | None) -> SearchedKeys:
+    """Run all passes of a search, one after the other.
+
+    Args:
+        scored: the rows.
+        best: the best ``packed`` score of every chunk, int64 ``[rows, chunks]``.
+        limits: how many ids, int32 ``[rows]``, or which share of the probability, fp64 ``[rows]``, must lie from the
+            integer on. No limit are 0 ids, more ids than there are, and a share of 1.
+        least: ids count from this integer on, int64 ``[rows]``; None: all do.
+    """
     n_rows, n_chunks = scored.grid
     sums = torch.empty((PASSES, n_rows, n_chunks, DIGITS.value), dtype=torch.float64, device=best.device)
-    search = Search(scored, best, limits, least, sums, best.new_empty((PASSES, n_rows)))
-    search.run()
-    return search
+    places = best.new_empty((PASSES, n_rows))
+    flags = least is not None, limits.dtype == torch.float64
+    for done in range(PASSES):
+        arguments = best, limits, best if least is None else least, sums, places, done
+        # One warp: several would each compute all exponentials.
+        scored.launch(_search, arguments, flags, num_warps=1, block=_BLOCK)
+    return SearchedKeys(limits, sums, places)

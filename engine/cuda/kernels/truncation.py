@@ -1,7 +1,7 @@
-"""Top-k, top-p and min-p on the device without a sort: what ``sampling.truncation`` keeps on a CPU.
+"""Top-k, top-p and min-p on the device without a sort: keeps the ids that ``sampling.truncation`` keeps on a CPU.
 
-Ordered by falling score, equal ones by rising id, what is kept of a row is a beginning. It is told by its *floor*: the
-last score that is kept, and the last id of those with that score. ``search`` finds the scores.
+Ordered by falling score, equal ones by rising id, the kept ids come first. The *floor* of a row describes them: the
+last kept score, and the last kept id with that score. ``search`` finds the scores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.cuda.kernels.scores import (
-    BLOCK,
     Scored,
     best_of,
     finite,
@@ -25,12 +24,12 @@ from engine.cuda.kernels.scores import (
     packed_value,
     scores_of,
 )
-from engine.cuda.kernels.search import DIGITS, found_by, searched, weights_of
+from engine.cuda.kernels.search import DIGITS, found_by, search_keys, weights_of
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What may be dropped of every row; None: no row has such a rule.
+    """The rules that drop ids of every row; None: no row has such a rule.
 
     Args:
         top_k: int32 ``[rows]``; 0 and what exceeds the vocabulary: no limit.
@@ -44,7 +43,7 @@ class Truncation:
 
 
 class Floors(NamedTuple):
-    """What is kept of every row: higher scores than ``values``, and equal ones up to ``ids``.
+    """The kept ids of every row: scores above ``values``, and equal ones up to ``ids``.
 
     Args:
         values: fp32 ``[rows]``.
@@ -220,58 +219,28 @@ def _floor(  # type: ignore[no-untyped-def]
 
 
 def floors(scored: Scored, best: Tensor, truncation: Truncation) -> Floors:
-    """The floor of every row that has a temperature; of others nothing in particular.
+    """Return the floor of every row that has a temperature; other rows' floors are undefined.
 
     Args:
         scored: the rows.
         best: the best ``packed`` score of every chunk, int64 ``[rows, chunks]``.
         truncation: the rules of every row.
     """
-    n_rows = scored.grid[0]
-    unused = best
+    top_k, top_p, log_min_p = truncation.top_k, truncation.top_p, truncation.log_min_p
+    has_top_k, has_top_p, has_min_p = top_k is not None, top_p is not None, log_min_p is not None
+    n_rows, unused = scored.grid[0], best
     least = nucleus = sums = above = ties = unused
-    if truncation.top_k is not None:
+    if top_k is not None:
         least = best.new_empty(n_rows)
-        searched(scored, best, truncation.top_k, None).end(least)
-    has_top_k, has_top_p = truncation.top_k is not None, truncation.top_p is not None
-    front, flags = (*scored.tensors, best), (scored.chunk, BLOCK, scored.block_c)
-    if truncation.top_p is not None:
-        search = searched(scored, best, truncation.top_p, least if has_top_k else None)
+        search_keys(scored, best, top_k, None).write(scored, least)
+    if top_p is not None:
+        search = search_keys(scored, best, top_p, least if has_top_k else None)
         sums, nucleus = search.sums, best.new_empty(n_rows)
         above, ties = torch.empty_like(best, dtype=torch.float64), torch.empty_like(best, dtype=torch.int32)
-        tallies = (nucleus, above, ties)
-        _count_ties[scored.grid](
-            *front,
-            truncation.top_p,
-            least,
-            sums,
-            search.places,
-            *tallies,
-            *scored.sizes,
-            scored.has_mask,
-            has_top_k,
-            *flags,
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+        arguments = best, top_p, least, sums, search.places, nucleus, above, ties
+        scored.launch(_count_ties, arguments, (has_top_k,), num_warps=4)
     found = Floors(best.new_empty(n_rows, dtype=torch.float32), best.new_empty(n_rows, dtype=torch.int32))
-    _floor[scored.grid](
-        *front,
-        unused if truncation.top_p is None else truncation.top_p,
-        unused if truncation.log_min_p is None else truncation.log_min_p,
-        least,
-        sums,
-        nucleus,
-        above,
-        ties,
-        *found,
-        *scored.sizes,
-        scored.has_mask,
-        has_top_k,
-        has_top_p,
-        truncation.log_min_p is not None,
-        *flags,
-        num_warps=8,
-        enable_fp_fusion=False,
-    )
+    limits = unused if top_p is None else top_p, unused if log_min_p is None else log_min_p
+    inputs = best, *limits, least, sums, nucleus, above, ties, *found
+    scored.launch(_floor, inputs, (has_top_k, has_top_p, has_min_p), num_warps=8)
     return found

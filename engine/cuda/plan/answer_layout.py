@@ -6,7 +6,8 @@ a bucket, so recorded launches find it in the same place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ ROWS, TEMPERATURES, KEYS, TOP_K, ASKED, N_LINES = 4, 5, 6, 8, 9, 10  # lines of 
 
 
 class PlannedDraws(NamedTuple):
-    """Trees in which tokens are drawn, as arrays for compiled code: at every row that a walk could pass."""
+    """Trees in which tokens are drawn, as arrays for compiled code: at every row that a walk could visit."""
 
     table: NDArray[np.int64]  # [n, 5]: first row, nodes, position of the first draw, draws at most, asks for logprobs
     keys: NDArray[np.uint64]  # ``request_key`` of every tree's request, [n]
@@ -42,51 +43,22 @@ NO_DRAWS = PlannedDraws(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerLayout:
-    """Places of the arrays."""
+class AnswerLayout(NamedTuple):
+    """Places of the arrays of a plan; made by ``arrange_answer``."""
 
     n_rows: int  # of the bucket
+    size: int  # of the plan
+    top_p: slice  # fp64; 1 where there is no limit
+    log_min_p: slice  # logarithms of min-p, fp64; -inf where there is no limit
+    rows: slice  # numbers of the rows in the step; 0 for rows that fill the bucket
+    temperatures: slice  # fp32; 0 where the argmax decides, ``NOT_DRAWN`` where nothing is drawn
+    keys: slice  # of the noise: lower halves, then upper halves
+    top_k: slice  # 0 where there is no limit
+    asked: slice  # ``READ``, ``DRAWN``, ``NOTHING``, or the token whose log-probability is returned with the best ids
 
-    @property
-    def top_p(self) -> slice:
-        """Top-p, fp64; 1 where there is no limit."""
-        return self._arrays(0, 2)
 
-    @property
-    def log_min_p(self) -> slice:
-        """Logarithms of min-p, fp64; -inf where there is no limit."""
-        return self._arrays(2, ROWS)
-
-    @property
-    def rows(self) -> slice:
-        """Numbers of the rows in the step; 0 for rows that fill the bucket."""
-        return self._arrays(ROWS, TEMPERATURES)
-
-    @property
-    def temperatures(self) -> slice:
-        """fp32; 0 where the argmax decides, ``NOT_DRAWN`` where nothing is drawn."""
-        return self._arrays(TEMPERATURES, KEYS)
-
-    @property
-    def keys(self) -> slice:
-        """Keys of the noise: their lower halves, then their upper halves."""
-        return self._arrays(KEYS, TOP_K)
-
-    @property
-    def top_k(self) -> slice:
-        """Top-k; 0 where there is no limit."""
-        return self._arrays(TOP_K, ASKED)
-
-    @property
-    def asked(self) -> slice:
-        """``READ``, the token whose log-probability is returned with the best ids, ``DRAWN`` or ``NOTHING``."""
-        return self._arrays(ASKED, N_LINES)
-
-    @property
-    def size(self) -> int:
-        """Length of the array."""
-        return N_LINES * self.n_rows
-
-    def _arrays(self, first: int, last: int) -> slice:
-        return slice(first * self.n_rows, last * self.n_rows)
+@cache
+def arrange_answer(n_rows: int) -> AnswerLayout:
+    """Return the layout for a bucket of ``n_rows``."""
+    lines = pairwise((0, 2, ROWS, TEMPERATURES, KEYS, TOP_K, ASKED, N_LINES))
+    return AnswerLayout(n_rows, N_LINES * n_rows, *(slice(first * n_rows, last * n_rows) for first, last in lines))
