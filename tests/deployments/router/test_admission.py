@@ -61,14 +61,14 @@ class Queue:
     def send(self, tenant: str = "", priority: int = 0) -> OverloadedError | None:
         """The refusal, if the request is refused."""
         request = Request([5] * 100, SamplingParams(max_tokens=1000), max_nodes=4, tenant=tenant, priority=priority)
-        newcomer = Sequence.of(self._n, request)
+        sequence = Sequence.of(self._n, request)
         lane = min(self.lanes, key=lambda lane: len(lane.sequences))
         try:
-            self._admission.check(newcomer, lane)  # type: ignore[arg-type]
+            self._admission.check(sequence, lane)  # type: ignore[arg-type]
         except OverloadedError as refusal:
             return refusal
         self._n += 1
-        lane.scheduler.submit(newcomer)
+        lane.scheduler.submit(sequence)
         lane.scheduler.next_step(self._n, 0)
         return None
 
@@ -110,7 +110,7 @@ def test_with_short_memory_requests_wait_although_slots_are_free() -> None:
     assert all(refusal is None or "more than 10 s" in str(refusal) for refusal in outcomes)
 
 
-def test_a_newcomer_is_judged_by_the_sequences_ahead_of_it() -> None:
+def test_a_request_is_judged_by_the_sequences_ahead_of_it() -> None:
     queue = Queue(waiting=3)
     assert queue.admitted(5) == [True] * 4 + [False]
     last, first = queue.send(), queue.send(priority=-1)

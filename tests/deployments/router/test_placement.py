@@ -1,4 +1,4 @@
-"""A newcomer goes to the lane with the least work, or to the one that has computed the beginning of its prompt."""
+"""A new request goes to the lane with the least work, or to the one that has computed the beginning of its prompt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Chooser:
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-def test_the_least_loaded_lane_takes_a_newcomer_and_one_that_is_down_only_if_all_are(is_up: bool) -> None:
+def test_the_least_loaded_lane_takes_a_request_and_one_that_is_down_only_if_all_are(is_up: bool) -> None:
     lanes: Any = [lane(5, is_up), lane(3, is_up), *([lane(0, is_up=False)] if is_up else [])]
     request: Any = SimpleNamespace(prompt=LONG, scope="")
     assert Placement(lanes, RouterOptions()).choose(request) is lanes[1]

@@ -1,4 +1,4 @@
-"""Rates are what sequences took, and a newcomer's wait follows from them and from what is ahead of it."""
+"""Rates are what sequences took, and the wait of a new request follows from them and from what is ahead of it."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def test_the_clock_of_a_forgotten_sequence_stands_still() -> None:
 
 
 def scheduler(running: list[Any], queue: list[Any], max_sequences: int = 4, n_blocks: int = 1000) -> Any:
-    """A scheduler whose newcomers are the number of queued sequences ahead of them."""
+    """A scheduler whose new sequences are the number of queued sequences ahead of them."""
     return SimpleNamespace(
         running=running,
         sequences=[*running, *queue],
-        snapshot_queue=lambda: SimpleNamespace(sequences=queue, n_ahead=lambda newcomer: newcomer),
+        snapshot_queue=lambda: SimpleNamespace(sequences=queue, n_ahead=lambda sequence: sequence),
         info=SimpleNamespace(n_blocks=n_blocks, block_size=16),
         options=SimpleNamespace(max_sequences=max_sequences),
     )

@@ -1,4 +1,4 @@
-"""How many pipelines are wanted: bounds, delays and hysteresis hold for any load."""
+"""The desired number of pipelines: bounds, delays and hysteresis hold for any load."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ DEMANDS = st.builds(Demand, st.floats(0, 12), st.floats(0, 40), st.integers(0, 4
 
 
 def run(policy: ScalingPolicy, demand: Demand, seconds: int, begin: int = 0) -> list[int]:
-    """What is wanted in each of the seconds."""
+    """The desired number in each of the seconds."""
     return [policy.decide(demand, float(now)) for now in range(begin, begin + seconds)]
 
 
 @given(st.lists(DEMANDS, max_size=200), st.integers(0, 9))
-def test_what_is_wanted_stays_within_bounds_and_changes_no_faster_than_the_delays(
-    demands: list[Demand], wanted: int
+def test_the_desired_number_stays_within_bounds_and_changes_no_faster_than_the_delays(
+    demands: list[Demand], desired: int
 ) -> None:
-    policy = ScalingPolicy(OPTIONS, wanted)
+    policy = ScalingPolicy(OPTIONS, desired)
     last = policy.desired
-    assert last == max(1, min(4, wanted))
+    assert last == max(1, min(4, desired))
     begin, history = 0.0, [(0.0, last)]
     for now, demand in enumerate(demands):
         new = policy.decide(demand, float(now))
@@ -41,7 +41,7 @@ def test_what_is_wanted_stays_within_bounds_and_changes_no_faster_than_the_delay
 
 
 @given(st.lists(st.tuples(st.floats(0, 12), st.integers(0, 4)), min_size=61, max_size=120))
-def test_fewer_are_wanted_only_if_what_ran_all_the_time_fits_with_room_to_spare(
+def test_pipelines_are_removed_only_if_the_load_always_fitted_with_room_to_spare(
     seen: list[tuple[float, int]],
 ) -> None:
     policy = ScalingPolicy(OPTIONS, 4)
@@ -53,7 +53,7 @@ def test_fewer_are_wanted_only_if_what_ran_all_the_time_fits_with_room_to_spare(
             assert len(window) == 61
 
 
-def test_more_are_wanted_once_requests_have_lacked_room_for_the_delay_without_a_break() -> None:
+def test_pipelines_are_added_once_requests_have_lacked_room_for_the_delay_without_a_break() -> None:
     policy = ScalingPolicy(OPTIONS)
     assert run(policy, Demand(3.2), 8) == [1] * 8
     assert run(policy, Demand(2.1), 3, 8) == [1, 1, 3]  # as many as they needed all the time
@@ -70,7 +70,7 @@ def test_pipelines_that_are_pending_are_not_asked_for_twice() -> None:
     assert run(policy, Demand(3.5, waited=100.0, up=1), 11, 111) == [3] * 10 + [4]
 
 
-def test_one_more_is_wanted_when_requests_wait_although_the_demand_should_fit() -> None:
+def test_one_pipeline_is_added_when_requests_wait_although_the_demand_should_fit() -> None:
     policy = ScalingPolicy(OPTIONS)
     assert run(policy, Demand(0.9, waited=9.9, up=1), 30) == [1] * 30
     assert run(policy, Demand(0.9, waited=10.0, up=1), 1, 30) == [2]
@@ -85,9 +85,9 @@ def test_without_any_request_only_the_least_stay_after_the_delay() -> None:
 
 def test_other_bounds_hold_at_once() -> None:
     policy = ScalingPolicy(OPTIONS, 2)
-    for bounds, wanted in (((3, 4), 3), ((1, 1), 1)):
+    for bounds, desired in (((3, 4), 3), ((1, 1), 1)):
         policy.set_bounds(*bounds)
-        assert policy.desired == wanted
+        assert policy.desired == desired
     assert run(policy, Demand(9.0, 50.0, 1), 30) == [1] * 30
 
 

@@ -136,7 +136,7 @@ async def test_sequences_of_a_pipeline_that_is_given_up_continue_elsewhere(elast
         await elastic.all_run(0, 2)
         elastic.router.scaler.set_bounds(1, 1)
         assert not elastic.router.lanes[2].accepts_requests
-        elastic.router.scaler.set_bounds(2, 2)  # wanted again while it is given up
+        elastic.router.scaler.set_bounds(2, 2)  # requested again while it drains
         assert elastic.router.lanes[2].accepts_requests
         elastic.router.scaler._grace = 0.0
         elastic.router.scaler.set_bounds(1, 1)
