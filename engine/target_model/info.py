@@ -1,4 +1,4 @@
-"""What a target shows to its scheduler, in this process or behind channels."""
+"""The interface between a target and its scheduler, in one process or over channels."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from engine.model.identity import UNKNOWN, ModelIdentity
 from engine.model.spec import ModelSpec
 from engine.step import Step, StepResult
 
-MAX_TREE = 1024  # nodes of one tree, which may be a chain
+MAX_TREE = 1024  # nodes of one tree
 _ANOTHER = {"spec": "another architecture", "drafter": "another drafter"}
 
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """What a scheduler needs to know of a target."""
+    """Description of a target for its scheduler."""
 
     spec: ModelSpec
     n_blocks: int  # KV blocks, the same number on every stage
@@ -26,7 +26,7 @@ class TargetInfo:
     drafter: DrafterInfo | None = None  # a trained one on the last stage
 
     def difference(self, other: TargetInfo) -> str:
-        """What tells another target from this one, for a message; "": nothing, either can stand in for the other."""
+        """Describe how another target differs; "" if either can replace the other."""
         found = [self.identity.difference(other.identity)]
         for name in ("spec", "n_blocks", "block_size", "max_model_len", "drafter"):
             ours, theirs = getattr(self, name), getattr(other, name)
@@ -37,14 +37,14 @@ class TargetInfo:
 
 
 class Target(Protocol):
-    """Scores steps in the order in which it is given them."""
+    """Runs steps in the order of the calls."""
 
     info: TargetInfo
 
     def step(self, step: Step) -> StepResult:
-        """Run one micro-batch through all stages; the results are in the order of its work."""
+        """Run one micro-batch through all stages; results are in the order of its work."""
 
 
 def positions(info: TargetInfo) -> int:
-    """Positions a stage must have rotary tables for: the longest text and the tree behind it."""
+    """Return the positions of a stage's rotary tables: the longest text and the tree after it."""
     return info.max_model_len + MAX_TREE

@@ -1,7 +1,7 @@
-"""Seconds that a model's layers, embedding and head take on the device they will run on, by measuring one layer.
+"""Measures the seconds of a model's layers, embedding and head on their device.
 
-One layer of each type is built with random weights of the right shapes and dtype, for speed does not depend on values:
-nothing but ``config.json`` is read, and no more than a layer, an embedding and a head is in memory at a time.
+One layer of each type is built with random weights, because speed does not depend on values. Only ``config.json`` is
+read, and only one layer, embedding and head are in memory at a time.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:  # needs Triton
 
 CONTEXT = 256  # tokens of the prompt chunk, and before every tree
 MIX = ((None, 0.1), (0, 0.45), (64, 0.45))  # nodes of a tree (None: a prompt chunk) and the share of such steps
-REPEATS = 7  # of each kind of step, after a first one that finds memory and threads unprepared
+REPEATS = 7  # of each kind of step, after a first one that warms up memory and threads
 BLOCK = 64  # tokens
 VERSION = 5  # of the file
 BY_LAYERS = Resolution(LAYERS)
 
 
 class _Timed:
-    """Measures the last call of a method, in seconds."""
+    """Seconds of the last call of a method."""
 
     def __init__(self, owner: ModelShard | Executor, name: str, device: torch.device) -> None:
         self.seconds, call = 0.0, getattr(owner, name)
@@ -68,16 +68,16 @@ def layer_costs(
     folder: str = "",
     resolution: Resolution | None = None,
 ) -> ModelParts:
-    """Seconds per step of every part, measured now or taken from an earlier measurement.
+    """Return the seconds per step of every part, measured now or read from an earlier measurement.
 
     Args:
         config: the checkpoint's Hugging Face config.
         spec: of the model.
         dtype: of activations, and of all weights that do not have one byte.
-        device: to measure on; its process must be the only one at work there.
+        device: to measure on; no other process must use it.
         quantization: as for ``load_shard``.
-        folder: where measurements are kept; "": nowhere.
-        resolution: the numerics to measure in. The embedding of an executor is measured with its layers.
+        folder: of kept measurements; "": none are kept.
+        resolution: the numerics to measure. An executor's embedding is measured with its layers.
 
     Raises:
         ConfigError: ``quantization`` is unknown, or its package is not installed.
@@ -89,7 +89,7 @@ def layer_costs(
         found = {}
         for kind in sorted(set(spec.layer_types)):
             found[kind] = _measure(config, kind, dtype, device, quantization, run)
-            gc.collect()  # what was measured refers to itself, and the next layer needs its memory
+            gc.collect()  # modules are in reference cycles, and the next layer needs their memory
         if file is not None:
             keep_json(file, found, "layer costs")
     head = max(one[2] for one in found.values())  # the same part measured again for every type of layer
@@ -100,7 +100,7 @@ def layer_costs(
 def _measure(
     config: Any, kind: str, dtype: torch.dtype, device: torch.device, quantization: str | None, resolution: Resolution
 ) -> tuple[float, float, float]:
-    """Seconds of embedding, one layer, and norm + head + verification, weighted over ``MIX``."""
+    """Measure embedding, one layer, and norm + head + verification in seconds, weighted over ``MIX``."""
     model = random_model(one_layer_config(config, kind), dtype, device, quantization)
     spec = read_spec(model.config, ())
     context = min(CONTEXT, spec.max_positions // 2)
@@ -128,7 +128,7 @@ def _seconds(stage: Stage, embed: _Timed, run: _Timed, step: Step) -> tuple[floa
 
 
 def _steps(spec: ModelSpec, context: int) -> Iterator[tuple[float, list[Step]]]:
-    """Per kind of step its share and its repetitions; the chunk comes first and is the context of the trees."""
+    """Yield the share and the repetitions of each kind of step; the first is a chunk, the context of the trees."""
     prompt = [place % spec.vocab_size for place in range(context)]
     start = SequenceStart(0, SamplingParams(max_tokens=1 << 30), context, Needs())
     for nodes, share in MIX:
@@ -151,7 +151,7 @@ def _now(device: torch.device) -> float:
 
 
 def _file_name(config: Any, dtype: torch.dtype, device: torch.device, quantization: str | None, run: Resolution) -> str:
-    """A name that differs with config, dtype, quantization, numerics, device and number of threads."""
+    """Return a name that depends on config, dtype, quantization, numerics, device and number of threads."""
     if device.type == "cuda":
         place = torch.cuda.get_device_name(device)
     else:
@@ -164,7 +164,7 @@ def _file_name(config: Any, dtype: torch.dtype, device: torch.device, quantizati
 
 
 def _read(file: Path) -> dict[str, tuple[float, float, float]] | None:
-    """What ``layer_costs`` kept; None when there is no such file, or it holds something else."""
+    """Read a kept measurement; None if the file is missing or invalid."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {str(kind): (float(one[0]), float(one[1]), float(one[2])) for kind, one in found.items()} or None

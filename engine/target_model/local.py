@@ -1,6 +1,6 @@
-"""A target in this process: all its stages run one after the other.
+"""Runs all stages of a target in this process, one after the other.
 
-A pipeline over channels has the same ``step`` (see ``deployments``); a scheduler runs either.
+A pipeline over channels (``deployments``) has the same ``step``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LocalTarget:
 
     @property
     def n_sequences(self) -> int:
-        """Sequences any stage still holds state of."""
+        """Sequences of which any stage has state."""
         return max(stage.n_sequences for stage in self._stages)
 
     def step(self, step: Step) -> StepResult:

@@ -1,7 +1,7 @@
 """Chooses the dtype of a target's stages, and their numerics on a GPU.
 
-``resolve`` decides for a process before it reads weights. The stages of a pipeline send what they found to the one that
-plans, and all run the weakest of these numerics (``weakest``, ``adopt``): no pipeline mixes them.
+``resolve`` decides for a process before it reads weights. All stages of a pipeline run the weakest numerics of them
+(``weakest``, ``adopt``).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:  # need Triton
 
 logger = logging.getLogger(__name__)
 
-EXACT_CAPABILITY = (9, 0)  # tiles and memory are a Hopper GPU's
+EXACT_CAPABILITY = (9, 0)  # tiles and memory fit a Hopper GPU
 FAST_CAPABILITY = (8, 0)  # bf16 on tensor cores
-TEST_VOCABULARY = 256  # ids of the model that is tested: its layer has the target's sizes, embedding and head need not
+TEST_VOCABULARY = 256  # of the tested model, whose layer has the target's sizes
 
 
 def resolve_dtype(name: str | None, spec: ModelSpec, device: str) -> torch.dtype:
-    """The dtype to run in.
+    """Return the dtype of activations; without a name float32 on a CPU, else the checkpoint's.
 
     Raises:
-        ConfigError: ``name`` is none of the supported ones.
+        ConfigError: ``name`` is not supported.
     """
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name is None:
@@ -55,14 +55,14 @@ def resolve_dtype(name: str | None, spec: ModelSpec, device: str) -> torch.dtype
 
 
 def with_numerics(options: TargetOptions, path: Path) -> TargetOptions:
-    """Options whose numerics are resolved, with one log line on a GPU. The self-test takes about 2 seconds there.
+    """Return options with resolved numerics, and log them on a GPU, where the self-test takes about 2 seconds.
 
     Args:
-        options: of the target; those that are resolved are returned as they are.
-        path: checkpoint directory, of which the config is read.
+        options: of the target; returned unchanged if they are resolved.
+        path: checkpoint directory; only the config is read.
 
     Raises:
-        ConfigError: numerics are unknown, or ``exact`` and cannot run here.
+        ConfigError: numerics are unknown, or ``exact`` cannot run here.
     """
     if options.resolution is not None:
         return options
@@ -77,7 +77,7 @@ def with_numerics(options: TargetOptions, path: Path) -> TargetOptions:
 
 
 def find_numerics(options: TargetOptions, path: Path) -> Resolution:
-    """The numerics that this process would run; arguments and errors as for ``with_numerics``."""
+    """Return the numerics that this process can run; arguments and errors as for ``with_numerics``."""
     if options.numerics not in NUMERICS:
         raise ConfigError(f"numerics is {options.numerics!r}; it must be {', '.join(NUMERICS[:-1])} or {NUMERICS[-1]}")
     if options.simulation is not None or options.numerics == LAYERS:
@@ -91,12 +91,12 @@ def find_numerics(options: TargetOptions, path: Path) -> Resolution:
 
 
 def resolve(requested: str, device: str, self_test: Callable[[bool], Verdict]) -> Resolution:
-    """The numerics that a process runs on a GPU, best first: exact, fast, Hugging Face's layers.
+    """Return the best numerics that a process can run on a GPU: exact, fast, or Hugging Face's layers.
 
     Args:
         requested: ``AUTO``, ``EXACT`` or ``FAST``.
         device: the GPU.
-        self_test: runs it, with the checks that ``exact`` alone needs if its argument is True.
+        self_test: runs the self-test; True adds the checks for ``exact``.
 
     Raises:
         ConfigError: ``EXACT`` is requested and cannot run.
@@ -127,7 +127,7 @@ def _too_old(device: str, *capabilities: tuple[int, int]) -> str:
 
 
 def missing_tools() -> str:
-    """What our kernels need here and is not there, for a message; "": Triton, a C compiler and Python's headers are."""
+    """Describe which of Triton, a C compiler and Python's headers are missing for our kernels; "": none."""
     lacking = []
     if find_spec("triton") is None:
         lacking.append("the package triton, as of torch's wheels for CUDA (pip install 'spectra-serve[gpu]')")
@@ -139,13 +139,13 @@ def missing_tools() -> str:
 
 
 def _test(options: TargetOptions, config: Any, is_exact: bool) -> Verdict:
-    from engine.cuda.self_test import self_test  # Triton takes a second, and a CPU may lack it
+    from engine.cuda.self_test import self_test  # importing Triton takes a second, and a CPU may lack it
 
     return self_test(layers_to_test(options, config), is_exact)
 
 
 def layers_to_test(options: TargetOptions, config: Any) -> Iterator[Any]:
-    """Models of one layer for each type of layer, on the device, one after the other."""
+    """Yield a model of one layer on the device for each type of layer."""
     spec = read_spec(config, ())
     dtype, device = resolve_dtype(options.dtype, spec, options.device), torch.device(options.device)
     for kind in sorted(set(spec.layer_types)):
@@ -156,12 +156,12 @@ def layers_to_test(options: TargetOptions, config: Any) -> Iterator[Any]:
 
 
 def weakest(resolutions: Iterable[Resolution]) -> str:
-    """The numerics that all stages of a pipeline can run."""
+    """Return the numerics that all stages of a pipeline can run."""
     return max((one.numerics for one in resolutions), key=(EXACT, FAST, LAYERS).index)
 
 
 def adopt(options: TargetOptions, planned: str) -> TargetOptions:
-    """Options of a stage, whose numerics are resolved, with those of its pipeline.
+    """Return a stage's options, whose numerics are resolved, with the pipeline's numerics.
 
     Raises:
         ConfigError: this stage cannot run them.
@@ -187,7 +187,7 @@ def executors_of(
 
 
 def executor_of(resolution: Resolution, shard: ModelShard, taps: Collection[int] = ()) -> Executor | None:
-    """The executor of one shard; ``taps`` are the local layers that a trained drafter reads."""
+    """Return the executor of one shard; ``taps`` are the local layers that a trained drafter reads."""
     if resolution.numerics == LAYERS:
         return None
     from engine.cuda.executor import Executor
@@ -199,7 +199,6 @@ def executor_of(resolution: Resolution, shard: ModelShard, taps: Collection[int]
 
 
 def drafter_forwards(options: TargetOptions) -> MakeForwards:
-    """Runs the layers of a trained drafter."""
     if not options.has_executor:
         return ModuleForwards
     from engine.cuda.drafter import KernelForwards

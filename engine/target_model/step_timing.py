@@ -23,15 +23,13 @@ GRID = {  # batch size -> nodes per sequence
     16: (0, 1, 4, 16),
 }
 PROMPT_ROWS = (1, 64, 256, 512)  # rows of a chunk
-FAR = 2048  # tokens before a chunk that is measured far from the beginning of its text
+FAR = 2048  # tokens of context of a chunk far from the beginning of its text
 REPEATS = 8
-LONG_ENOUGH = 1.0  # seconds per curve: a slow target's steps are measured once, after a first one that does not count
-TOO_LONG = (
-    0.25  # seconds: a step that takes so long is measured once, and larger ones are not: rows cost the same there
-)
+LONG_ENOUGH = 1.0  # seconds per curve; a slow target's steps are measured once, after a warm-up
+TOO_LONG = 0.25  # seconds; such a step is measured once, and larger ones never, because their rows cost the same
 READ_BACK = Needs(node_top_k=16, top_logprobs=True)
 READ_BACK_PROMPT = Needs(prompt_top_k=16, top_logprobs=True)
-NOTHING_READ = 0  # among rows: a step of which nothing is read back, without nodes or with a chunk of UNREAD_ROWS
+NOTHING_READ = 0  # key among rows: a step without read-back, without nodes or with a chunk of UNREAD_ROWS
 UNREAD_ROWS = PROMPT_ROWS[1]
 FIRST_SEQ = 1 << 40  # sequence numbers from here on belong to no request
 
@@ -41,13 +39,13 @@ def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step,
 
     Args:
         info: of the target.
-        needs: what the sequences read back, which takes time too; by default what the sources of ``auto`` need.
+        needs: outputs that the sequences read back, which takes time too; None: those of the sources of ``auto``.
 
     Trees are measured with ``MEASURED_CONTEXT`` tokens of context, chunks of prompt at the beginning of a text and far
     from it, where attention reads more keys. Times do not depend on the values of the keys, so none are written first.
 
     A generator, so that a target in this process and a pipeline behind channels are measured by the same code. Batches
-    that the cache cannot hold are left out. The target forgets all sequences with the last step.
+    that the cache cannot hold are left out. The last step ends all sequences.
     """
     curves: dict[int, Curve] = {}
     prompts: dict[int, Curve] = {}
@@ -73,7 +71,7 @@ def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step,
         n_blocks = -(-min(_room(info), context + PROMPT_ROWS[-1]) // info.block_size)
         yield _begin(info, step_id, 1, n_blocks, needs or READ_BACK_PROMPT)
         steps = {n: partial(_chunk, info, context, n, True) for n in chunks if n <= UNREAD_ROWS}
-        if context == 0 and UNREAD_ROWS in chunks:  # not behind the largest, which leaves its caches cold
+        if context == 0 and UNREAD_ROWS in chunks:  # not after the largest, which leaves caches cold
             steps[NOTHING_READ] = partial(_chunk, info, context, UNREAD_ROWS, False)
         steps |= {n: partial(_chunk, info, context, n, True) for n in chunks if n > UNREAD_ROWS}
         step_id, taken = yield from _times(step_id + 1, steps)
@@ -89,13 +87,13 @@ def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step,
 def _times(
     step_id: int, points: Mapping[int, Callable[[int], Step]]
 ) -> Generator[Step, float, tuple[int, dict[int, float]]]:
-    """Times of steps, ascending; also returns the next step's number."""
+    """Return the next step's number and the times of steps by rows, ascending."""
     first = next(iter(points))
     taken: dict[int, list[float]] = {}
     spent = 0.0
-    for turn in range(REPEATS + 1):  # in turns, so that a busy moment of the machine does not hit one point only
+    for turn in range(REPEATS + 1):  # in turns, so a busy moment of the machine affects all points
         if turn > 0 and spent < LONG_ENOUGH:
-            spent += yield points[first](step_id)  # the largest one leaves caches cold: that is not to count
+            spent += yield points[first](step_id)  # not counted: the largest step leaves caches cold
             step_id += 1
         for rows, make in points.items():
             if turn > 0 and (rows not in taken or (taken[rows][0] > TOO_LONG and rows != first)):
@@ -103,7 +101,7 @@ def _times(
             seconds = yield make(step_id)
             step_id += 1
             spent += seconds
-            # The first one found memory, threads and caches unprepared.
+            # The first turn warms up memory, threads and caches.
             taken[rows] = [*taken[rows], seconds] if turn > 1 else [seconds]
             if turn == 0 and rows != first and seconds > TOO_LONG:
                 break
@@ -113,18 +111,18 @@ def _times(
 
 
 def _usual(taken: list[float]) -> float:
-    """The third best of eight: the best is one that found everything just right, the others met hiccups."""
+    """Return the third best of eight: the best is a lucky exception, others were disturbed."""
     return sorted(taken)[len(taken) // 4]
 
 
 def _rising(taken: Mapping[int, float]) -> Curve:
-    """Times by rows, ascending, as a curve: what makes a step slower than a larger one is noise."""
+    """Return times by rows as a rising curve; a step that is slower than a larger one is noise."""
     rising = np.minimum.accumulate(list(taken.values())[::-1])[::-1]
     return tuple(taken), tuple(rising.tolist())
 
 
 def measure(target: Target, needs: Needs | None = None) -> StepCosts:
-    """Measure a target of this process; takes at most about 280 steps."""
+    """Measure a target of this process in at most about 280 steps."""
     steps = measurement(target.info, needs)
     taken = 0.0
     step = next(steps)
@@ -141,7 +139,7 @@ def measure(target: Target, needs: Needs | None = None) -> StepCosts:
 
 
 def _blocks(info: TargetInfo, n_nodes: int) -> int:
-    """KV blocks of one sequence with its largest tree."""
+    """Return the KV blocks of one sequence with its largest tree."""
     return -(-(_context(info) + 1 + n_nodes) // info.block_size)
 
 
@@ -154,7 +152,7 @@ def _fits(info: TargetInfo, batch: int, n_nodes: int) -> bool:
 
 
 def _begin(info: TargetInfo, step_id: int, batch: int, n_blocks: int, needs: Needs) -> Step:
-    """Sequences of one token each, with ``n_blocks`` blocks."""
+    """Start sequences of one token each, with ``n_blocks`` blocks."""
     params, starts, work = SamplingParams(max_tokens=1 << 30), [], []
     for i in range(batch):
         blocks = list(range(i * n_blocks, (i + 1) * n_blocks))
@@ -164,7 +162,7 @@ def _begin(info: TargetInfo, step_id: int, batch: int, n_blocks: int, needs: Nee
 
 
 def _decode(info: TargetInfo, batch: int, n_nodes: int, reads_back: bool, step_id: int) -> Step:
-    """A tree of ``n_nodes`` for every sequence, two children to a node, in the same place as the last one."""
+    """Verify a tree of ``n_nodes`` for every sequence, two children a node, at the same position as before."""
     vocab = info.spec.vocab_size
     tokens = [(11 * node + step_id) % vocab for node in range(n_nodes)]
     tree = TokenTree(tokens, [ROOT if node == 0 else (node - 1) // 2 for node in range(n_nodes)])
@@ -174,17 +172,17 @@ def _decode(info: TargetInfo, batch: int, n_nodes: int, reads_back: bool, step_i
 
 
 def _room(info: TargetInfo) -> int:
-    """Tokens of the longest text that can be in the cache."""
+    """Return the tokens of the longest text that the cache can hold."""
     return min(info.max_model_len, info.n_blocks * info.block_size)
 
 
 def _contexts(info: TargetInfo) -> list[int]:
-    """Tokens before the chunks: none, and up to ``FAR`` if the cache has room for them."""
+    """Return the contexts of chunks in tokens: none, and up to ``FAR`` if the cache can hold them."""
     far = min(FAR, _room(info) - PROMPT_ROWS[-1])
     return [0, far] if far >= PROMPT_ROWS[-1] else [0]
 
 
 def _chunk(info: TargetInfo, context: int, n_rows: int, reads_back: bool, step_id: int) -> Step:
-    """A chunk of ``n_rows`` behind ``context`` tokens, in the same place as the last one."""
+    """Run a chunk of ``n_rows`` after ``context`` tokens, at the same position as before."""
     tokens = [(5 * place + step_id) % info.spec.vocab_size for place in range(n_rows)]
     return Step(step_id, [Work(FIRST_SEQ, context, tokens, reads_back=reads_back)])

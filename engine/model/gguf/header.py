@@ -28,8 +28,7 @@ SAMPLE = 4096  # bytes of every tensor in the key
 VERSIONS = (2, 3)
 
 _CHUNK = 8 << 20  # bytes of a read
-_SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8"}
-_SCALARS |= {12: "<f8"}
+_SCALARS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?"))) | {10: "<u8", 11: "<i8", 12: "<f8"}
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
@@ -212,11 +211,7 @@ class _HeaderParser:
         return text
 
     def _number(self, form: str) -> int:
-        n_bytes = 8 if form == "<Q" else 4
-        if self._at + n_bytes > len(self._data):
-            self._load(n_bytes)
-        (value,) = struct.unpack_from(form, self._data, self._at)
-        self._at += n_bytes
+        (value,) = struct.unpack(form, self._take(struct.calcsize(form)))
         return value  # type: ignore[no-any-return]
 
     def _take(self, n_bytes: int) -> bytes:
