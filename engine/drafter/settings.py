@@ -47,10 +47,18 @@ class DrafterInfo:
 
 
 def scratch_slots(spec: DrafterSpec, settings: DrafterSettings) -> int:
-    """Return the slots that a draft takes after the committed rows."""
+    """Return the slots that a draft takes after the committed rows.
+
+    Raises:
+        ConfigError: the drafter drafts all tokens in one forward pass, and its config does not say how many.
+    """
     if spec.method == "medusa":
         return 0
     if spec.method == "eagle":
         return settings.beam * (settings.depth - 1)
-    assert spec.n_drafts is not None, "a drafter of one forward was trained for a number of drafts"
+    if spec.n_drafts is None:
+        raise ConfigError(
+            f"the {spec.method} drafter's config names no number of tokens to draft; add speculators_config with "
+            "proposal_methods[].speculative_tokens, the number that it was trained for"
+        )
     return spec.n_drafts + 1

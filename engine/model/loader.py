@@ -134,11 +134,10 @@ def load_shard(
     model, embeds = empty_model(config, dtype), embeds or layers.is_first
     with closing(CheckpointTensors(path, device)) as tensors:
         sources = _find_sources(model, layers, tensors, embeds)
-        matrices = {name for name in sources if requested is not None and is_layer_matrix(model, name)}
         for name, source in sources.items():
-            shape = model.get_parameter(name).shape
+            shape, is_matrix = model.get_parameter(name).shape, is_layer_matrix(model, name)
             # A checkpoint in fp8 may have matrices without scales, which keep its other dtype.
-            if requested is not None and name in matrices and (is_made or scale_of(source) in tensors):
+            if requested is not None and is_matrix and (is_made or scale_of(source) in tensors):
                 put_matrix(model, name, *tensors.request_quantized(source, shape, requested), requested)
             else:
                 put_weight(model, name, tensors.request(source, dtype, shape))

@@ -73,11 +73,16 @@ class VisitedDraws(Draws):
 class VisitedArgmax(VisitedDraws):
     """Draws the argmax of raw logits on a CPU; every item must be ``is_plain``."""
 
+    def begin(self, logits: Tensor) -> list[Tensor]:
+        self._table = logits.numpy() if logits.dtype == torch.float32 else None
+        return super().begin(logits)
+
     def decide(self, pairs: Sequence[Pair]) -> list[Decision]:
         return match_tokens(pairs, [self._argmax(row) for row in current_rows(pairs)])
 
     def _argmax(self, row: int) -> int:
-        scores = self.logits[row].float().numpy()  # NumPy's argmax takes NaN for the largest, torch's is slow for bf16
+        # NumPy's argmax takes NaN for the largest, torch's is slow for bf16.
+        scores = self.logits[row].float().numpy() if self._table is None else self._table[row]
         token = int(scores.argmax())
         if not isfinite(scores[token]):
             self.errors[row] = NOT_FINITE

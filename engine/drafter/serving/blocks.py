@@ -18,7 +18,7 @@ from engine.protocol import Branch
 
 
 class BlockDrafting:
-    """Drafts of the DFlash family. Implements ``Drafting``.
+    """Drafts of the DFlash family. Implements ``DraftNetwork``.
 
     Args:
         network: with its weights.
@@ -66,7 +66,7 @@ class BlockDrafting:
 
 
 class HeadDrafting:
-    """Drafts of Medusa. Implements ``Drafting``."""
+    """Drafts of Medusa. Implements ``DraftNetwork``."""
 
     def __init__(self, network: Medusa) -> None:
         self._network = network

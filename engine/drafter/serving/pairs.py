@@ -31,7 +31,7 @@ from engine.tree import ROOT
 
 
 class PairDrafting:
-    """Drafts of EAGLE, ParallelSpec and P-EAGLE. Implements ``Drafting``.
+    """Drafts of EAGLE, ParallelSpec and P-EAGLE. Implements ``DraftNetwork``.
 
     Args:
         network: with its weights.

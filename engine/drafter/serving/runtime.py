@@ -37,7 +37,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class Drafting(Protocol):
+class DraftNetwork(Protocol):
     """The rows and drafts of one family of networks. One thread calls it."""
 
     def learn(self, committed: Sequence[CommittedTokens]) -> None:
@@ -200,7 +200,7 @@ def _n_waiting(sequence: DraftedSequence) -> int:
 
 def _make_drafting(
     network: AnyNetwork, forwards: Forwards | None, vocabulary: DraftVocabulary | None, settings: DrafterSettings
-) -> Drafting:
+) -> DraftNetwork:
     if isinstance(network, Medusa):
         return HeadDrafting(network)
     assert forwards is not None, "a network with layers has rows"
