@@ -39,7 +39,7 @@ from benchmarks.support.prompt_sets import questions
 from benchmarks.support.reporting import heading, row
 from engine.loop import Engine
 from engine.request import Request
-from engine.sampling.params import SamplingParams
+from engine.sampling.params import SamplingParams, VerificationRule
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target_model.local import LocalTarget
 from engine.target_model.options import TargetOptions
@@ -84,13 +84,13 @@ class Ours:
 
     method: str
     options: SpeculatorOptions = field(default_factory=SpeculatorOptions)
-    verification: str = "coupled"
+    verification: VerificationRule = "coupled"
 
 
 def ours(drafter: str, is_sampled: bool) -> dict[str, Ours]:
     """Rows of ours by label."""
 
-    def drafting(n_nodes: int, verification: str = "coupled") -> Ours:
+    def drafting(n_nodes: int, verification: VerificationRule = "coupled") -> Ours:
         config = DraftModelConfig(draft_tokens=K, tree_nodes=n_nodes)
         return Ours("draft-model", SpeculatorOptions(draft_model=drafter).with_settings(config), verification)
 

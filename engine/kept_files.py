@@ -1,5 +1,7 @@
-"""Files that survive a restart, in the user's cache on this node. Options hold paths relative to it, because they are
-sent to other nodes."""
+"""Files that survive a restart, in the user's cache on this node.
+
+Options are sent to other nodes, so they hold paths relative to that cache.
+"""
 
 from __future__ import annotations
 

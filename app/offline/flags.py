@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from app.inputs.cores import default_threads
 from app.inputs.default_model import DEFAULT_MODEL
@@ -13,6 +13,7 @@ from app.inputs.devices import AUTO, device_named, has_cuda_device
 from app.inputs.models import check_model
 from app.inputs.stores import DEFAULT_NAMESPACE
 from engine.errors import ConfigError
+from engine.sampling.params import VerificationRule
 from engine.target_model.options import NUMERICS, default_nodes
 from speculators.draft_model.config import DraftModelConfig
 from speculators.methods import method_names
@@ -72,7 +73,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: no limit (default: 0)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the sampling noise (default: 0)")
     parser.add_argument(
-        "--verification", choices=("coupled", "rejection"), default="coupled", help="lossless both (default: coupled)"
+        "--verification", choices=get_args(VerificationRule), default="coupled", help="lossless both (default: coupled)"
     )
 
 

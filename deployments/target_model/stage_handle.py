@@ -214,7 +214,7 @@ class StageHandle:
         return self._actor.leave.remote()
 
     def kill(self) -> None:
-        """End the actor through Ray alone, at once; a stopped process ends after five seconds."""
+        """Kill the actor through Ray without waiting; a process that SIGSTOP has stopped dies after five seconds."""
         ray.kill(self._actor)
 
 

@@ -27,7 +27,7 @@ class Hole(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Alternatives:
-    """One of several sequences; it may contain itself."""
+    """A choice between sequences of parts; a part may be this object again (recursive schemas)."""
 
     options: list[tuple[Part, ...]] = field(default_factory=list)
 

@@ -55,7 +55,8 @@ class Family:
         window: who has the sliding window: the config for all layers, each layer its own, or None.
         has_rope_per_layer_type: whether layers with and without a sliding window rotate by different frequencies.
         has_head_norms: whether queries and keys are normalized per head.
-        has_output_norms: whether attention's and the MLP's output are normalized before they are added.
+        has_output_norms: whether outputs of attention and MLP are normalized before they are added, in addition to
+            the inputs (for GGUF; CUDA looks for ``pre_feedforward_layernorm``).
         norm_offset: added to the weights of RMS norms.
         activation_field: config field that names the MLP's activation.
         biases: projections that always have a bias.

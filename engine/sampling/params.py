@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -13,6 +14,8 @@ from engine.grammar.grammar import Grammar
 from engine.tree import FloatArray
 
 LEAST_TEMPERATURE = 1e-5  # logits divided by less need not be finite; the draw would be the argmax anyway
+
+VerificationRule = Literal["coupled", "rejection"]  # of drafted tokens; rules: engine.verify.rules
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -40,7 +43,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     stop: tuple[str, ...] = ()  # strings that end the text, not returned
     logprobs: int | None = None  # None: none; k: the drawn token's and the k best
     prompt_logprobs: int | None = None  # the same of the prompt's tokens
-    verification: str = "coupled"  # or "rejection"
+    verification: VerificationRule = "coupled"
     grammar: Grammar | None = None  # the output must match it; needs EOS among ``stop_ids``
 
     def __post_init__(self) -> None:
@@ -58,6 +61,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def is_greedy(self) -> bool:
         """Whether the argmax decides."""
         return self.temperature == 0.0
+
+    @property
+    def rejects(self) -> bool:
+        """Whether drafts are independent draws from a distribution ``q``, accepted with ``min(1, p/q)``."""
+        return self.verification == "rejection" and not self.is_greedy
 
     @property
     def truncates(self) -> bool:

@@ -38,7 +38,7 @@ class BatchingPolicy:
         self._queue, self._running = queue, running
 
     def limit_tree(self, sequence: Sequence, n_rows: int) -> None:
-        """Limit the sequence's next tree to the request's nodes, and to a step with ``n_rows`` rows for its trees."""
+        """Set ``sequence.max_nodes`` for its next tree: at most the request's, and ``n_rows`` - 1 (root)."""
         sequence.max_nodes = min(sequence.request.max_nodes, MAX_TREE, max(0, n_rows - 1))
 
     def next_step(self, step_id: int, n_in_flight: int) -> Step | None:
@@ -72,6 +72,7 @@ class BatchingPolicy:
         fit into the next. Of sequences that last shared a step, the one skipped most recently goes first. Priorities
         decide admission and preemption, not steps: a running sequence without steps would hold its blocks forever.
         """
+        # The loop finds skipped sequences by equal ``last_step``: another order must set ``last_skipped`` otherwise.
         ready.sort(key=lambda sequence: (sequence.last_step, -sequence.last_skipped))
         limit = self._tree_rows()
         rows, last = 0, -1

@@ -88,7 +88,7 @@ class RunningSet:
             self.prefixes.free_and_cache(sequence)
             self._ends.append(sequence.seq)
             sequence.is_on_target = False
-        self.blocks.free(sequence.seq)
+        self.blocks.free(sequence.seq)  # without effect if they were freed to be cached
 
     def preempt(self, sequence: Sequence) -> None:
         """Free a live sequence and requeue it: its prompt and output are prefilled again later."""

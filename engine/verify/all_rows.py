@@ -58,7 +58,7 @@ class _DrawnPiece:
 
 
 class AllRowDraws(Draws):
-    """Draws at all rows at once; no item ``rejects``."""
+    """Draws at all rows at once; no item rejects."""
 
     def __init__(self, pairs: Sequence[Pair], vocab: int, upload: Upload) -> None:
         super().__init__(pairs, vocab, upload)

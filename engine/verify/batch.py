@@ -70,7 +70,7 @@ def _choose_draws(item: WalkItem, on_host: bool, has_kernels: bool) -> type[Draw
         return KernelDraws
     if on_host:
         return VisitedArgmax if item.is_plain else VisitedDraws
-    return VisitedDraws if item.rejects else AllRowDraws
+    return VisitedDraws if item.params.rejects else AllRowDraws
 
 
 def verify(logits: Tensor, items: Sequence[WalkItem]) -> list[Walk]:

@@ -24,7 +24,7 @@ def can_kernels_draw(item: WalkItem) -> bool:
 
     They know temperature, top-k, top-p, min-p and grammar masks, but neither bias, penalties nor the rejection rule.
     """
-    return not item.rejects and not is_shifted(drawn_params(item), item.history)
+    return not item.params.rejects and not is_shifted(drawn_params(item), item.history)
 
 
 class KernelDraws(Draws):

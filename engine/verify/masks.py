@@ -24,7 +24,7 @@ _NEG_INF = float("-inf")
 
 
 def drawn_params(item: WalkItem) -> SamplingParams:
-    """Return the parameters that change an item's rows; a grammar's mask handles ``min_tokens`` itself."""
+    """Return an item's parameters; with a grammar without ``min_tokens``, which the grammar's mask enforces."""
     return item.params if item.grammar is None else item.params.without_minimum
 
 

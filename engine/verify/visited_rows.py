@@ -33,7 +33,7 @@ class VisitedDraws(Draws):
 
     def decide(self, pairs: Sequence[Pair]) -> list[Decision]:
         scores = self._process(pairs)
-        rejecting = [i for i, (item, _) in enumerate(pairs) if item.rejects]
+        rejecting = [i for i, (item, _) in enumerate(pairs) if item.params.rejects]
         decisions: list[Decision] = [(None, -1)] * len(pairs)
         if len(rejecting) < len(pairs):
             keys = [item.noise_key(len(walk.tokens)) for item, walk in pairs]

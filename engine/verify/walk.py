@@ -41,18 +41,13 @@ class WalkItem:
         """Whether the argmax of raw logits decides at every node."""
         return self.params.is_greedy and self.grammar is None and not is_shifted(self.params, self.history)
 
-    @property
-    def rejects(self) -> bool:
-        """Whether drafts are accepted with ``min(1, p/q)``."""
-        return self.params.verification == "rejection" and not self.params.is_greedy
-
     def key(self, depth: int) -> NoiseKey:
         """Return the key of the random numbers at a node of this depth; the root has depth 0."""
         return self.params.seed, self.params.choice, self.n_context + depth
 
     def noise_key(self, depth: int) -> NoiseKey | None:
         """Return the key of the Gumbel row at this depth; None where no noise decides."""
-        return None if self.params.is_greedy or self.rejects else self.key(depth)
+        return None if self.params.is_greedy or self.params.rejects else self.key(depth)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.drafter.trees.choice import Choice, choose_tokens, draft_randomness, draws_tokens
+from engine.drafter.trees.choice import Choice, choose_tokens, draft_randomness
 from engine.drafter.trees.draft_tree import DraftRequest, DraftTree
 from engine.drafter.trees.growth import RankedTree, start_chain
 from engine.protocol import Branch, RequestView
@@ -88,7 +88,7 @@ class Drafting:
         """Return an empty tree; a chain for independent draws, and for penalties, which depend on a node's own path."""
         params, n_nodes, position = view.request.params, self._config.tree_nodes, len(view.context)
         root = int(view.context.view[-1])
-        if n_nodes and not params.remembers and not draws_tokens(params):
+        if n_nodes and not params.remembers and not params.rejects:
             request = DraftRequest(params, None, root, position, depth, min(n_nodes, budget))
             return RankedTree(request, depth, self._config.tree_beam)
         tokens = view.context.view.tolist() if params.remembers else []

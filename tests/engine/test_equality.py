@@ -33,7 +33,12 @@ N_TOKENS = 20
 SETUPS = [(1, 1, 512), (6, 2, 17), (3, 4, 40)]
 # Each method in three of the cells family x set-up; `make test` runs the first.
 CELLS = [
-    pytest.param(method, FAMILIES[(i + 2 * turn) % 5], SETUPS[(i + turn) % 3], marks=[pytest.mark.matrix] * (turn > 0))
+    pytest.param(
+        method,
+        FAMILIES[(i + 2 * turn) % len(FAMILIES)],
+        SETUPS[(i + turn) % 3],
+        marks=[pytest.mark.matrix] * (turn > 0),
+    )
     for i, method in enumerate(METHODS)
     for turn in range(3)
 ]

@@ -13,7 +13,7 @@ use what fits into the context, up to `ServiceSettings.default_max_tokens`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -32,6 +32,7 @@ from app.api.requests.predictions import PredictedOutput, weight_of_prediction
 from app.api.requests.structured import StructuredFields
 from app.api.requests.text_fields import TextFields
 from app.api.requests.tool_fields import ToolFields
+from engine.sampling.params import VerificationRule
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
@@ -62,7 +63,7 @@ class SamplingFields(TextFields):
     priority: Int32 = 0  # lower goes first
     # Requests share cached prefixes and what speculators learn only with requests of the same salt, as in vLLM.
     cache_salt: str | None = None
-    verification: Literal["coupled", "rejection"] = "coupled"
+    verification: VerificationRule = "coupled"
     speculative: SpeculativeOptions = SpeculativeOptions()
     prediction: PredictedOutput | None = None  # a text that the answer is expected to be much like
 

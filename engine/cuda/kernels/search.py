@@ -126,7 +126,7 @@ class SearchedKeys(NamedTuple):
     places: Tensor
 
     def write(self, scored: Scored, found: Tensor) -> None:
-        """Write the integers, from 0 to 2**32 - 1, to ``found`` int64 ``[rows]``; 0 where there is no limit."""
+        """Write the found key of each row, 0 to 2**32 - 1, to ``found`` int64 ``[rows]``; 0 for one without a limit."""
         sizes = *scored.sizes[:3], self.limits.dtype == torch.float64, scored.block_c
         _end_search[(scored.grid[0],)](scored.temperatures, *self, found, *sizes, num_warps=4, enable_fp_fusion=False)
 

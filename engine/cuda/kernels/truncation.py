@@ -103,7 +103,7 @@ def _count_ties(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _ties_kept(above, target, weight, n_ties):  # type: ignore[no-untyped-def]
-    """How many of equal ids stay: those before which less than ``target`` is, and at least one."""
+    """The number of ``n_ties`` equal ids that stay: the fewest, at least one, that lift ``above`` to ``target``."""
     estimate = tl.ceil((target - above) / tl.where(weight > 0.0, weight, 1.0))
     n = tl.minimum(tl.maximum(estimate, 1.0), tl.maximum(n_ties, 1).to(tl.float64)).to(tl.int32)
     n = tl.where((n > 1) & (above + (n - 1).to(tl.float64) * weight >= target), n - 1, n)

@@ -68,7 +68,7 @@ def draft_blocks(
     independent, ranked, others = dict[int, DraftTree](), dict[int, DraftTree](), dict[int, DraftTree]()
     for seq, tree in trees.items():
         params, history = tree.request.params, tree.request.history
-        if history is not None or (condition is not None and choosing.draws_tokens(params)):
+        if history is not None or (condition is not None and params.rejects):
             others[seq] = tree
         else:
             (independent if condition is None else ranked)[seq] = tree

@@ -43,11 +43,6 @@ def draft_randomness(key: NoiseKey) -> Randomness:
     return KeyedRandom(key, DRAFT_SALT)
 
 
-def draws_tokens(params: SamplingParams) -> bool:
-    """Return whether drafts are independent draws with a distribution, for ``min(1, p / q)``."""
-    return params.verification == "rejection" and not params.is_greedy
-
-
 @dataclass(slots=True, frozen=True, eq=False)
 class DraftVocabulary:
     """The part of the target's vocabulary that a drafter scores."""
@@ -105,8 +100,8 @@ def choose_tokens(
     if not requests:
         return []
     scores = process_rows(logits, requests, vocabulary)
-    drawn = [i for i, one in enumerate(requests) if draws_tokens(one.params)]
-    ranked = [i for i, one in enumerate(requests) if not draws_tokens(one.params)]
+    drawn = [i for i, one in enumerate(requests) if one.params.rejects]
+    ranked = [i for i, one in enumerate(requests) if not one.params.rejects]
     choices: dict[int, Choice] = {}
     if ranked:
         some = [requests[i] for i in ranked]

@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 
 from engine.best_first.lists import best_nodes, parents_among
-from engine.drafter.trees.choice import Choice, ChoiceRequest, draws_tokens
+from engine.drafter.trees.choice import Choice, ChoiceRequest
 from engine.drafter.trees.draft_tree import DraftRequest, DraftTree
 from engine.protocol import Branch
 from engine.tree import ROOT, FloatArray
@@ -144,7 +144,7 @@ def start_draft(request: DraftRequest, depth: int, beam: int, acceptance: tuple[
         acceptance: as in ``static_shape``.
     """
     depth = min(depth, request.depth)
-    is_drawn = draws_tokens(request.params)
+    is_drawn = request.params.rejects
     if request.history is not None or (is_drawn and request.n_nodes <= depth):
         return start_chain(request, depth)
     if is_drawn:
@@ -155,7 +155,7 @@ def start_draft(request: DraftRequest, depth: int, beam: int, acceptance: tuple[
 def start_chain(request: DraftRequest, depth: int) -> DraftTree:
     """Return an empty chain of at most ``depth`` tokens."""
     depth = min(depth, request.n_nodes)
-    return DrawnTree(request, _chain_shape(depth)) if draws_tokens(request.params) else RankedTree(request, depth, 1)
+    return DrawnTree(request, _chain_shape(depth)) if request.params.rejects else RankedTree(request, depth, 1)
 
 
 @lru_cache(maxsize=256)
