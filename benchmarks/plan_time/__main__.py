@@ -44,7 +44,8 @@ TEMPERATURES = (0.0, 0.8)
 BLOCK_SIZE, GROUPS, VOCAB = 64, 4, 128_256  # of Llama 3 8B
 SHAPE = PlanShape.of({None}, GROUPS, BLOCK_SIZE, 10**6 - 1)
 CPU = torch.device("cpu")
-ANSWERS: Any = SimpleNamespace(vocab=VOCAB, buckets=BUCKETS, device=CPU)  # what planning reads of an executor's answers
+# What planning reads of an executor's answers.
+ANSWERS: Any = SimpleNamespace(vocab=VOCAB, buckets=BUCKETS, device=CPU, logits=None)
 SHARD: Any = None  # read only where no executor answers
 
 

@@ -158,5 +158,5 @@ def test_forced_tokens_are_drafts_that_save_forwards(method: str, tiny_checkpoin
 @pytest.mark.parametrize("stop_ids", [(), (40,)])
 def test_a_grammar_needs_an_end(stop_ids: tuple[int, ...], tiny_checkpoint: Path) -> None:
     params = SamplingParams(grammar=of_regex("a"), stop_ids=stop_ids)
-    with pytest.raises(RequestError, match="no token that ends"):
+    with pytest.raises(RequestError, match="no end-of-sequence token"):
         make_engine(target_of(tiny_checkpoint)).submit(Request([5], params))
