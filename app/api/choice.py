@@ -14,6 +14,7 @@ from deployments.submission.messages import ModelCard
 from engine.errors import RequestError, StepFailedError, TargetLostError
 from engine.events import ABORT, LENGTH, STOP, RequestStats, SourceCounts, StepEvent, StepTrace, TokenLogprob, histogram
 from engine.request import Request
+from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.text import StopMatcher
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class CompletionChoice:
         self.index = index
         self.form = form
         self.request = request
-        self.max_nodes = request.max_nodes  # drafted nodes that a step may have
+        is_plain = (request.method or card.method) == AUTOREGRESSIVE
+        self.max_nodes = 0 if is_plain else request.max_nodes  # drafted nodes that a step may have
         self.n_tokens = 0  # generated tokens in the answer, a terminating stop id included
         self.n_reasoning = 0  # of them, from the one that completes <think> to the one that completes </think>
         self.stats: RequestStats | None = None  # of the last event; None if a stop string ended the text

@@ -26,9 +26,10 @@ class ProcessKiller:
 
         Returns the process id; None if no such process runs.
         """
-        titles = dict(_list_titles())
+        stages = await self._find_stages() if part == STAGE else []
+        titles = dict(_list_titles())  # after the wait: a process that has ended must not be killed by its old id
         if part == STAGE:
-            pids = await self._find_stages()
+            pids = stages
         else:
             prefix = TITLES[part].format(app=serve.get_replica_context().app_name)
             pids = [pid for pid, title in titles.items() if title.startswith(prefix)]

@@ -213,6 +213,7 @@ class StepServer:
 
     def _log_failure(self, step: Step, failure: Exception) -> str:
         """Log why a step failed, and return the reason. Only the step's sequences fail."""
-        requests = self._stage.request_ids(step)
+        # If the step was not admitted, the stage does not know the sequences that start in it.
+        requests = sorted({*self._stage.request_ids(step), *(start.request_id for start in step.starts)})
         logger.error("step %d failed", step.step_id, exc_info=failure, extra={"requests": requests})
         return f"{type(failure).__name__}: {failure}"

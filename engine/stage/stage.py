@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.device import is_host
 from engine.drafter.part import NO_DRAFTER, DrafterPart
 from engine.grammar.compiler import Grammars
 from engine.kv.arena import BlockTable, KVArena
 from engine.model.shard import ModelShard
 from engine.protocol import Needs
+from engine.sampling.noise import gumbel_row
 from engine.stage.answer import StageSequence, StepAnswer
 from engine.stage.artefacts import (
     AttentionRows,
@@ -96,7 +98,9 @@ class Stage:
 
     @torch.inference_mode()
     def warm_up(self, answers: bool = True) -> None:
-        """Prepare the executor for its first step; ``answers``: for verification too."""
+        """Do now what the first step would wait for; ``answers``: what its verification would wait for, too."""
+        if self._shard.range.is_last and is_host(self._shard.device):
+            gumbel_row((0, 0, 0), 1)  # compiles the noise
         if self._executor is not None:
             drafter = () if self._drafts is None else self._drafts.runtime.warm_up()
             self._executor.warm_up(self._arena, answers, drafter)

@@ -48,14 +48,13 @@ def granted(body: GenerationRequest, caller: Caller, settings: ServiceSettings, 
 def _granted_nodes(requested: int | None, method: str, caller: Caller, card: ModelCard) -> int:
     """Return ``Request.max_nodes``: the requested number, or the method's default within the caller's limit.
 
-    This is the one place that refuses a number; the scheduler only cuts the trees of a full step.
+    This is the one place that refuses a number; the scheduler only cuts the trees of a full step. Requests that draft
+    nothing have a number, too: before one is admitted, the cache must have room for as much text.
     """
     caller.check_nodes(requested)
     if requested is not None and requested > card.limit_nodes:
         message = f"max_nodes is {requested}; this server drafts at most {card.limit_nodes} nodes per step"
         raise RequestError(message, "max_nodes")
-    if (method or card.method) == PLAIN:
-        return 0
     if requested is not None:
         return requested
     default = card.default_nodes(method)

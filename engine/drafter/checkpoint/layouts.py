@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.drafter.checkpoint.config import DrafterConfig
 from engine.drafter.checkpoint.ids import default_taps, dflash_taps, taps_of_input_ids
-from engine.drafter.checkpoint.layers import decode, read_layer_shape
+from engine.drafter.checkpoint.layers import LayerConfig, decode, read_layer_shape
 from engine.drafter.spec import DrafterSpec, Method
 from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import CONFIG
@@ -24,7 +24,9 @@ from engine.model.spec import ModelSpec
 
 OWN = "spectra_drafter"
 SPECULATORS = ("eagle3", "peagle", "dflash", "dspark")  # supported values of speculators_model_type
-NESTED = ("eagle_config", "dflash_config", "transformer_layer_config")  # objects whose fields count as the config's
+NESTED = ("eagle_config", "dflash_config", "transformer_layer_config")  # objects with fields of the config
+_AUX_IDS = "eagle_aux_hidden_state_layer_ids"
+_LAYER_FIELDS = LayerConfig.__struct_fields__
 _PROJECTORS = (None, "dflash", "dspark")
 _MEDUSA_TENSOR = re.compile(r"^(\d+)\.(\d+)\.(linear\.)?")
 Ids = tuple[int, ...]
@@ -62,6 +64,11 @@ class Layout:
     @property
     def is_speculators(self) -> bool:
         return self.name.startswith("speculators ")
+
+    @property
+    def reads_input_ids(self) -> bool:
+        """Whether the drafter is an EAGLE-3 or a P-EAGLE: it reads taps, named by the layers that read them."""
+        return self.generation == 3 or self.method == "p-eagle"
 
 
 LAYOUTS = (  # the first match counts
@@ -130,51 +137,71 @@ def read_spec(layout: Layout, public: PublicCheckpoint, target: ModelSpec) -> Dr
         return _read_own_spec(public)
     if layout.method == "medusa":
         return _read_medusa_spec(public)
-    tensors, fields = public.tensors, _decode_fields(public)
+    tensors, fields = public.tensors, _decode_fields(layout, public)
     _check_fields(layout, public, fields)
     layers = read_layer_shape(public.folder, fields, tensors)
     own_head, markov = tensors.get("lm_head.weight"), tensors.get("markov_head.markov_w1.weight")
     has_confidence, with_markov = "confidence_head.proj.weight" in tensors, fields.confidence_head_with_markov
+    n_vocab, is_dflash, reads_taps = fields.vocab_size, layout.method == "dflash", layout.reads_input_ids
+    if layout.name != "EAGLE" and own_head is not None:
+        n_vocab = len(own_head)
+    if (reads_taps or layout.is_speculators) and fields.draft_vocab_size:
+        n_vocab = fields.draft_vocab_size
     return DrafterSpec(
         method=layout.method,
         generation=layout.generation,
         target_hidden_size=fields.target_hidden_size or fields.hidden_size,
         vocab_size=fields.vocab_size,
-        draft_vocab_size=fields.draft_vocab_size or (fields.vocab_size if own_head is None else len(own_head)),
+        draft_vocab_size=n_vocab,
         taps=_read_taps(layout, fields, target),
         layers=layers,
         n_drafts=_read_n_drafts(layout, fields),
         own_embedding="embed_tokens.weight" in tensors,
         own_head=own_head is not None,
-        fc_bias="fc.bias" in tensors,
-        norm_before_fc=fields.norm_before_fc or "input_norm.weight" in tensors,
-        fc_norm=fields.fc_norm or "fc_norm.0.weight" in tensors,
-        norm_output=fields.norm_output,
-        norm_before_residual=fields.norm_before_residual,
+        fc_bias=layout.name == "EAGLE" and "fc.bias" in tensors,
+        norm_before_fc=reads_taps and (fields.norm_before_fc or "input_norm.weight" in tensors),
+        fc_norm=reads_taps and (fields.fc_norm or "fc_norm.0.weight" in tensors),
+        norm_output=reads_taps and fields.norm_output,
+        norm_before_residual=reads_taps and fields.norm_before_residual,
         mask_token_id=fields.mask_token if layout.method in ("p-eagle", "dflash") else None,
-        has_mask_state="mask_hidden" in tensors,
-        causal_block=layout.method == "dflash" and _has_causal_block(layout, fields, layers.window),
-        sample_from_anchor=_drafts_from_anchor(layout, fields),
-        markov_rank=fields.markov_rank or (0 if markov is None else markov.shape[-1]),
+        has_mask_state=layout.method == "p-eagle" and "mask_hidden" in tensors,
+        causal_block=is_dflash and _has_causal_block(layout, fields, layers.window),
+        sample_from_anchor=is_dflash and _drafts_from_anchor(layout, fields),
+        markov_rank=is_dflash and (fields.markov_rank or (0 if markov is None else markov.shape[-1])),
         markov_head=fields.markov_head_type,
         has_confidence=has_confidence,
         confidence_with_markov=has_confidence and (layout.is_speculators if with_markov is None else with_markov),
     )
 
 
-def _decode_fields(public: PublicCheckpoint) -> DrafterConfig:
-    config = public.config
-    flat = dict[str, Any]()
-    for fields in (config, *(config.get(name) or {} for name in NESTED)):
-        if not isinstance(fields, dict):
-            raise UnsupportedModelError(f"{public.folder / CONFIG}: {', '.join(NESTED)} must be objects, if given")
-        flat |= {name: value for name, value in fields.items() if value is not None}
+def _decode_fields(layout: Layout, public: PublicCheckpoint) -> DrafterConfig:
+    """Decode the fields of this layout, each from the object where it belongs; a null counts as a missing field.
+
+    In speculators, ``transformer_layer_config`` describes the layers, and fields outside of it all else. In DFlash, fields
+    outside of ``dflash_config`` describe the layers and the block size. In EAGLE, fields outside of ``eagle_config``
+    come first, but the mask token of a ``dflash_config`` comes before all others, as in vLLM.
+    """
+    objects = [public.config, *(public.config.get(name) or {} for name in NESTED)]
+    if not all(isinstance(fields, dict) for fields in objects):
+        raise UnsupportedModelError(f"{public.folder / CONFIG}: {', '.join(NESTED)} must be objects, if given")
+    outer, eagle, dflash, layers = ({k: v for k, v in fields.items() if v is not None} for fields in objects)
+    if layout.is_speculators:
+        flat = {k: v for k, v in outer.items() if k not in _LAYER_FIELDS}
+        flat |= {k: v for k, v in layers.items() if k in _LAYER_FIELDS}
+    elif layout.name == "DFlash":
+        is_outer = {*_LAYER_FIELDS, "block_size"}
+        flat = dflash | {k: v for k, v in outer.items() if k in is_outer}
+    elif layout.reads_input_ids:
+        flat = eagle | outer | {k: v for k, v in dflash.items() if k == "mask_token_id"}
+        flat[_AUX_IDS] = outer.get(_AUX_IDS) or eagle.get(_AUX_IDS)
+    else:
+        flat = outer
     return decode(public.folder, flat, DrafterConfig)
 
 
 def _check_fields(layout: Layout, public: PublicCheckpoint, fields: DrafterConfig) -> None:
     file = public.folder / CONFIG
-    if layout.method == "eagle" and not fields.use_aux_hidden_state:
+    if layout.reads_input_ids and not layout.is_speculators and not fields.use_aux_hidden_state:
         raise UnsupportedModelError(
             f"{file}: eagle_config.use_aux_hidden_state is false; an EAGLE-3 must read the states of target layers"
         )
@@ -196,8 +223,8 @@ def _read_taps(layout: Layout, fields: DrafterConfig, target: ModelSpec) -> tupl
         return ()
     if layout.method == "dflash" and layout.is_speculators:
         ids = fields.aux_hidden_state_layer_ids
-        return default_taps(target.n_layers) if ids is None else tuple(layer - 1 for layer in ids)
-    if fields.target_layer_ids is not None:
+        return tuple(layer - 1 for layer in ids) if ids else default_taps(target.n_layers)
+    if fields.target_layer_ids or (fields.target_layer_ids is not None and not layout.is_speculators):
         return fields.target_layer_ids
     if layout.method == "dflash":
         return dflash_taps(target.n_layers, fields.num_hidden_layers)
@@ -212,8 +239,9 @@ def _read_n_drafts(layout: Layout, fields: DrafterConfig) -> int | None:
 
 
 def _drafts_from_anchor(layout: Layout, fields: DrafterConfig) -> bool:
-    options = (fields.sample_from_anchor, fields.shift_label, layout.drafts_from_anchor)
-    return layout.method == "dflash" and next(bool(option) for option in options if option is not None)
+    if layout.is_speculators and fields.sample_from_anchor is not None:
+        return fields.sample_from_anchor
+    return layout.drafts_from_anchor or (layout.name == "DFlash" and bool(fields.shift_label))
 
 
 def _has_causal_block(layout: Layout, fields: DrafterConfig, window: int | None) -> bool:

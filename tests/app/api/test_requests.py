@@ -61,7 +61,7 @@ async def test_every_parameter_reaches_the_backend(client: AsyncClient, backend:
     assert decode_commands(encode([encode_message(Submit(0, request))])) == [Submit(0, request)]
     fields = {"speculative": {"enabled": False, "method": "pld", "max_nodes": 3}, "temperature": 1e-6}
     await post(client, CHAT_PATH, **CHAT, **fields)
-    assert (backend.seen[1].method, backend.seen[1].max_nodes) == ("autoregressive", 0)
+    assert backend.seen[1].method == "autoregressive"
     assert backend.seen[1].params.temperature == 0, "no division survives a smaller one"
 
 

@@ -212,3 +212,48 @@ def test_a_narrow_drafter_needs_its_own_embedding_and_head(tmp_path: Path) -> No
     del public.tensors["embed_tokens.weight"]
     with pytest.raises(ConfigError, match="width 32 and no embedding of its own; the target's has width 48"):
         read_drafter(public.save(tmp_path), wide)
+
+
+# A field counts only in the layouts that have it, and only where it belongs.
+PLACES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("eagle1", {"eagle_config": {"use_aux_hidden_state": False}}, {"taps": ()}),
+    ("eagle1", {"draft_vocab_size": 16, "norm_before_fc": True}, {"draft_vocab_size": 97, "norm_before_fc": False}),
+    ("eagle3", {"eagle_aux_hidden_state_layer_ids": [2, 4, 6], "eagle_config": {}}, {"taps": (1, 3, 5)}),
+    (
+        "eagle3",
+        {
+            "eagle_aux_hidden_state_layer_ids": [2, 4, 6],
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": []},
+        },
+        {"taps": (1, 3, 5)},
+    ),
+    ("dflash", {"sample_from_anchor": True, "norm_before_fc": True}, {"sample_from_anchor": False, "n_drafts": 5}),
+    ("deepspec", {"shift_label": False}, {"sample_from_anchor": True}),
+    ("speculators_eagle3", {"target_layer_ids": []}, {"taps": (1, 4, 7)}),
+    ("speculators_eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, {"taps": (1, 4, 7)}),
+    ("speculators_dflash", {"dflash_config": {"shift_label": True}}, {"sample_from_anchor": False, "n_drafts": 5}),
+]
+
+
+@pytest.mark.parametrize(("layout", "fields", "expected"), PLACES)
+def test_a_field_counts_where_its_layout_has_it(
+    layout: str, fields: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    public = LAYOUTS[layout]()
+    public.config |= fields
+    spec = read_drafter(public.save(tmp_path), TARGET).spec
+    assert {name: getattr(spec, name) for name in expected} == expected
+
+
+def test_layers_of_speculators_and_block_sizes_of_dflash_have_one_place(tmp_path: Path) -> None:
+    public = LAYOUTS["speculators_eagle3"]()
+    public.config |= {"sliding_window": 8, "layer_types": ["sliding_attention"], "rms_norm_eps": 0.5}
+    public.config["transformer_layer_config"]["draft_vocab_size"] = 3
+    spec = read_drafter(public.save(tmp_path / "speculators"), TARGET).spec
+    assert spec.layers is not None
+    assert (spec.layers.window, spec.draft_vocab_size) == (None, DRAFTED)
+    assert spec.layers.rms_norm_eps < 0.5
+    public = LAYOUTS["dflash"]()
+    public.config["block_size"] = 8
+    public.config["dflash_config"]["block_size"] = 4
+    assert read_drafter(public.save(tmp_path / "dflash"), TARGET).spec.n_drafts == 7
