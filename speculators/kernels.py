@@ -39,7 +39,7 @@ def compile_kernels() -> None:
 
 def start_compiling() -> subprocess.Popen[bytes] | None:
     """Start a process that compiles; return None if the cache has compiled code already."""
-    if any(cache_folder().glob("compiled-*/*/*.nbi")):
+    if any(cache_folder().glob("compiled-*/successors_*/*.nbi")):
         return None
     code = f"import spectra_serve; from {__name__} import compile_kernels; compile_kernels()"
     command, quiet = [sys.executable, "-Pc", code], subprocess.DEVNULL

@@ -177,9 +177,9 @@ def read_spec(layout: Layout, public: PublicCheckpoint, target: ModelSpec) -> Dr
 def _decode_fields(layout: Layout, public: PublicCheckpoint) -> DrafterConfig:
     """Decode the fields of this layout, each from the object where it belongs; a null counts as a missing field.
 
-    In speculators, ``transformer_layer_config`` describes the layers, and fields outside of it all else. In DFlash, fields
-    outside of ``dflash_config`` describe the layers and the block size. In EAGLE, fields outside of ``eagle_config``
-    come first, but the mask token of a ``dflash_config`` comes before all others, as in vLLM.
+    In speculators, ``transformer_layer_config`` describes the layers, and fields outside of it all else. In DFlash,
+    fields outside of ``dflash_config`` describe the layers and the block size. In EAGLE, fields outside of
+    ``eagle_config`` come first, but the mask token of a ``dflash_config`` comes before all others, as in vLLM.
     """
     objects = [public.config, *(public.config.get(name) or {} for name in NESTED)]
     if not all(isinstance(fields, dict) for fields in objects):
