@@ -1,6 +1,6 @@
 """Answers of a stage's rows: head, draws and best ids, as one recorded graph for each bucket of rows and kind.
 
-It is a graph of its own behind that of the layers: how many rows go through the head has nothing to do with how many
+It is a graph of its own, after that of the layers: how many rows go through the head has nothing to do with how many
 a step has, and what grammars allow is found on the host while the device is busy with the layers.
 """
 
