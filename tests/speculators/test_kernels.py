@@ -29,7 +29,7 @@ def test_a_server_compiles_in_a_process_unless_the_cache_has_code(
     assert kernels.start_compiling() is start.return_value
     code = "import spectra_serve; from speculators.kernels import compile_kernels; compile_kernels()"
     assert start.call_args.args == ([sys.executable, "-Pc", code],)  # -P: the user's folder has no say
-    kept = own_cache / "compiled-1" / "growth_2" / "growth.grow-1.py311.nbi"
+    kept = own_cache / "compiled-1" / "successors_1" / "growth.grow-1.py311.nbi"
     kept.parent.mkdir(parents=True)
     kept.touch()
     assert kernels.start_compiling() is None
