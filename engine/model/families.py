@@ -113,6 +113,7 @@ _ALL = (
 )
 FAMILIES = {family.model_type: family for family in _ALL}
 GGUF_FAMILIES = {family.gguf.architecture: family for family in _ALL}
+assert len(GGUF_FAMILIES) == len(_ALL), "two families have the same GGUF architecture"
 
 
 def get_family(model_type: Any) -> Family:
