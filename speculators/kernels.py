@@ -11,7 +11,6 @@ import numpy as np
 from engine.kept_files import cache_folder, hold_lock
 from engine.protocol import Outcome, RequestView
 from engine.request import Request
-from engine.sampling.noise import gumbel_row
 from engine.sampling.params import SamplingParams
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE
@@ -47,7 +46,6 @@ def start_compiling() -> subprocess.Popen[bytes] | None:
 
 
 def _draft_once() -> None:
-    gumbel_row((0, 0, 0), 1)  # of draft models
     speculator = Successors(SuccessorConfig(target_rows=64, text_rows=64))
     view = RequestView.of(0, Request([1, 2, 1, 2], SamplingParams(temperature=1.0)), 8)
     ids, logprobs = np.array([[1, 2]], np.int32), np.full((1, 2), -1.0, np.float32)
