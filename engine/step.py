@@ -26,7 +26,7 @@ class SequenceStart(msgspec.Struct, frozen=True):
     n_prompt: int  # tokens before the first drawn one, for penalties
     needs: Needs
     n_copied: int = 0  # first tokens whose rows are copied from ``source`` before anything else is written
-    source: list[int] = []  # blocks that hold them, in text order, whoever owned them
+    source: list[int] = []  # blocks that hold them, in text order; other sequences may own them
     text: list[int] = []  # these tokens, if penalties, a minimum length or a grammar need them
     request_id: str = ""  # of the client's request, for log lines
 

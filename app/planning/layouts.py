@@ -123,7 +123,7 @@ def _layout(
     drafts: Drafts,
 ) -> GpuLayout:
     replicas = constraints.gpus // stages
-    blocks = -(-constraints.context // BLOCK) + 1  # one for the tree behind the text
+    blocks = -(-constraints.context // BLOCK) + 1  # one for the tree after the context
     sequence = blocks * BLOCK * sizes.kv_token_bytes
     try:
         ranges = sizes.split(stages, sequence, constraints.usable)

@@ -80,7 +80,7 @@ _ALL = (
     Family(
         "llama",
         "LlamaForCausalLM",
-        # Most files of Mistral have Llama's architecture; only their sliding window tells them apart.
+        # Most files of Mistral have Llama's architecture; only their sliding window differs.
         GgufDialect("llama", windowed_type="mistral", interleaves_heads=True),
         has_optional_biases=True,
     ),

@@ -167,7 +167,7 @@ def read_spec(layout: Layout, public: PublicCheckpoint, target: ModelSpec) -> Dr
         has_mask_state=layout.method == "p-eagle" and "mask_hidden" in tensors,
         causal_block=is_dflash and _has_causal_block(layout, fields, layers.window),
         sample_from_anchor=is_dflash and _drafts_from_anchor(layout, fields),
-        markov_rank=is_dflash and (fields.markov_rank or (0 if markov is None else markov.shape[-1])),
+        markov_rank=(fields.markov_rank or (0 if markov is None else markov.shape[-1])) if is_dflash else 0,
         markov_head=fields.markov_head_type,
         has_confidence=has_confidence,
         confidence_with_markov=has_confidence and (layout.is_speculators if with_markov is None else with_markov),
