@@ -12,7 +12,8 @@ from engine.events import RequestStats, StepEvent, TokenLogprob
 from engine.protocol import DraftPool, Needs
 from engine.request import Request
 from engine.scheduling.batching_policy import BatchingPolicy
-from engine.scheduling.drafting import AUTOREGRESSIVE, apply_drafts, start_round
+from engine.scheduling.commit import Commit
+from engine.scheduling.drafting import AUTOREGRESSIVE, DraftRound, run_round, start_round
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence
 from engine.step import Step, StepResult
@@ -54,6 +55,7 @@ class Engine:
         self._sequences: dict[int, Sequence] = {}
         self._next_id = 0
         self._next_step = 0
+        self._taken: tuple[list[Commit], DraftRound] | None = None  # that ``settle`` has not seen
 
     def submit(self, request: Request) -> int:
         """Queue a request; return its number.
@@ -92,7 +94,8 @@ class Engine:
         if step is None:
             assert not self.has_work, "sequences are alive, nothing is in flight, and none can continue"
             return []
-        return self.take(step, self.target.step(step))
+        self.take(step, self.target.step(step))
+        return self.settle()
 
     def next_step(self, n_in_flight: int = 0) -> Step | None:
         """Return the target's next step while ``n_in_flight`` are unanswered; None: nothing now."""
@@ -101,17 +104,29 @@ class Engine:
             self._next_step += 1
         return step
 
-    def take(self, step: Step, result: StepResult) -> list[tuple[int, StepEvent]]:
-        """Commit a step's answer and draft. Return (number, event) of every sequence with new tokens."""
+    def take(self, step: Step, result: StepResult) -> None:
+        """Commit a step's answer and draft, so that the next step can be sent; ``settle`` does the rest."""
+        assert self._taken is None, "settle() has not followed the last take()"
         sequences = [self._sequences[work.seq] for work in step.work]
         commits = self.scheduler.commit(step, result, sequences)
         draft_round = start_round(commits, self.scheduler)
+        run_round(draft_round, self.pool, self.scheduler)
+        self._taken = commits, draft_round
+
+    def settle(self) -> list[tuple[int, StepEvent]]:
+        """Do the work after ``take`` that the next step does not need; return (number, event) of its sequences."""
+        if self._taken is None:
+            return []
+        (commits, draft_round), self._taken = self._taken, None
+        events = self.scheduler.build_events(commits)
+        if draft_round.must_settle:
+            for seq in self.pool.settle(draft_round.resting_outcomes, draft_round.seconds):
+                if seq in self._sequences:
+                    self._sequences[seq].rests = False
         for sequence in draft_round.finished:
             self._sequences.pop(sequence.seq, None)
             self.pool.end(sequence.seq)
-        if not draft_round.is_empty:
-            apply_drafts(draft_round, self.pool.advance(draft_round.outcomes, draft_round.budgets), self.scheduler)
-        return [(commit.sequence.seq, commit.event) for commit in commits if commit.event is not None]
+        return [(sequence.seq, event) for sequence, event in events]
 
     def run(self, requests: Items[Request], batch_size: int) -> Iterator[tuple[int, Completion]]:
         """Complete requests, ``batch_size`` at a time; yield (index, completion) as they finish."""

@@ -6,7 +6,7 @@ The types belong to the engine, so that the decode loop receives speculators as 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -79,39 +79,30 @@ class Decision(NamedTuple):
     reads_back: bool = True  # whether the step reads back the top ids that the method needs
 
 
-class Pause(NamedTuple):
-    """Steps of a request in which its speculator neither drafts nor observes."""
-
-    n_steps: int = 0
-    decision: Decision | None = None  # about each of these steps
-
-
-NO_PAUSE = Pause()
-
-
 class Draft(list[Branch]):
     """Branches of one request, with the method's decision about the step.
 
     Args:
         branches: best first.
-        decision: of a method that decides about every step.
-        pause: steps after this draft without the speculator; the outcome after them has the tokens of all.
-        drafts_next: whether the target's drafter, for a request that needs it, drafts after the last step of the pause,
-            or after the step of this draft if there is no pause.
+        decision: of a method that decides about every step; it holds for all steps of a rest, too.
+        rests: whether the request rests until ``settle`` returns it. Then the outcome of this draft's step and all
+            later ones go to ``settle``, and the steps after this draft's have no nodes and no read-backs. A request can
+            be asked earlier, because a lost draft starts no rest.
+        drafts_next: whether the target's drafter, for a request that needs it and does not rest, drafts after the step.
     """
 
-    __slots__ = ("decision", "drafts_next", "pause")
+    __slots__ = ("decision", "drafts_next", "rests")
 
     def __init__(
         self,
         branches: Iterable[Branch] = (),
         decision: Decision | None = None,
-        pause: Pause = NO_PAUSE,
+        rests: bool = False,
         drafts_next: bool = True,
     ) -> None:
         super().__init__(branches)
         self.decision = decision
-        self.pause = pause
+        self.rests = rests
         self.drafts_next = drafts_next
 
 
@@ -176,8 +167,8 @@ class StepTime(NamedTuple):
 class Outcome(msgspec.Struct, frozen=True):
     """The target's answer to one step's tree, or to a prompt chunk (then ``tree`` is empty).
 
-    ``tokens`` were committed: those of a pause first (``Draft.pause``), then the accepted path and the bonus token. A
-    prompt chunk that is not the last commits none.
+    ``tokens`` were committed: the accepted path, then the bonus token. A prompt chunk that is not the last commits
+    none.
     """
 
     tokens: Sequence[int]
@@ -233,6 +224,33 @@ class BatchSpeculator(Speculator, Protocol):
         """Return the branches of ``propose`` for several requests, in order."""
 
 
+@runtime_checkable
+class BatchObserver(Protocol):
+    """A method that observes the outcomes of many requests at once."""
+
+    def observe_batch(self, views: Sequence[RequestView], outcomes: Sequence[Outcome]) -> None:
+        """Do what ``observe`` does for several requests, in order; all contexts already hold the committed tokens."""
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """A method that works after the next step was sent, and lets requests rest (``Draft.rests``).
+
+    Without it, ``observe`` gets the outcomes of a resting request, and its rest lasts as long as the request.
+    """
+
+    def settle(self, views: Sequence[RequestView], outcomes: Sequence[Outcome], seconds: float) -> Collection[int]:
+        """Do the work that changes no tree of the step that was just sent; return the requests whose rest ends.
+
+        An actor's answer takes time, so a request can have more outcomes here after its rest has ended.
+
+        Args:
+            views: resting requests with an outcome; their contexts already hold the committed tokens.
+            outcomes: of ``views``, in order.
+            seconds: by which drafting delayed the send, of all methods together (``DraftPool.settle``).
+        """
+
+
 class DraftPool(Protocol):
     """The speculators of all live requests, in this process or in an actor; called once per step."""
 
@@ -247,6 +265,19 @@ class DraftPool(Protocol):
 
         Nothing is read back in the next step of a request without an entry, which has no speculator here. A ``Draft``
         can turn reading back off, too.
+        """
+
+    def settle(self, outcomes: Sequence[tuple[int, Outcome]], seconds: float) -> Collection[int]:
+        """Do the work that changes no tree of the step that was just sent; called once it is sent.
+
+        Args:
+            outcomes: of requests that rest; their tokens are not in the contexts yet.
+            seconds: that the last ``advance`` and the composing of its drafts took, which is the time by which drafting
+                delayed the send; 0.0 if nothing was asked.
+
+        Returns:
+            The requests whose rest ends. They are reported and asked before the send from the next answer on. Requests
+            that are not live are among them, because nothing else could end their rest.
         """
 
     def end(self, request_id: int) -> None:

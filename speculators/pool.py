@@ -7,7 +7,7 @@ where the target runs.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
 from engine.request import Request
@@ -31,6 +31,7 @@ class SpeculatorPool:
         self._parts: dict[str, Speculator] = {}  # by name
         self._speculators: OrderedDict[str, FaultIsolated] = OrderedDict()  # by method, least recently used first
         self._live: dict[int, tuple[RequestView, FaultIsolated]] = {}  # by request id
+        self._advanced: dict[FaultIsolated, None] = {}  # took part in ``advance`` since the last ``settle``
         if self._options.retrieval is not None:
             self._options.retrieval()  # loads the corpus, which takes seconds, before the first request
 
@@ -72,13 +73,31 @@ class SpeculatorPool:
         Returns:
             request id -> branches in priority order, for ``engine.composer.compose``.
         """
+        self._observe(outcomes)
+        return self._propose(budgets)
+
+    def settle(self, outcomes: Sequence[tuple[int, Outcome]], seconds: float) -> Collection[int]:
+        """Let speculators work after the send; return the requests whose rest ends, and those that are not live.
+
+        Args:
+            outcomes: (request id, outcome) of requests that rest; their tokens are appended first.
+            seconds: by which drafting delayed the send; 0.0 if nothing was asked.
+        """
+        groups: dict[FaultIsolated, list[tuple[RequestView, Outcome]]] = {one: [] for one in self._advanced}
+        self._advanced.clear()
+        ended: set[int] = set()
         for request_id, outcome in outcomes:
             live = self._live.get(request_id)
-            if live is not None:
-                view, speculator = live
-                view.context.extend(outcome.tokens)
-                speculator.observe(view, outcome)
-        return self._propose(budgets)
+            if live is None:
+                ended.add(request_id)
+                continue
+            view, speculator = live
+            view.context.extend(outcome.tokens)
+            groups.setdefault(speculator, []).append((view, outcome))
+        for speculator, pairs in groups.items():
+            views, observed = [view for view, _ in pairs], [outcome for _, outcome in pairs]
+            ended.update(speculator.settle(views, observed, seconds))
+        return ended
 
     def end(self, request_id: int) -> None:
         """Drop the state of a request; one that is not live is ignored."""
@@ -92,6 +111,7 @@ class SpeculatorPool:
         for request_id in list(self._live):
             self.end(request_id)
         self._speculators.clear()
+        self._advanced.clear()
         self._parts.clear()
 
     def _speculator(self, method: str) -> FaultIsolated:
@@ -112,6 +132,28 @@ class SpeculatorPool:
         for method in idle[: len(self._speculators) - MOST_METHODS + 1]:
             del self._speculators[method]
 
+    def _observe(self, outcomes: Sequence[tuple[int, Outcome]]) -> None:
+        """Append the tokens and let the speculators observe, with one call per method that can observe a batch."""
+        batches: dict[FaultIsolated, dict[int, tuple[RequestView, Outcome]]] = {}
+        for request_id, outcome in outcomes:
+            live = self._live.get(request_id)
+            if live is None:
+                continue
+            view, speculator = live
+            self._advanced[speculator] = None
+            if speculator.can_observe_batch:
+                batch = batches.setdefault(speculator, {})
+                if request_id in batch:  # its context must not hold later tokens yet
+                    _observe_batch(speculator, batch)
+                    batch.clear()
+                batch[request_id] = live[0], outcome
+                view.context.extend(outcome.tokens)
+            else:
+                view.context.extend(outcome.tokens)
+                speculator.observe(view, outcome)
+        for speculator, batch in batches.items():
+            _observe_batch(speculator, batch)
+
     def _propose(self, budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
         """Return the drafts of all requests, with one call per method."""
         groups: dict[FaultIsolated, list[RequestView]] = {}
@@ -122,7 +164,12 @@ class SpeculatorPool:
                 groups.setdefault(speculator, []).append(view)
         drafts: dict[int, list[Branch]] = {}
         for speculator, views in groups.items():
+            self._advanced[speculator] = None
             proposed = speculator.propose_batch(views, [budgets[view.request_id] for view in views])
             for view, branches in zip(views, proposed, strict=True):
                 drafts[view.request_id] = branches
         return drafts
+
+
+def _observe_batch(speculator: FaultIsolated, batch: Mapping[int, tuple[RequestView, Outcome]]) -> None:
+    speculator.observe_batch([view for view, _ in batch.values()], [outcome for _, outcome in batch.values()])

@@ -78,10 +78,10 @@ class ClockedEngine(Engine):
         self.now += self._clock() - began
         return events
 
-    def take(self, step: Step, result: StepResult) -> list[tuple[int, StepEvent]]:
+    def take(self, step: Step, result: StepResult) -> None:
         """Commit a step's answer and draft."""
         self.drafted.add(step)
-        return super().take(step, result)
+        super().take(step, result)
 
 
 class _TimedTarget:
@@ -150,17 +150,25 @@ class VirtualEngine(Engine):
         return seq
 
     def step(self) -> list[tuple[int, StepEvent]]:
-        """Wait for the next answer; returns what it brings."""
-        while self._send():
-            pass
+        """Wait for the next answer, and send what follows before the rest of its work; return its events."""
+        self._send_all()
         if not self._flying:
             return []
         sent = self._flying.popleft()
         self.now = max(self.now, sent.answered)
         began = self._clock()
-        events = self.take(sent.step, decode_result(sent.answer))
+        self.take(sent.step, decode_result(sent.answer))
+        self._host(began)
+        self._send_all()
+        began = self._clock()
+        events = self.settle()
         self._host(began)
         return events
+
+    def _send_all(self) -> None:
+        """Send steps until the scheduler has none to send now."""
+        while self._send():
+            pass
 
     def _send(self) -> bool:
         """Send a step if one should be; it is computed at once, because the texts do not depend on when."""

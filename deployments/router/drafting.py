@@ -1,4 +1,4 @@
-"""Drafting in the router: after each step, speculators learn from it and draft, and the lane gets the trees."""
+"""Drafting in the router: speculators draft before a lane sends its next step, and settle afterwards."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Coroutine, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from deployments.observability.traces import RequestSpans
 from deployments.router.lane import Lane
@@ -37,6 +37,14 @@ class DraftClient(Protocol):
     def draft(self, draft_round: DraftRound) -> Drafts | Awaitable[Drafts]:
         """Let speculators learn from a step's outcomes and draft; returns drafts, or an awaitable of them."""
 
+    def settle(self, draft_round: DraftRound, seconds: float) -> Collection[int] | Awaitable[Collection[int]]:
+        """Let speculators work after the send; returns the requests whose rest ends, or an awaitable of them.
+
+        Args:
+            draft_round: its resting sequences are reported.
+            seconds: by which drafting delayed the send.
+        """
+
     def end(self, sequence: Sequence) -> None:
         """Drop the state of a request."""
 
@@ -60,6 +68,9 @@ class InlineDraftClient:
     def draft(self, draft_round: DraftRound) -> Drafts:
         return self._pool.advance(draft_round.outcomes, draft_round.budgets)
 
+    def settle(self, draft_round: DraftRound, seconds: float) -> Collection[int]:
+        return self._pool.settle(draft_round.resting_outcomes, seconds)
+
     def end(self, sequence: Sequence) -> None:
         self._pool.end(sequence.seq)
 
@@ -81,20 +92,49 @@ class DraftRounds:
         self._spans = spans
         self._sessions = sessions
         self._tasks: set[asyncio.Task[None]] = set()
+        self._started: DraftRound | None = None  # of the last commit; ``settle`` ends it
+        self._seconds = 0.0  # by which the rounds that ended since the last ``settle`` delayed a send
 
     def start(self, lane: Lane, commits: list[Commit]) -> None:
         """Start the round of one step; inline clients draft in this call, others in a task."""
-        draft_round = start_round(commits, lane.scheduler)
-        if draft_round.is_empty:
+        draft_round = self._started = start_round(commits, lane.scheduler)
+        if not draft_round.must_advance:
             return
-        began = 0.0 if self._spans is None else time.perf_counter()
+        began = time.perf_counter()
         drafts = self._draft_client.draft(draft_round)
-        if not inspect.isawaitable(drafts):
+        if inspect.isawaitable(drafts):
+            self._run(self._finish(lane, draft_round, drafts, began))
+        else:
             self._apply(lane, draft_round, drafts, began)
+
+    def settle(self) -> None:
+        """Settle the round that was started last, once its lane has sent the next step.
+
+        A round in actors has not ended then, so its seconds are reported one step later.
+        """
+        draft_round, self._started = self._started, None
+        if draft_round is None or not draft_round.must_settle:
             return
-        task = asyncio.get_running_loop().create_task(self._finish(lane, draft_round, drafts, began))
+        seconds, self._seconds = self._seconds, 0.0
+        ended = self._draft_client.settle(draft_round, seconds)
+        if inspect.isawaitable(ended):
+            self._run(self._end_rests(draft_round, ended))
+        else:
+            self._sessions.end_rests(ended)
+
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)  # the loop keeps only weak references
         task.add_done_callback(self._tasks.discard)
+
+    async def _end_rests(self, draft_round: DraftRound, awaitable: Awaitable[Collection[int]]) -> None:
+        """End rests once the answer arrives; after a failure end all, because nothing else would."""
+        try:
+            ended = await awaitable
+        except Exception:
+            logger.exception("settling failed; %d sequences rest no longer", len(draft_round.resting))
+            ended = [commit.sequence.seq for commit in draft_round.resting]
+        self._sessions.end_rests(ended)
 
     async def close(self) -> None:
         """Cancel the running rounds."""
@@ -123,3 +163,5 @@ class DraftRounds:
         except Exception:
             logger.exception("a draft is not a tree; %d sequences continue without drafts", len(here))
             apply_drafts(draft_round, {}, lane.scheduler)
+        if draft_round.budgets:
+            self._seconds += time.perf_counter() - began

@@ -18,6 +18,7 @@ from deployments.router.lane_connection import LaneConnection, TargetClient
 from deployments.router.poison_requests import MAX_LOSSES, Losses, PoisonRequests
 from deployments.router.service_rate import ServiceRate
 from engine.errors import TargetLostError
+from engine.events import StepEvent
 from engine.scheduling.batching_policy import BatchingPolicy
 from engine.scheduling.commit import Commit
 from engine.scheduling.scheduler import Scheduler
@@ -33,10 +34,10 @@ class LaneObserver(Protocol):
     """Receives a lane's events."""
 
     def on_commit(self, lane: Lane, commits: list[Commit]) -> None:
-        """A step was committed; speculators may learn from it and draft."""
+        """A step was committed; speculators may learn what the next drafts need, and draft."""
 
-    def on_sent(self, lane: Lane, step: Step, result: StepResult, commits: list[Commit]) -> None:
-        """The next step after a committed one was sent; streams may get its events."""
+    def on_sent(self, lane: Lane, step: Step, result: StepResult, events: list[tuple[Sequence, StepEvent]]) -> None:
+        """The next step after a committed one was sent; streams may get its events, and speculators may settle."""
 
     def on_failure(self, sequence: Sequence, error: str) -> None:
         """The target could not run a step with this sequence."""
@@ -169,15 +170,15 @@ class Lane:
             if step is None:
                 return
             self._in_flight[step.step_id] = (step, [self.scheduler.find(work.seq) for work in step.work])
-            self.service_rate.on_sent(step, time.monotonic())
             self.connection.send(step)
+            self.service_rate.on_sent(step, time.monotonic())
 
     def _on_up(self) -> None:
         self._observer.on_up(self)
         self.dispatch()
 
     def _on_result(self, result: StepResult) -> None:
-        """Commit a result, start drafting, send the next step, and only then publish events."""
+        """Commit a result, start drafting, send the next step, and only then count, publish events and settle."""
         sent = self._in_flight.pop(result.step_id, None)
         if sent is None:
             raise TargetLostError(f"the target answered step {result.step_id}, which was not sent")
@@ -189,26 +190,27 @@ class Lane:
             return
         try:
             commits = self.scheduler.commit(step, result, sequences)
-            for commit in commits:
-                self.poison_requests.on_progress(commit.sequence)
+            if self.poison_requests.has_suspicions:  # before the send: it decides which sequences may be sent
+                for commit in commits:
+                    self.poison_requests.on_progress(commit.sequence)
             self._observer.on_commit(self, commits)
         except Exception:
             self._fail(sequences, "the result of the step could not be committed")
             raise
         self.dispatch()
         self._measure(step, commits, now)
-        self._observer.on_sent(self, step, result, commits)
+        self._observer.on_sent(self, step, result, self.scheduler.build_events(commits))
 
     def _measure(self, step: Step, commits: list[Commit], now: float) -> None:
         if self._lost_at is not None:
             self._observer.on_recovery(self, now - self._lost_at)
             self._lost_at = None
         for work, commit in zip(step.work, commits, strict=True):
-            n_written = 0 if commit.event is None else len(commit.event.token_ids)
-            self.service_rate.on_result(work.seq, len(work.tokens) if work.tree is None else 0, n_written, now)
+            n_read = len(work.tokens) if work.tree is None else 0
+            self.service_rate.on_result(work.seq, n_read, commit.n_tokens, now)
             if commit.sequence.state is SequenceState.FINISHED:
                 self.service_rate.forget(work.seq)
-                if commit.event is not None:
+                if commit.finish_reason is not None:
                     self.service_rate.on_finish(commit.sequence)
 
     def _on_loss(self) -> None:

@@ -57,6 +57,11 @@ class PoisonRequests:
                 poison.append(sequence)
         return poison
 
+    @property
+    def has_suspicions(self) -> bool:
+        """Whether losses are counted against any sequence."""
+        return bool(self._losses)
+
     def on_progress(self, sequence: Sequence) -> None:
         """Clear a sequence of suspicion once it is past the position of its losses."""
         losses = self._losses.get(sequence.seq)

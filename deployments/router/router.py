@@ -205,10 +205,10 @@ class Router:
     def on_commit(self, lane: Lane, commits: list[Commit]) -> None:
         self._draft_rounds.start(lane, commits)
 
-    def on_sent(self, lane: Lane, step: Step, result: StepResult, commits: list[Commit]) -> None:
-        n_generated = sum(len(commit.event.token_ids) for commit in commits if commit.event is not None)
-        self._metrics.count_step(lane.target.name, step, result, n_generated)
-        self._sessions.deliver(commits)
+    def on_sent(self, lane: Lane, step: Step, result: StepResult, events: list[tuple[Sequence, StepEvent]]) -> None:
+        self._metrics.count_step(lane.target.name, step, result, sum(len(event.token_ids) for _, event in events))
+        self._sessions.deliver(events)
+        self._draft_rounds.settle()
 
     def on_failure(self, sequence: Sequence, error: str) -> None:
         extra = {"request_id": sequence.request.request_id}

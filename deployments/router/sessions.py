@@ -11,7 +11,6 @@ from deployments.router.lane import Lane
 from deployments.router.metrics import RouterMetrics
 from engine.errors import SpectraError
 from engine.events import StepEvent
-from engine.scheduling.commit import Commit
 from engine.scheduling.sequence import Sequence
 
 
@@ -61,14 +60,21 @@ class Sessions:
         if not session.is_over:
             self._metrics.engines[session.lane.target.name].count_abort()
 
-    def deliver(self, commits: Iterable[Commit]) -> None:
+    def end_rests(self, seqs: Iterable[int]) -> None:
+        """Let speculators draft again for sequences, wherever they are, from their next answers on."""
+        for seq in seqs:
+            session = self._live.get(seq)
+            if session is not None:
+                session.sequence.rests = False
+
+    def deliver(self, events: Iterable[tuple[Sequence, StepEvent]]) -> None:
         """Put a step's events into the mailboxes."""
         now = time.perf_counter()
-        for commit in commits:
-            session, event = self._live.get(commit.sequence.seq), commit.event
-            if session is None or event is None:
+        for sequence, event in events:
+            session = self._live.get(sequence.seq)
+            if session is None:
                 continue
-            n_prompt = commit.sequence.n_prompt if session.n_events == 0 and not session.is_resumed else 0
+            n_prompt = sequence.n_prompt if session.n_events == 0 and not session.is_resumed else 0
             engine = self._metrics.engines[session.lane.target.name]
             engine.count_event(event, now - session.last_event, n_prompt)
             session.last_event = now
@@ -76,7 +82,7 @@ class Sessions:
             if event.finish_reason is not None:
                 session.is_over = True
                 if event.stats is not None:
-                    engine.count_end(commit.sequence, event.finish_reason, event.stats)
+                    engine.count_end(sequence, event.finish_reason, event.stats)
             session.mailbox.put_nowait(event)
 
     def fail(self, sequence: Sequence, error: SpectraError) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -49,6 +49,10 @@ class SpeculatorActor:
     def advance(self, outcomes: Sequence[tuple[int, Outcome]], budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
         """Learn from one step's outcomes, and draft for the requests in ``budgets`` (request -> most nodes)."""
         return self._pool.advance(outcomes, budgets)
+
+    def settle(self, outcomes: Sequence[tuple[int, Outcome]], seconds: float) -> Collection[int]:
+        """Work that changes no tree of the step that was just sent; returns the requests whose rest ends."""
+        return self._pool.settle(outcomes, seconds)
 
     def end(self, request_id: int) -> None:
         self._pool.end(request_id)
@@ -125,9 +129,34 @@ class ActorDraftClient:
         return drafts
 
     async def _advance(self, actor: int, outcomes: list[Any], budgets: dict[int, int]) -> Drafts:
-        call = asyncio.ensure_future(self._actors[actor].advance.remote(outcomes, budgets))
+        drafts: Drafts = await self._answer_of(actor, self._actors[actor].advance.remote(outcomes, budgets)) or {}
+        self._up_to_date.difference_update(budgets.keys() - drafts.keys())  # a restarted actor does not know these
+        return drafts
+
+    async def settle(self, draft_round: DraftRound, seconds: float) -> Collection[int]:
+        """Settle with one concurrent call per actor; requests whose actor does not know them rest no longer."""
+        ended: set[int] = set()
+        calls: dict[int, list[tuple[int, Outcome]]] = {
+            self._actor_of(seq): [] for seq in draft_round.budgets if seq in self._up_to_date
+        }
+        for seq, outcome in draft_round.resting_outcomes:
+            if seq in self._up_to_date:
+                calls.setdefault(self._actor_of(seq), []).append((seq, outcome))
+            else:
+                ended.add(seq)
+        answers = (self._settle(actor, outcomes, seconds) for actor, outcomes in calls.items())
+        return ended.union(*await asyncio.gather(*answers))
+
+    async def _settle(self, actor: int, outcomes: list[tuple[int, Outcome]], seconds: float) -> Collection[int]:
+        answer: Collection[int] | None
+        answer = await self._answer_of(actor, self._actors[actor].settle.remote(outcomes, seconds))
+        return [seq for seq, _ in outcomes] if answer is None else answer
+
+    async def _answer_of(self, actor: int, remote_call: Any) -> Any:
+        """Return an actor's answer; None if it does not answer in time, or is lost."""
+        call = asyncio.ensure_future(remote_call)
         try:
-            answer: Drafts = await asyncio.wait_for(asyncio.shield(call), self._timeout)
+            return await asyncio.wait_for(asyncio.shield(call), self._timeout)
         except TimeoutError:
             logger.warning(
                 "speculator %d did not answer within %.1f s; its requests decode without drafts until it does",
@@ -135,13 +164,10 @@ class ActorDraftClient:
                 self._timeout,
             )
             self._pause(actor, call)
-            answer = {}
         except RayError as error:
             logger.warning("speculator %d is lost: %s", actor, error)
-            answer = {}
             self._forget(actor)
-        self._up_to_date.difference_update(budgets.keys() - answer.keys())  # a restarted actor does not know these
-        return answer
+        return None
 
     def _pause(self, actor: int, call: asyncio.Future[Any]) -> None:
         """Send an actor nothing until it has answered ``call``; its requests miss outcomes, and restart then."""

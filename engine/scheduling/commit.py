@@ -1,69 +1,159 @@
-"""Applies a target's answer to a sequence; returns the event for its client and the outcome for its speculator."""
+"""Applies a target's answer to a sequence, and builds the outcome for its speculator and the event for its client.
+
+The next step needs only the sequence's new state. Events and statistics wait until that step is sent.
+"""
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import isnan, nan
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from engine.events import ABORT, LENGTH, STOP, SourceCounts, StepEvent, StepTrace
-from engine.protocol import Artefacts, Outcome, StepTime
+from engine.events import ABORT, LENGTH, STOP, StepEvent, StepTrace
+from engine.protocol import Artefacts, Decision, Outcome, StepTime
 from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.tree import EMPTY_TREE, TokenTree
 
 
-class Commit(NamedTuple):
-    """How a step changed one sequence."""
+class AnsweredStep:
+    """A step with its answer.
+
+    Args:
+        step: that was sent.
+        result: the answer.
+    """
+
+    def __init__(self, step: Step, result: StepResult) -> None:
+        self._step = step
+        self._result = result
+
+    @cached_property
+    def time(self) -> StepTime | None:
+        """The target's time for a step in which all sequences decode; None for any other step."""
+        n = len(self._step.work)
+        rows, context = n, 0
+        for work in self._step.work:
+            if work.tree is None:
+                return None
+            rows += len(work.tree.tokens)
+            context += work.n_cached
+        if not n:
+            return None
+        results = self._result.results
+        n_read = sum(len(answer.top_ids) for answer in results)
+        drafting = sum(answer.draft_seconds for answer in results)
+        seconds = (sum(self._result.stage_seconds) or self._result.seconds) - drafting
+        return StepTime(seconds, n, rows, context / n, n_read, drafting)
+
+
+class Commit(msgspec.Struct, eq=False):
+    """How a step changed one sequence; a cancelled sequence has no work, answer, outcome and event."""
 
     sequence: Sequence
-    event: StepEvent | None  # None: nothing was emitted (a prompt chunk that is not the last)
-    outcome: Outcome | None  # for its speculator; None: nothing to report
+    answered: AnsweredStep
+    work: Work | None = None
+    answer: WorkResult | None = None
+    decision: Decision | None = None  # about the tree, by a method that decides about every step
+    finish_reason: str | None = None
+    chunk_outcome: Outcome | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that were emitted; 0 for a prompt chunk that is not the last."""
+        return 0 if self.answer is None else len(self.answer.tokens)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """For its speculator; None: nothing to report."""
+        work, answer = self.work, self.answer
+        if work is None or answer is None or work.tree is None:
+            return self.chunk_outcome
+        return Outcome(
+            tokens=answer.tokens,
+            tree=work.tree,
+            accepted=answer.accepted,
+            top_ids=answer.top_ids,
+            artefacts=None if answer.hidden is None and answer.attention is None else _artefacts(answer),
+            step=self.answered.time,
+            draft=answer.draft,
+        )
 
 
-def step_time(step: Step, result: StepResult) -> StepTime | None:
-    """Return the target's time for a step in which all sequences decode; None for any other step."""
-    n = len(step.work)
-    rows, context = n, 0
-    for work in step.work:
-        if work.tree is None:
-            return None
-        rows += len(work.tree.tokens)
-        context += work.n_cached
-    if not n:
-        return None
-    n_read = sum(len(answer.top_ids) for answer in result.results)
-    drafting = sum(answer.draft_seconds for answer in result.results)
-    seconds = (sum(result.stage_seconds) or result.seconds) - drafting
-    return StepTime(seconds, n, rows, context / n, n_read, drafting)
-
-
-def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepTime | None = None) -> Commit:
-    """Commit one work's answer: tokens, cache position, accepted path, statistics, state."""
-    drafts = trace = None
+def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, answered: AnsweredStep) -> Commit:
+    """Commit one work's answer: tokens, cache position, accepted path, state."""
+    chunk_outcome = decision = None
     if work.tree is None:
-        sequence.n_cached = work.n_cached + len(work.tokens)
-        if answer.prompt_top_ids is not None:
-            sequence.prompt_top_ids.append(answer.prompt_top_ids, answer.prompt_top_logprobs)
-        if answer.prompt_logprobs is not None:  # once, even if the prompt is read again after a preemption
-            sequence.prompt_logprobs += answer.prompt_logprobs[len(sequence.prompt_logprobs) - work.n_cached :]
-        outcome = _chunk_outcome(sequence, work, answer)
-        sequence.state = SequenceState.PREFILLING
-        if sequence.n_cached == sequence.n_prefill:
-            sequence.state = SequenceState.DRAFTING
-            sequence.stats.count_prefilled()
+        chunk_outcome = _apply_chunk(sequence, work, answer)
     else:
-        outcome = _tree_outcome(work, answer, took)
-        _keep_top_ids(sequence, answer)
+        decision = sequence.decision
         sequence.n_cached += 1 + len(answer.accepted)
         sequence.n_observed = sequence.n_cached
         sequence.keep = [node + 1 for node in answer.accepted] if answer.accepted else []
         sequence.state = SequenceState.DRAFTING
-        drafts = sequence.stats.count_step(work.tree, answer.accepted, len(answer.tokens))
-        trace = _trace(work.tree, answer.accepted) if sequence.request.trace else None
     sequence.tokens.extend(answer.tokens)
-    return Commit(sequence, _event(sequence, answer, drafts, trace) if answer.tokens else None, outcome)
+    reason = _finish_reason(sequence, answer) if answer.tokens else None
+    if reason is not None:
+        _keep_top_ids(sequence, work, answer)  # now: the sequence's text is cached at once
+    return Commit(sequence, answered, work, answer, decision, reason, chunk_outcome)
+
+
+def build_event(commit: Commit) -> StepEvent | None:
+    """Count a commit in the sequence's statistics and return its event; None: nothing was emitted.
+
+    Called once, after the next step was sent.
+    """
+    sequence, work, answer = commit.sequence, commit.work, commit.answer
+    if work is None or answer is None:
+        return None
+    drafts = trace = None
+    if work.tree is not None:
+        if commit.finish_reason is None:
+            _keep_top_ids(sequence, work, answer)
+        drafts = sequence.stats.count_step(work.tree, answer.accepted, len(answer.tokens), commit.decision)
+        trace = _trace(work.tree, answer.accepted) if sequence.request.trace else None
+    if not answer.tokens:
+        return None
+    is_first = sequence.n_output == len(answer.tokens)
+    shows_prompt = is_first and sequence.request.params.prompt_logprobs is not None
+    reason = commit.finish_reason
+    return StepEvent(
+        token_ids=answer.tokens,
+        finish_reason=reason,
+        stop_reason=answer.tokens[-1] if reason == STOP else None,
+        logprobs=answer.logprobs,
+        prompt_logprobs=sequence.prompt_logprobs if shows_prompt else None,
+        drafts=drafts,
+        stats=sequence.stats.freeze() if reason is not None else None,
+        trace=trace,
+        error=answer.error,
+    )
+
+
+def _finish_reason(sequence: Sequence, answer: WorkResult) -> str | None:
+    """Return why the sequence ends with the answer's last token; None: it goes on."""
+    if answer.error:
+        return ABORT
+    if answer.tokens[-1] in sequence.request.params.stop_ids:
+        return STOP
+    return LENGTH if sequence.max_new <= 0 else None
+
+
+def _apply_chunk(sequence: Sequence, work: Work, answer: WorkResult) -> Outcome | None:
+    """Commit a prompt chunk, but not its tokens; return its outcome."""
+    sequence.n_cached = work.n_cached + len(work.tokens)
+    if answer.prompt_top_ids is not None:
+        sequence.prompt_top_ids.append(answer.prompt_top_ids, answer.prompt_top_logprobs)
+    if answer.prompt_logprobs is not None:  # once, even if the prompt is read again after a preemption
+        sequence.prompt_logprobs += answer.prompt_logprobs[len(sequence.prompt_logprobs) - work.n_cached :]
+    outcome = _chunk_outcome(sequence, work, answer)
+    sequence.state = SequenceState.PREFILLING
+    if sequence.n_cached == sequence.n_prefill:
+        sequence.state = SequenceState.DRAFTING
+        sequence.stats.count_prefilled()
+    return outcome
 
 
 def _trace(tree: TokenTree, accepted: list[int]) -> StepTrace:
@@ -81,14 +171,16 @@ def _trace(tree: TokenTree, accepted: list[int]) -> StepTrace:
     )
 
 
-def _keep_top_ids(sequence: Sequence, answer: WorkResult) -> None:
+def _keep_top_ids(sequence: Sequence, work: Work, answer: WorkResult) -> None:
     """Append the top ids after the root and the accepted nodes to the prompt's.
 
-    So the output is as good a cached prefix as the prompt, for a later turn and after a preemption. A step of a pause
+    So the output is as good a cached prefix as the prompt, for a later turn and after a preemption. A step of a rest
     reads nothing back, and the top ids end before it.
     """
+    if work.tree is None or not len(answer.top_ids):
+        return
     kept, needs, top = sequence.prompt_top_ids, sequence.needs, answer.top_ids
-    if not needs.prompt_top_k or kept.n != sequence.n_cached or not len(top) or top.ids.shape[1] < needs.prompt_top_k:
+    if not needs.prompt_top_k or kept.n != work.n_cached or top.ids.shape[1] < needs.prompt_top_k:
         return
     rows = np.array([0, *(node + 1 for node in answer.accepted)])
     if len(top) <= rows[-1] or top.nodes[rows[-1]] != rows[-1] - 1:
@@ -96,28 +188,6 @@ def _keep_top_ids(sequence: Sequence, answer: WorkResult) -> None:
     k = needs.prompt_top_k
     logprobs = top.logprobs[rows, :k] if needs.top_logprobs and top.logprobs is not None else None
     kept.append(top.ids[rows, :k], logprobs)
-
-
-def _event(
-    sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCounts] | None, trace: StepTrace | None
-) -> StepEvent:
-    last, is_first = answer.tokens[-1], sequence.n_output == len(answer.tokens)
-    prompt_logprobs = (
-        sequence.prompt_logprobs if is_first and sequence.request.params.prompt_logprobs is not None else None
-    )
-    stopped = last in sequence.request.params.stop_ids
-    reason = ABORT if answer.error else STOP if stopped else LENGTH if sequence.max_new <= 0 else None
-    return StepEvent(
-        token_ids=answer.tokens,
-        finish_reason=reason,
-        stop_reason=last if reason == STOP else None,
-        logprobs=answer.logprobs,
-        prompt_logprobs=prompt_logprobs,
-        drafts=drafts,
-        stats=sequence.stats.freeze() if reason is not None else None,
-        trace=trace,
-        error=answer.error,
-    )
 
 
 def _chunk_outcome(sequence: Sequence, work: Work, answer: WorkResult) -> Outcome | None:
@@ -139,19 +209,6 @@ def _chunk_outcome(sequence: Sequence, work: Work, answer: WorkResult) -> Outcom
         prompt_start=first,
         n_read=len(work.tokens),
         artefacts=_artefacts(answer, max(0, first - work.n_cached)),
-        draft=answer.draft,
-    )
-
-
-def _tree_outcome(work: Work, answer: WorkResult, took: StepTime | None) -> Outcome:
-    assert work.tree is not None
-    return Outcome(
-        tokens=answer.tokens,
-        tree=work.tree,
-        accepted=answer.accepted,
-        top_ids=answer.top_ids,
-        artefacts=None if answer.hidden is None and answer.attention is None else _artefacts(answer),
-        step=took,
         draft=answer.draft,
     )
 

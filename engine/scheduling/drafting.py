@@ -1,15 +1,17 @@
-"""A draft round: reports a step's commits to the speculators and turns their drafts into trees."""
+"""A draft round: reports a step's commits to the speculators and turns their drafts into trees.
+
+Only what the next step needs happens before it is sent. Outcomes of resting requests are reported afterwards.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from engine.composer import compose
-from engine.protocol import Branch, Draft, Outcome, Pause
+from engine.protocol import Branch, Draft, DraftPool, Outcome
 from engine.scheduling.commit import Commit
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, SequenceState
@@ -20,21 +22,34 @@ AUTOREGRESSIVE = "autoregressive"
 
 @dataclass(slots=True)
 class DraftRound:
-    """Arguments of one ``DraftPool.advance``, and the sequences that draft or have finished."""
+    """Arguments of one ``DraftPool.advance`` and the ``settle`` after it, and the sequences that draft or finished."""
 
     outcomes: list[tuple[int, Outcome]] = field(default_factory=list)
     budgets: dict[int, int] = field(default_factory=dict)
     drafting: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
+    resting: list[Commit] = field(default_factory=list)  # of sequences that rest; reported after the send
+    seconds: float = 0.0  # by which drafting delayed the send
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to report and nothing to draft."""
-        return not (self.outcomes or self.budgets)
+    def must_advance(self) -> bool:
+        """Whether there is anything to report or draft before the send."""
+        return bool(self.outcomes or self.budgets)
+
+    @property
+    def must_settle(self) -> bool:
+        """Whether the pool has work after the send."""
+        return bool(self.outcomes or self.budgets or self.resting)
+
+    @property
+    def resting_outcomes(self) -> list[tuple[int, Outcome]]:
+        """Outcomes of the sequences that rest, for ``DraftPool.settle``."""
+        outcomes = ((commit.sequence.seq, commit.outcome) for commit in self.resting)
+        return [(seq, outcome) for seq, outcome in outcomes if outcome is not None]
 
 
 def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
-    """Return the round of a step's commits; a sequence whose speculator pauses, or that has none, is ready at once."""
+    """Return the round of a step's commits; a sequence that rests, or has no speculator, is ready at once."""
     draft_round = DraftRound()
     for commit in commits:
         sequence = commit.sequence
@@ -42,11 +57,11 @@ def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
             draft_round.finished.append(sequence)
         elif sequence.request.method == AUTOREGRESSIVE:
             scheduler.set_tree(sequence, EMPTY_TREE)
-        elif sequence.pause.n_steps and sequence.state is SequenceState.DRAFTING:
-            sequence.pause = Pause(sequence.pause.n_steps - 1, sequence.pause.decision)
-            scheduler.set_tree(sequence, EMPTY_TREE, reads_back=False, decision=sequence.pause.decision)
+        elif sequence.rests:
+            scheduler.set_tree(sequence, EMPTY_TREE, reads_back=False)
+            draft_round.resting.append(commit)
         else:
-            outcome = _with_unreported(sequence, commit.outcome)
+            outcome = commit.outcome
             if outcome is not None:
                 draft_round.outcomes.append((sequence.seq, outcome))
             if sequence.state is SequenceState.DRAFTING:
@@ -55,14 +70,13 @@ def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
     return draft_round
 
 
-def _with_unreported(sequence: Sequence, outcome: Outcome | None) -> Outcome | None:
-    """Return the outcome with the tokens of the pause before it, and count its tokens as reported."""
-    n_reported, sequence.n_reported = sequence.n_reported, len(sequence.tokens)
-    n_new = 0 if outcome is None else len(outcome.tokens)
-    if n_reported + n_new == sequence.n_reported:
-        return outcome
-    unreported = sequence.tokens[n_reported:]
-    return Outcome(unreported, EMPTY_TREE) if outcome is None else replace(outcome, tokens=unreported)
+def run_round(draft_round: DraftRound, pool: DraftPool, scheduler: Scheduler) -> None:
+    """Report and draft in this process, set the trees, and record the time if anything was asked."""
+    if draft_round.must_advance:
+        began = time.perf_counter()
+        apply_drafts(draft_round, pool.advance(draft_round.outcomes, draft_round.budgets), scheduler)
+        if draft_round.budgets:
+            draft_round.seconds = time.perf_counter() - began
 
 
 def apply_drafts(draft_round: DraftRound, drafts: Mapping[int, Items[Branch]], scheduler: Scheduler) -> None:
@@ -70,8 +84,10 @@ def apply_drafts(draft_round: DraftRound, drafts: Mapping[int, Items[Branch]], s
     for sequence in draft_round.drafting:
         branches = drafts.get(sequence.seq)
         tree = compose(branches or (), draft_round.budgets[sequence.seq])
-        decision, reads_back = None, branches is not None
+        reads_back = branches is not None
+        sequence.decision, sequence.rests = None, False
         if isinstance(branches, Draft):
-            decision, sequence.pause, sequence.drafts_next = branches.decision, branches.pause, branches.drafts_next
-            reads_back = reads_back if decision is None else decision.reads_back
-        scheduler.set_tree(sequence, tree, reads_back, decision)
+            sequence.decision, sequence.rests = branches.decision, branches.rests
+            sequence.drafts_next = branches.drafts_next
+            reads_back = branches.decision is None or branches.decision.reads_back
+        scheduler.set_tree(sequence, tree, reads_back)

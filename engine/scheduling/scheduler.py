@@ -1,8 +1,8 @@
 """Continuous batching: which sequences share the next step, and how a step's answer changes them.
 
 Pure bookkeeping: no tensors, no threads, and a clock only for statistics. The offline loop and the router drive the
-same scheduler: ``submit`` / ``next_step`` / ``commit`` / ``set_tree`` / ``cancel``. Several steps may be in flight; a
-sequence is in one of them at most, or in several with one chunk of its text each.
+same scheduler: ``submit`` / ``next_step`` / ``commit`` / ``set_tree`` / ``build_events`` / ``cancel``. Several steps may
+be in flight; a sequence is in one of them at most, or in several with one chunk of its text each.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from engine.errors import OverloadedError
+from engine.events import StepEvent
 from engine.kv.blocks import BlockAllocator
 from engine.kv.cached_prefixes import CachedPrefixes
-from engine.protocol import Decision, StepTime
+from engine.protocol import Decision
 from engine.scheduling.batch_limits import SchedulerOptions
 from engine.scheduling.batching_policy import BatchingPolicy
-from engine.scheduling.commit import Commit, apply_answer, step_time
+from engine.scheduling.commit import AnsweredStep, Commit, apply_answer, build_event
 from engine.scheduling.fair_queue import FairQueue, QueueSnapshot
 from engine.scheduling.prefix_matcher import PrefixMatcher
 from engine.scheduling.request_validation import check_prompt
@@ -164,37 +165,42 @@ class Scheduler:
 
     def commit(self, step: Step, result: StepResult, sequences: Iterable[Sequence]) -> list[Commit]:
         """Apply a step's answer; ``sequences`` are those of ``step.work``, in order."""
-        took = step_time(step, result)
+        answered = AnsweredStep(step, result)
         return [
-            self._commit_one(sequence, work, answer, took)
+            self._commit_one(sequence, work, answer, answered)
             for sequence, work, answer in zip(sequences, step.work, result.results, strict=True)
         ]
 
-    def _commit_one(self, sequence: Sequence, work: Work, answer: WorkResult, took: StepTime | None) -> Commit:
+    def _commit_one(self, sequence: Sequence, work: Work, answer: WorkResult, answered: AnsweredStep) -> Commit:
         sequence.in_flight -= 1
         if sequence.cancelled:
             if not sequence.in_flight:
                 self._finish(sequence)
-            return Commit(sequence, None, None)
-        commit = apply_answer(sequence, work, answer, took)
-        if commit.event is not None and commit.event.finish_reason is not None:
+            return Commit(sequence, answered)
+        commit = apply_answer(sequence, work, answer, answered)
+        if commit.finish_reason is not None:
             self._finish(sequence)
         return commit
 
-    def set_tree(
-        self, sequence: Sequence, tree: TokenTree, reads_back: bool = True, decision: Decision | None = None
-    ) -> None:
+    def build_events(self, commits: Iterable[Commit]) -> list[tuple[Sequence, StepEvent]]:
+        """Count a step's commits in the statistics and return their events; called once the next step was sent."""
+        events = []
+        for commit in commits:
+            if commit.decision is not None:
+                self.decisions[commit.decision] += 1
+            event = build_event(commit)
+            if event is not None:
+                events.append((commit.sequence, event))
+        return events
+
+    def set_tree(self, sequence: Sequence, tree: TokenTree, reads_back: bool = True) -> None:
         """Set a sequence's draft, so that it may join a step.
 
         Args:
             sequence: of the draft.
             tree: it may be empty.
             reads_back: whether the target's top ids after the nodes are read back.
-            decision: of a method that decides about every step; counted.
         """
         if sequence.state is SequenceState.DRAFTING:
             sequence.tree, sequence.reads_back = tree, reads_back
             sequence.state = SequenceState.READY
-            if decision is not None:
-                self.decisions[decision] += 1
-                sequence.stats.decisions[decision] += 1

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from engine.events import TokenLogprob
 from engine.kv.prompt_top_ids import PromptTopIds
-from engine.protocol import NO_PAUSE, Needs, Pause
+from engine.protocol import Decision, Needs
 from engine.request import Request
 from engine.scheduling.stats import StatsCounter
 from engine.tree import EMPTY_TREE, TokenTree
@@ -41,15 +41,15 @@ class Sequence:
     keep: list[int] = field(default_factory=list)  # rows of the last tree that were accepted
     tree: TokenTree = EMPTY_TREE
     reads_back: bool = True  # whether top ids after the nodes of ``tree`` are read back
-    drafts_next: bool = True  # whether the target's drafter drafts after the next step, or after the last of a pause
+    decision: Decision | None = None  # about the draft of ``tree``; about every step of a rest
+    drafts_next: bool = True  # whether the target's drafter drafts after the next step, unless it rests
     in_flight: int = 0  # unanswered steps that it is in: chunks of its text, or one tree
     cancelled: bool = False
     is_on_target: bool = False  # whether the target holds state of this sequence
     last_step: int = -1  # the last step with its tree: the smallest goes first
     last_skipped: int = -1  # the last step without room for it, but with a sequence of the same ``last_step``
     n_observed: int = 0  # positions whose outcome its speculator has observed
-    n_reported: int = field(init=False)  # tokens reported to its speculator
-    pause: Pause = NO_PAUSE  # remaining steps without its speculator
+    rests: bool = False  # whether its speculator is neither asked nor reported to before the next step is sent
     prompt_top_ids: PromptTopIds = field(default_factory=PromptTopIds)  # of the text in the cache
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # so far, from the second token of the prompt
     n_prompt: int = field(init=False)  # tokens of the prompt
@@ -57,7 +57,6 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.n_prompt = len(self.request.prompt)
-        self.n_reported = len(self.tokens)
         self.max_length = self.n_prompt + self.request.params.max_tokens
 
     @classmethod
@@ -117,7 +116,7 @@ class Sequence:
     @property
     def draft_nodes(self) -> int:
         """Nodes that the target's drafter may draft after its next step."""
-        is_drafted = self.needs.drafter and self.drafts_next and not self.pause.n_steps
+        is_drafted = self.needs.drafter and self.drafts_next and not self.rests
         return self.max_nodes if is_drafted else 0
 
     @property

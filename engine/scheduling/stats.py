@@ -40,8 +40,12 @@ class StatsCounter:
         if self.prefilled is None:
             self.prefilled = time.perf_counter()
 
-    def count_step(self, tree: TokenTree, accepted: Sequence[int], n_emitted: int) -> dict[str, SourceCounts]:
+    def count_step(
+        self, tree: TokenTree, accepted: Sequence[int], n_emitted: int, decision: Decision | None = None
+    ) -> dict[str, SourceCounts]:
         """Count one decode step; return its own counts by source."""
+        if decision is not None:
+            self.decisions[decision] += 1
         self.step_tokens.append(n_emitted)
         self.step_accepted.append(len(accepted))
         if not tree.tokens:

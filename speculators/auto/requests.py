@@ -81,6 +81,8 @@ class RequestState:
     next_pause: float = 0.0  # after the next failure; 0: none yet
     until_look: int = 0  # steps of a pause until the next look back
     next_look: float = 0.0  # steps between two looks back
+    n_resting: int = 0  # remaining steps of its rest
+    missed: list[int] = field(default_factory=list)  # tokens of its rest, for the sources
     observes_next: bool = True  # whether sources that could catch up observe the next outcome
     n_observed: int = 0  # tokens of the text that all sources have observed
     n_steps: int = 0

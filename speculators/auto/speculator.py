@@ -17,10 +17,12 @@ after every failure, and looks back meanwhile (``speculators.auto.hindsight``). 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from engine.protocol import Branch, Decision, Draft, Needs, Outcome, Pause, RequestView, Speculator, StepTime
+from msgspec.structs import replace as replace_struct
+
+from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView, Speculator, StepTime
 from engine.request import Request
 from engine.step_cost import StepCosts
 from speculators.auto import decisions
@@ -95,9 +97,20 @@ class Auto(PerRequest[RequestState]):
             for part in state.begun:
                 part.end(view)
 
+    def settle(self, views: Sequence[RequestView], outcomes: Sequence[Outcome], seconds: float) -> Collection[int]:
+        """Keep the tokens of resting requests for the next outcome, and count the steps of their rests."""
+        for view, outcome in zip(views, outcomes, strict=True):
+            state = self.states[view.request_id]
+            state.missed += outcome.tokens
+            state.n_resting -= len(outcome.tokens) > 0
+        return [view.request_id for view in views if self.states[view.request_id].n_resting <= 0]
+
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Update the statistics, and the sources that cannot catch up later or whose tier drafted."""
         state = self.states[view.request_id]
+        if state.missed:
+            outcome = replace_struct(outcome, tokens=[*state.missed, *outcome.tokens])
+            state.missed = []
         if outcome.step is not None and outcome.step is not self._step:
             self._step = outcome.step
             self._tiers.count_drafter(outcome.step.draft_seconds)
@@ -160,10 +173,8 @@ class Auto(PerRequest[RequestState]):
             if not self._sources.can_pause:
                 decision = decision._replace(reads_back=True)
             return Draft((), decision, drafts_next=drafts_next and not state.pause)
-        pause = (
-            Pause(BATCH_PAUSE, decisions.BATCH_TOO_LARGE) if is_full else Pause(state.skip_steps(), decisions.BACKS_OFF)
-        )
-        return Draft((), decision, pause, drafts_next)
+        state.n_resting = BATCH_PAUSE if is_full else state.skip_steps()
+        return Draft((), decision, state.n_resting > 0, drafts_next)
 
     def _draft(self, asked: list[Proposal], price: Price | None, context: float, drafts: list[list[Branch]]) -> None:
         """Set the drafts of all requests that are asked; ``price`` is of a step with few nodes."""

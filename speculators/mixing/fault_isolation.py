@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
-from engine.protocol import BatchSpeculator, Branch, Needs, Outcome, RequestView, Speculator
+from engine.protocol import BatchObserver, BatchSpeculator, Branch, Needs, Outcome, RequestView, Settling, Speculator
 from engine.request import Request
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,9 @@ class FaultIsolated(Speculator):
     def __init__(self, inner: Speculator) -> None:
         self._inner = inner
         self._batch = inner if isinstance(inner, BatchSpeculator) else None
+        self._observer = inner if isinstance(inner, BatchObserver) else None
+        self._settling = inner if isinstance(inner, Settling) else None
+        self._has_failed_to_settle = False
         self.name = inner.name
         self.needs = inner.needs
         self.catches_up: bool = getattr(inner, "catches_up", False)  # it may miss outcomes: it reads the context
@@ -64,6 +67,48 @@ class FaultIsolated(Speculator):
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         if view.request_id not in self._failed:
             self._call(view, self._inner.observe, None, outcome)
+
+    @property
+    def can_observe_batch(self) -> bool:
+        """Whether the method observes the outcomes of many requests at once."""
+        return self._observer is not None
+
+    def observe_batch(self, views: Sequence[RequestView], outcomes: Sequence[Outcome]) -> None:
+        """Observe all outcomes together if the method can; if that fails, observe each alone."""
+        if self._observer is not None:
+            known, observed = self._without_failed(views, outcomes)
+            try:
+                if known:
+                    self._observer.observe_batch(known, observed)
+                return
+            except Exception:
+                logger.exception("%s failed to observe %d requests together; trying each alone", self.name, len(known))
+        for view, outcome in zip(views, outcomes, strict=True):
+            self.observe(view, outcome)
+
+    def settle(self, views: Sequence[RequestView], outcomes: Sequence[Outcome], seconds: float) -> Collection[int]:
+        """Forward ``Settling.settle``; a method without it observes the outcomes. An exception ends no rest."""
+        if self._settling is None:
+            for view, outcome in zip(views, outcomes, strict=True):
+                self.observe(view, outcome)
+            return ()
+        known, observed = self._without_failed(views, outcomes)
+        try:
+            return self._settling.settle(known, observed, seconds)
+        except Exception:
+            if not self._has_failed_to_settle:
+                logger.exception("%s failed to settle; further failures are not logged", self.name)
+            self._has_failed_to_settle = True
+            return ()
+
+    def _without_failed(
+        self, views: Sequence[RequestView], outcomes: Sequence[Outcome]
+    ) -> tuple[Sequence[RequestView], Sequence[Outcome]]:
+        """Return the views and outcomes of the requests for which no exception was caught."""
+        if not self._failed:
+            return views, outcomes
+        kept = [i for i, view in enumerate(views) if view.request_id not in self._failed]
+        return [views[i] for i in kept], [outcomes[i] for i in kept]
 
     def end(self, view: RequestView) -> None:
         self._call(view, self._inner.end, None)

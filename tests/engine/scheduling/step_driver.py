@@ -14,7 +14,7 @@ import pytest
 from engine.loop import Engine
 from engine.request import Request
 from engine.scheduling.commit import Commit
-from engine.scheduling.drafting import DraftRound, apply_drafts, start_round
+from engine.scheduling.drafting import DraftRound, run_round, start_round
 from engine.scheduling.sequence import Sequence, SequenceState
 from engine.step import Step, StepResult
 from engine.target_model.local import LocalTarget
@@ -100,6 +100,7 @@ class StepDriver:
         for request in draft_round.finished:
             self.engine.pool.end(request.seq)
         self._rounds.append(draft_round)
+        self.settle(commits, draft_round)
         return True
 
     def _fail(self, requests: Items[Sequence]) -> None:
@@ -125,10 +126,14 @@ class StepDriver:
         if not self._rounds:
             return False
         draft_round = self._rounds.popleft()
-        apply_drafts(
-            draft_round, self.engine.pool.advance(draft_round.outcomes, draft_round.budgets), self.engine.scheduler
-        )
+        run_round(draft_round, self.engine.pool, self.engine.scheduler)
         return True
+
+    def settle(self, commits: Items[Commit], draft_round: DraftRound) -> None:
+        """Do what a router does after it has sent steps."""
+        self.engine.scheduler.build_events(commits)
+        for seq in self.engine.pool.settle(draft_round.resting_outcomes, draft_round.seconds):
+            self.requests[seq].rests = False
 
     def tick(self, rng: random.Random) -> None:
         """Do one thing that is possible."""

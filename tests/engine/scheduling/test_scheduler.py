@@ -148,7 +148,7 @@ def test_a_move_that_lacks_memory_can_be_retried() -> None:
                     stage.admit(step)
         sequences = [scheduler.find(work.seq) for work in step.work]
         for commit in scheduler.commit(step, runner.target.step(step), sequences):
-            emitted[commit.sequence.seq] += commit.event.token_ids if commit.event is not None else []
+            emitted[commit.sequence.seq] += commit.answer.tokens if commit.answer is not None else []
             scheduler.set_tree(commit.sequence, EMPTY_TREE)
     assert emitted == expected
     assert n_failures > 0

@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from msgspec.structs import replace
-
 from engine.composer import compose
-from engine.protocol import NO_PAUSE, Branch, Needs, RequestView
+from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.step_cost import StepCosts
 from speculators.auto.config import AutoConfig
 from speculators.auto.prices import Prices
@@ -81,43 +79,42 @@ class AutoRun:
         self.speculator, self.target = speculator, target
         self.requests = [make_request(first + i) for i in range(n)]
         self.rows: list[int] = []  # of every step
-        self.pauses = {request.request_id: NO_PAUSE for request in self.requests}
-        self.unobserved: dict[int, list[int]] = {request.request_id: [] for request in self.requests}
+        self.resting: set[int] = set()
         self.decisions: dict[int, list[Any]] = {request.request_id: [] for request in self.requests}  # step by step
         for request in self.requests:
             speculator.begin(request)
 
     @property
     def n_tokens(self) -> int:
-        return sum(
-            len(request.context) - request.n_prompt + len(self.unobserved[request.request_id])
-            for request in self.requests
-        )
+        return sum(len(request.context) - request.n_prompt for request in self.requests)
 
     def step(self, budget: int = 32) -> list[int]:
-        """Nodes per request. As in the scheduler, the speculator neither drafts for paused requests nor observes
-        them."""
-        for number, pause in self.pauses.items():
-            self.pauses[number] = pause._replace(n_steps=pause.n_steps - 1)
-        asked = [request for request in self.requests if self.pauses[request.request_id].n_steps < 0]
+        """Nodes per request. As in the scheduler, the speculator settles resting requests, and neither drafts for them
+        nor observes them."""
+        asked = [request for request in self.requests if request.request_id not in self.resting]
         found = self.speculator.propose_batch(asked, [budget] * len(asked)) if asked else []
         drafts = {request.request_id: branches for request, branches in zip(asked, found, strict=True)}
-        sizes = []
+        sizes: list[int] = []
+        settled: list[tuple[RequestView, Outcome]] = []
         for request in self.requests:
             number = request.request_id
             branches = drafts.get(number, ())
-            decision = self.pauses[number].decision
             if number in drafts:
-                self.pauses[number], decision = branches.pause, branches.decision
-            self.decisions[number].append(decision)
+                self.decisions[number].append(branches.decision)
+                self.resting |= {number} if branches.rests else set()
+            else:
+                self.decisions[number].append(self.decisions[number][-1])
             tree = compose(branches, budget)
-            outcome = self.target.score(request.context.view.tolist() + self.unobserved[number], tree)
-            self.unobserved[number] += outcome.tokens
-            if not self.pauses[number].n_steps:
-                tokens, self.unobserved[number] = self.unobserved[number], []
-                request.context.extend(tokens)
-                self.speculator.observe(request, replace(outcome, tokens=tokens))
+            outcome = self.target.score(request.context.view.tolist(), tree)
+            request.context.extend(outcome.tokens)
+            if number in self.resting:
+                settled.append((request, outcome))
+            else:
+                self.speculator.observe(request, outcome)
             sizes.append(len(tree))
+        self.resting -= (
+            {*self.speculator.settle(*([*column] for column in zip(*settled, strict=True)), 0.0)} if settled else set()
+        )
         self.rows.append(len(sizes) + sum(sizes))
         return sizes
 

@@ -179,10 +179,13 @@ def test_the_targets_drafter_drafts_ahead_where_the_next_draft_is_one_of_all_sou
             if draft.decision is not BACKS_OFF:
                 outcomes[drafts_ahead, state.all_draft] += 1
             drafts_ahead = draft.drafts_next
-            for _ in range(1 + draft.pause.n_steps):
+            rests = draft.rests
+            while rests:
                 outcome = TARGET.score(request.context.view.tolist(), compose(draft, 16))
                 request.context.extend(outcome.tokens)
-                draft = Draft()
+                rests, draft = request.request_id not in auto.settle([request], [outcome], 0.0), Draft()
+            outcome = TARGET.score(request.context.view.tolist(), compose(draft, 16))
+            request.context.extend(outcome.tokens)
             auto.observe(request, outcome)
         auto.end(request)
     assert outcomes[True, True] + outcomes[False, False] > 0.97 * sum(outcomes.values())
