@@ -1,8 +1,8 @@
 """Continuous batching: which sequences share the next step, and how a step's answer changes them.
 
 Pure bookkeeping: no tensors, no threads, and a clock only for statistics. The offline loop and the router drive the
-same scheduler: ``submit`` / ``next_step`` / ``commit`` / ``set_tree`` / ``build_events`` / ``cancel``. Several steps may
-be in flight; a sequence is in one of them at most, or in several with one chunk of its text each.
+same scheduler: ``submit`` / ``next_step`` / ``commit`` / ``set_tree`` / ``build_events`` / ``cancel``. Several steps
+may be in flight; a sequence is in one of them at most, or in several with one chunk of its text each.
 """
 
 from __future__ import annotations

@@ -6,7 +6,17 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
-from engine.protocol import BatchObserver, BatchSpeculator, Branch, Needs, Outcome, RequestView, Settling, Speculator
+from engine.protocol import (
+    BatchObserver,
+    BatchSpeculator,
+    Branch,
+    Draft,
+    Needs,
+    Outcome,
+    RequestView,
+    Settling,
+    Speculator,
+)
 from engine.request import Request
 
 logger = logging.getLogger(__name__)
@@ -41,7 +51,11 @@ class FaultIsolated(Speculator):
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         if budget <= 0 or view.request_id in self._failed:
             return []
-        return self._call(view, lambda view: [*self._inner.propose(view, budget)], [])
+        return self._call(view, self._propose, [], budget)
+
+    def _propose(self, view: RequestView, budget: int) -> list[Branch]:
+        branches = self._inner.propose(view, budget)
+        return branches if isinstance(branches, Draft) else [*branches]  # a generator can fail until its end
 
     def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         """Draft for all requests together if the method can; if that fails, for each request alone."""

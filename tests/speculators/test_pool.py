@@ -149,6 +149,71 @@ def test_one_call_drafts_for_a_batch_and_a_failing_one_is_repeated_request_by_re
     assert (("propose", 0) in speculator.log) == (fails_in == "batch")
 
 
+class ScriptedBatchObserver(Scripted):
+    """Observes batches, and notes the lengths of the contexts."""
+
+    def observe_batch(self, requests, outcomes):
+        self.log.append(("batch", [(request.request_id, len(request.context)) for request in requests]))
+        if self.fails_in == "batch":
+            raise RuntimeError("batch is broken")
+        assert len(requests) == len(outcomes)
+
+
+@pytest.mark.parametrize("fails_in", ["", "batch"])
+def test_one_call_observes_a_batch_and_a_failing_one_is_repeated_request_by_request(fails_in: str) -> None:
+    speculator = ScriptedBatchObserver("a", fails_in=fails_in)
+    pool = pool_of(speculator, n_requests=3)
+    outcome = Outcome([5, 6], EMPTY_TREE)
+    pool.advance([(0, FIRST), (2, outcome), (9, FIRST), (0, outcome)], {})
+    assert [call for call in speculator.log if call[0] == "batch"] == [("batch", [(0, 4), (2, 5)]), ("batch", [(0, 6)])]
+    assert speculator.called("observe") == ([0, 2, 0] if fails_in else [])
+
+
+class ScriptedSettling(Scripted):
+    """Ends the rests of requests with even ids."""
+
+    def settle(self, requests, outcomes, seconds):
+        assert all(
+            request.context.view[-1] == outcome.tokens[-1] for request, outcome in zip(requests, outcomes, strict=True)
+        )
+        self.log.append(("settle", [request.request_id for request in requests], seconds))
+        if self.fails_in == "settle":
+            raise RuntimeError("settle is broken")
+        return [request.request_id for request in requests if request.request_id % 2 == 0]
+
+
+def settling_pool(*speculators: Scripted) -> SpeculatorPool:
+    """A pool with two requests per speculator, in turn."""
+    pool = SpeculatorPool(extra={s.name: (lambda options, s=s: s) for s in speculators})
+    for i in range(2 * len(speculators)):
+        begin(pool, i, speculators[i % len(speculators)].name)
+    return pool
+
+
+def test_speculators_with_outcomes_or_in_the_last_round_settle_and_others_observe() -> None:
+    settling, idle, drafting, plain = ScriptedSettling("a"), ScriptedSettling("b"), ScriptedSettling("c"), Scripted("d")
+    pool = settling_pool(settling, idle, drafting, plain)
+    pool.advance([], {2: 4})
+    assert pool.settle([(0, FIRST), (3, FIRST), (4, FIRST), (7, FIRST), (9, FIRST)], 0.5) == {0, 4, 9}
+    assert settling.log[2:] == [("settle", [0, 4], 0.5)]
+    assert idle.log[2:] == []
+    assert drafting.log[2:] == [("propose", 2), ("settle", [], 0.5)]
+    assert plain.log[2:] == [("observe", 3), ("observe", 7)]
+    assert pool.settle([], 0.0) == set()
+    assert len(settling.log) == 3
+    assert len(drafting.log) == 4
+
+
+def test_a_speculator_that_fails_to_settle_ends_no_rest_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    broken, sound = ScriptedSettling("a", fails_in="settle"), ScriptedSettling("b")
+    pool = settling_pool(broken, sound)
+    for _ in range(3):
+        assert pool.settle([(i, FIRST) for i in range(4)], 0.0) == set()
+    assert [record.message for record in caplog.records] == ["a failed to settle; further failures are not logged"]
+    assert len(sound.log) == len(broken.log) == 2 + 3
+    assert pool.advance([], {0: 2})[0]
+
+
 def test_reset_ends_all_requests() -> None:
     speculator = Scripted("a")
     pool = pool_of(speculator)
