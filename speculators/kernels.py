@@ -56,6 +56,7 @@ def _draft_once() -> None:
     lookup = PromptLookup()
     lookup.begin(view)
     lookup.propose(view, 2)
+    lookup.look_back([view], [1])
     lookup.repeated(view, 2)
     share_out([[0.5]], [True], Price(1, np.ones(2), 0.0, 0.0), 0.0, 0.0)
     MemoryIndex([[1, 2]])  # compiles queries: the first snapshot may arrive while requests run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from engine.protocol import BatchSpeculator, Branch, Needs, RequestView, Speculator
+from engine.protocol import Branch, Needs, RequestView, Speculator
 from speculators.auto.prices import Price
 from speculators.mixing.fault_isolation import FaultIsolated
 
@@ -21,7 +21,7 @@ class Sources:
 
     Sources that *catch up* (``catches_up``) read the tokens that they did not observe from the text when they draft.
     Sources draft *from text* if they do well without the target's answers after nodes: they need none, or catch up.
-    Drafters with weights (``BatchSpeculator``) do not count as such, because they take more than microseconds.
+    Drafters with weights (``has_weights``) do not count as such, because they take more than microseconds.
 
     The text tier has the sources that need nothing (pld), if there are any, because the others take several times as
     long; otherwise all that draft from text. The tier of all sources leaves out those that need nothing if another
@@ -74,7 +74,7 @@ class Sources:
 
 
 def _drafts_from_text(part: Speculator) -> bool:
-    if isinstance(part, BatchSpeculator):
+    if getattr(part, "has_weights", False):
         return False
     needs = part.needs
     has_needs = needs.node_top_k or needs.probe_top_k or needs.heads or needs.hidden_layer is not None or needs.drafter

@@ -37,6 +37,7 @@ class DraftModel(BatchSpeculator):
 
     name = "draft-model"
     needs = Needs()
+    has_weights = True  # a draft takes milliseconds
 
     def __init__(
         self,

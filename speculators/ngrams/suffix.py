@@ -15,10 +15,11 @@ from typing import Literal
 import numpy as np
 
 from engine.best_first.lists import GrownTree, grow_tree
-from engine.protocol import Branch, RequestView, Speculator
+from engine.protocol import Branch, Needs, RequestView, Speculator
 from engine.tree import IntArray
 from speculators.method import Method, MethodContext
-from speculators.ngrams.occurrences import ChainedText, Occurrences
+from speculators.ngrams.occurrences import Occurrences
+from speculators.per_request import PerRequest
 from speculators.settings import Settings, setting
 from speculators.successors.config import TEXT, SuccessorConfig
 from speculators.successors.speculator import Successors
@@ -42,15 +43,20 @@ class SuffixConfig(Settings):
     shared: bool = setting(False, "paper: also search earlier outputs of the same scope")
 
 
-class SuffixDecoding(ChainedText):
+class SuffixDecoding(PerRequest[Occurrences]):
     """The published method."""
 
     name = "suffix"
+    needs = Needs()
+    catches_up = True  # each draft adds the tokens that are not in the chains
 
     def __init__(self, config: SuffixConfig | None = None) -> None:
         super().__init__()
         self._config = config or SuffixConfig(mode="paper")
         self._earlier: TenantState[tuple[IntArray, Occurrences]] = TenantState()
+
+    def new_state(self, view: RequestView) -> Occurrences:
+        return Occurrences()
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Return the best draft of all suffix lengths in the context and, by option, in earlier outputs."""

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculators.ngrams.occurrences import MAX_SCORED_MATCH
-from speculators.ngrams.pld import MATCH_SCORES, PldConfig, PromptLookup, _random_bits
+from engine.sampling.keys import GOLDEN64, mix64
+from speculators.ngrams.gram_search import MAX_SCORED_MATCH
+from speculators.ngrams.pld import MATCH_SCORES, PldConfig, PromptLookup
 from tests.speculators.drafts import first_draft, view
 
 CONTEXTS = st.lists(st.integers(0, 3), min_size=0, max_size=40)
@@ -26,6 +27,10 @@ def propose(context, config=None, budget=64, seed=0):
     return drafts(first_draft(PromptLookup(config), view(context, seed=seed), budget))
 
 
+def random_bits(seed, position):
+    return mix64(seed * GOLDEN64 + position * 0xD1B54A32D192ED03 + 0xC4F46BE25A6A6404)
+
+
 def searched(context, config, seed):
     """Return the drafts of the method's rule, by comparing all n-grams of the context."""
     found, prefixes = [], set()
@@ -35,7 +40,7 @@ def searched(context, config, seed):
         if config.tie_break == "recent":
             full.reverse()
         elif config.tie_break == "random" and full:
-            turn = _random_bits(seed, len(context)) % len(full)
+            turn = random_bits(seed, len(context)) % len(full)
             full = full[turn:] + full[:turn]
         for start in full + [start for start in starts if start + config.draft_tokens > len(context)]:
             draft = context[start : start + config.draft_tokens]
@@ -100,7 +105,7 @@ def test_ties_depend_on_the_seed():
     assert found == {1, 2, 3, 4}
 
 
-@given(CONTEXTS, st.integers(0, 40), st.integers(1, 9))
+@given(CONTEXTS, st.integers(0, 40), st.integers(1, MAX_SCORED_MATCH))
 def test_repeated_tokens_are_counted_also_after_an_earlier_part_of_the_text(context, n_first, longest):
     """A text is looked up after all of it, then after an earlier place, then after all of it again."""
     lookup, whole = PromptLookup(), view(context)
@@ -112,6 +117,92 @@ def test_repeated_tokens_are_counted_also_after_an_earlier_part_of_the_text(cont
         found = [n for n in range(1, longest + 1) if any(end >= n and text[end - n : end] == text[-n:] for end in ends)]
         assert lookup.repeated(one, longest) == max(found, default=0)
         assert drafts(lookup.propose(one, 64)) == searched(text, PldConfig(), 0)
+
+
+SEEDS = st.sampled_from([0, 3, 2**63, 2**64 - 1])
+CONFIGS = st.builds(
+    PldConfig,
+    ngram_max=st.integers(2, 4),
+    ngram_min=st.integers(1, 2),
+    draft_tokens=st.integers(1, 12),
+    tie_break=TIES,
+    max_branches=st.sampled_from([1, 1, 2]),
+)
+
+
+@given(st.lists(st.tuples(CONTEXTS | LOOPS, SEEDS), min_size=1, max_size=5), CONFIGS, st.data())
+def test_drafts_of_a_batch_are_those_of_searching_every_text(requests, config, data):
+    """Texts grow by up to 200 tokens between drafts, beyond the room of their buffers and indexes."""
+    lookup, views = PromptLookup(config), []
+    for request_id, (text, seed) in enumerate(requests):
+        views.append(view(text[:3] or [1], request_id, seed=seed, max_tokens=1))
+        lookup.begin(views[-1])
+    for _ in range(3):
+        for one, (text, _) in zip(views, requests, strict=True):
+            one.context.extend((text * 9 + [2])[: data.draw(st.sampled_from([0, 1, 2, 200]))])
+        asked = [one for one in views if data.draw(st.booleans())]
+        budgets = [data.draw(st.sampled_from([0, 1, 5, 64])) for _ in asked]
+        found = lookup.propose_batch(asked, budgets)
+        for one, branches, budget in zip(asked, found, budgets, strict=True):
+            text = one.context.view.tolist()
+            expected = searched(text, config, one.request.params.seed) if len(text) > 1 and budget else []
+            assert drafts(branches)[:1] == [draft[:budget] for draft in expected[:1]]
+            assert config.max_branches > 1 or len(branches) <= 1
+            assert all(len(branch.scores) == len(branch.tokens) for branch in branches)
+
+
+@given(st.lists(st.tuples(CONTEXTS | LOOPS, SEEDS), min_size=1, max_size=5), CONFIGS, st.data())
+def test_looking_back_compares_the_draft_of_an_earlier_place_with_what_followed(requests, config, data):
+    lookup, views = PromptLookup(config), []
+    for request_id, (text, seed) in enumerate(requests):
+        views.append(view(text[:2] or [1], request_id, seed=seed, max_tokens=1))
+        lookup.begin(views[-1])
+    for _ in range(2):
+        for one, (text, _) in zip(views, requests, strict=True):
+            one.context.extend(text)
+        distances = [data.draw(st.integers(0, 12)) for _ in views]
+        found = lookup.look_back(views, distances).tolist()
+        for one, distance, counts in zip(views, distances, found, strict=True):
+            text = one.context.view.tolist()
+            end = len(text) - distance
+            expected = searched(text[:end], config, one.request.params.seed) if end > 1 else []
+            draft = expected[0][:distance] if expected else []
+            pairs = zip(draft, text[end:], strict=False)
+            assert counts == [len(draft), sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))]
+
+
+def test_a_request_that_ends_leaves_nothing_to_the_next_one():
+    lookup = PromptLookup()
+    for request_id in range(40):
+        first, second = view([1, 2, 3, 1, 2], request_id), view([4, 5, 1, 2], 100 + request_id)
+        lookup.begin(first)
+        lookup.begin(second)
+        assert drafts(lookup.propose(first, 9)) == [[3, 1, 2]]
+        assert lookup.propose(second, 9) == []
+        lookup.end(first)
+        lookup.begin(replace(first, context=view([6, 7, 1, 2]).context))
+        lookup.end(second)
+    assert all(lookup.look_back([view([1], request_id)], [1]).tolist() == [[0, 0]] for request_id in range(40))
+    with pytest.raises(KeyError):
+        lookup.propose(view([1, 2, 1], 100), 9)
+
+
+def test_a_long_text_is_searched_in_few_hops():
+    """Any of 20000 equal matches is the one that counts."""
+    text = [5, 6] * 20000 + [5]
+    config = PldConfig(draft_tokens=3)
+    for seed in range(5):
+        assert propose(text, config, seed=seed) == [[6, 5, 6]]
+    starts = [7, 8, 9] * 3000
+    for seed in range(20):
+        marked = [token for i, start in enumerate(starts) for token in (1, 2, 3, start + 3 * i)] + [1, 2, 3]
+        assert propose(marked, PldConfig(draft_tokens=1), seed=seed) == searched_by_rank(marked, seed)
+
+
+def searched_by_rank(text, seed):
+    """Return the token after one of the places of ``1 2 3``."""
+    places = [i for i in range(3, len(text)) if text[i - 3 : i] == [1, 2, 3]]
+    return [[text[places[random_bits(seed, len(text)) % len(places)]]]]
 
 
 @given(CONTEXTS, st.integers(1, 3), TIES)
