@@ -1,20 +1,23 @@
 """Is `auto` ever slower than a server that is allowed `autoregressive` only, and how far from the best fixed method?
 
-For every machine, kind of prompt, temperature and number of streams: the time that a stream's text takes, from its
-submission to its last token, while so many streams decode. `auto`, no speculation and fixed methods write the same
-texts in alternation; every text is compared. Ratios are of sums over paired runs, with 95 % bootstrap intervals over
-turns and streams; the best fixed method is chosen on one half of the turns and compared on the other. Turns are added
-until an interval is within 3 % or above its bar.
+A cell is a machine, a kind of prompt, a temperature and a number of streams. In a cell `auto`, no speculation and fixed
+methods write the same texts in alternation; every text is compared. So many streams decode at all times: a stream whose
+text is complete submits the next prompt at once. The figure is the time from a text's submission to its last token.
+Ratios are of sums over paired runs, with 95 % bootstrap intervals over turns and texts; the best fixed method is chosen
+on one half of the turns and compared on the other. Turns are added until an interval is within 1 % (CPU: 3 %), or well
+above its bar.
 
     cpu                   the model on this CPU, one thread, at 1, 4 and 16 streams
-    8b-h200, 70b-h100x4   the same model writes, but a step takes what engine.simulated.profile says, and the host its
-                          processor time here, in virtual time; at 16, 64 and 256 streams
+    8b-h200, 70b-h100x4   in virtual time, at 16, 64 and 256 streams: the model writes the texts once, and a replay
+                          answers with them; a step takes what engine.simulated.profile says, and the host its processor
+                          time here, with caches emptied before every answer
 
 The last line of stdout is one JSON document. Exit status 1: a text differs, the whole interval of a cell lies below
 0.98 of no speculation, or that of a category (machine, prompts, temperature) below 0.97 of the best fixed method. A
-full run takes up to three hours, --quick ten minutes; --out keeps what is done, and the same command goes on there.
+full run takes 90 minutes. --out keeps texts and records, and the same command continues there.
 
-    python -m benchmarks.never_slower --quick --prompts DIR --out /tmp/never-slower
+    python -m benchmarks.never_slower --prompts DIR --half 1 --out /tmp/never-slower
+    python -m benchmarks.never_slower --prompts DIR --only cpu --cold --concurrency 1 4
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,121 +38,138 @@ from app.reporting.progress import bar
 from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell, grid
 from benchmarks.never_slower.engines import CLOCKS
 from benchmarks.never_slower.machines import MACHINES
-from benchmarks.never_slower.prompts import CHAT, EDITS, KINDS, RANDOM, prompts_of
+from benchmarks.never_slower.prompts import KINDS, prompts_of
 from benchmarks.never_slower.record_file import CellRecordFile
 from benchmarks.never_slower.report import report
-from benchmarks.never_slower.stand import TOGETHER, MethodComparison
+from benchmarks.never_slower.stand import MethodComparison, StandOptions
 from benchmarks.never_slower.summary import Summary, hopeful
 from engine.errors import ConfigError
 from engine.model.identity import model_hash
 
-FIXED = ("pld", "suffix", "suffix+token-recycling", "spectra-core")
-FULL = {"kinds": KINDS, "temperatures": (0.0, 0.8, 1.0), "tokens": 96, "texts": 48, "minutes": 180.0}
-QUICK = {"kinds": (RANDOM, CHAT, EDITS), "temperatures": (0.0, 1.0), "tokens": 48, "texts": 12, "minutes": 10.0}
-LEAST_TEXTS = 8  # of a cell, before its interval is believed
+MIXED = "suffix+token-recycling"
+GPU_FIXED = ("pld", "suffix", MIXED, "spectra-core")
+CPU_FIXED = ("pld", "suffix", f"{MIXED}@8", f"{MIXED}@16", "spectra-core")
+SIMULATED_SHARE = 0.6  # of the minutes, after which cells of the CPU come first
 
 
 def parsed(given: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; --quick changes the defaults."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
     add("--prompts", type=Path, help="folder with spec_bench, gsm8k and humaneval (default: packaged prompts)")
+    add("--half", type=int, choices=(0, 1), help="of each kind of prompt (default: both)")
     add("--only", nargs="+", choices=(CPU, *MACHINES), default=[CPU, *MACHINES], help="machines (default: all)")
-    add("--kinds", nargs="+", choices=KINDS, help="of prompts (default: all)")
-    add("--temperatures", nargs="+", type=float, help="default: 0 0.8 1")
+    add("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of prompts (default: all)")
+    add("--temperatures", nargs="+", type=float, default=(0.0, 0.8, 1.0), help="(default: 0 0.8 1)")
     add("--concurrency", nargs="+", type=int, help="streams (default: 1 4 16 on the CPU, 16 64 256 simulated)")
-    add("--fixed", nargs="*", default=FIXED, help="METHOD or METHOD@NODES, compared with none and auto")
-    add("--tokens", type=int, help="of a text, at most (default: 96)")
-    add("--texts", type=int, help="of a cell, at most, and at least two turns (default: 48)")
-    add("--minutes", type=float, help="no turn begins after so many (default: 180, with --quick 10)")
+    add("--fixed", nargs="*", help=f"METHOD or METHOD@NODES (default: {' '.join(GPU_FIXED)}; @8 and @16 on the CPU)")
+    add("--tokens", type=int, help="of a text, at most (default: 96 on the CPU, 256 simulated)")
+    add("--texts", type=int, default=48, help="different ones of a kind and temperature, at most (default: 48)")
+    add("--minutes", type=float, default=90.0, help="no turn begins after so many (default: 90)")
+    add("--cold", action="store_true", help="speculators forget everything before every turn")
+    add("--evict-mb", type=int, default=32, help="of cache before every answer, simulated machines (default: 32)")
     add(
         "--clock",
         choices=CLOCKS,
         default="processor",
-        help="of this process; one thread works and waits for nothing, "
-        "so on an idle machine both say the same, and on a busy one the processor's says what an idle one would",
+        help="of this process; one thread works and waits for nothing, so the processor's time on a busy machine is "
+        "the wall time on an idle one",
     )
-    add("--quick", action="store_true", help="three kinds, two temperatures, fewer streams and shorter texts")
-    add("--out", type=Path, help="folder for records, table and picture; a run goes on from its records")
-    arguments = parser.parse_args(given)
-    for name, value in (QUICK if arguments.quick else FULL).items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
-    return arguments
+    add("--out", type=Path, help="folder for texts, records, table and picture; a run continues from its records")
+    return parser.parse_args(given)
 
 
 def cells_of(arguments: argparse.Namespace) -> list[Cell]:
-    """What is to be run."""
-    cells = grid(arguments.only, arguments.kinds, arguments.temperatures, arguments.concurrency)
-    if arguments.quick and arguments.concurrency is None:
-        cells = [cell for cell in cells if cell.streams in ((1, 16) if cell.machine == CPU else (16, 64))]
-    return cells
+    return grid(arguments.only, arguments.kinds, arguments.temperatures, arguments.concurrency)
 
 
-def methods_of(cell: Cell, file: CellRecordFile, methods: Sequence[str]) -> list[str]:
-    """Methods of a cell's next turn; none: its figures are sure."""
+def methods_of(cell: Cell, file: CellRecordFile, fixed: Sequence[str]) -> list[str]:
+    """Return the methods of a cell's next turn; none: its intervals are narrow enough."""
     turns = file.turns(cell)
-    if turns and (len(turns) < 2 or len(turns) * cell.streams < LEAST_TEXTS):
-        return list(turns[0])
     if turns:
-        return [] if Summary.of(cell, turns).is_sure else [AUTO, NONE, *hopeful(turns)]
-    if cell.streams <= TOGETHER:
-        return list(methods)
-    # What was hopeless with fewer streams is more so with many: nodes only become dearer.
+        return [] if len(turns) > 1 and Summary.of(cell, turns).is_sure else [AUTO, NONE, *hopeful(turns)]
+    # A method that was hopeless with fewer streams is more so with many: nodes only become more expensive.
     smaller = [other for other, _ in file if other[:3] == cell[:3] and other.streams < cell.streams]
-    if not smaller:
-        return list(methods)
-    known = file.turns(max(smaller, key=lambda other: other.streams))
-    return [AUTO, NONE, *hopeful(known)]
+    known = file.turns(max(smaller, key=lambda other: other.streams)) if smaller else []
+    return [AUTO, NONE, *(hopeful(known) if known and cell.machine != CPU else fixed)]
 
 
-def run(arguments: argparse.Namespace, file: CellRecordFile) -> None:
-    """All turns that the file lacks: every cell once, then all that are not sure once more, and so on."""
+def next_turn(
+    cells: Sequence[Cell], file: CellRecordFile, fixed: Mapping[str, Sequence[str]], spent: float
+) -> tuple[Cell, list[str]] | None:
+    """Return the cell of the next turn and its methods, or None if every interval is narrow enough.
+
+    Simulated cells come first, and fewest turns first; the CPU's come first once a share ``spent`` of the time is over.
+    """
+
+    def order(cell: Cell) -> tuple[bool, int, int]:
+        return (cell.machine == CPU) != (spent > SIMULATED_SHARE), len(file.turns(cell)), cell.streams
+
+    for cell in sorted(cells, key=order):
+        if len(file.turns(cell)) < cell.most_turns and (methods := methods_of(cell, file, fixed[cell.machine])):
+            return cell, methods
+    return None
+
+
+def run(arguments: argparse.Namespace, file: CellRecordFile, fixed: Mapping[str, Sequence[str]]) -> None:
+    """Run turns until every interval is narrow enough, or the time is over."""
     began, cells = time.monotonic(), cells_of(arguments)
     stand: MethodComparison | None = None
-    most = {cell: max(2, int(arguments.texts) // cell.streams) for cell in cells}
-    with bar(None, sum(most.values()), "turn") as shown:
-        shown.update(sum(min(len(file.turns(cell)), most[cell]) for cell in cells))
-        for number in range(max(most.values())):
-            for cell in cells:
-                if len(file.turns(cell)) != number or number >= most[cell]:
-                    continue
-                if time.monotonic() - began > 60 * arguments.minutes:
-                    return
-                methods = methods_of(cell, file, [AUTO, NONE, *arguments.fixed])
-                shown.update(1 if methods else most[cell] - number)
-                if methods:
-                    stand = stand or stand_of(arguments)
-                    shown.set_description(cell.label)
-                    file.append(stand.turn(cell, number, methods))
-                else:
-                    most[cell] = number
+    with bar(None, sum(cell.most_turns for cell in cells), "turn") as shown:
+        while (spent := (time.monotonic() - began) / 60) < arguments.minutes:
+            if (turn := next_turn(cells, file, fixed, spent / arguments.minutes)) is None:
+                return
+            if stand is None:
+                stand = stand_of(arguments, fixed)
+                stand.record(cells)
+                stand.warm_up(cells)
+            cell, methods = turn
+            shown.set_description(cell.label)
+            file.append(stand.turn(cell, len(file.turns(cell)), methods))
+            shown.update()
 
 
-def stand_of(arguments: argparse.Namespace) -> MethodComparison:
-    """Ready to measure; loads the model."""
-    prompts = prompts_of(arguments.kinds, arguments.prompts, arguments.model)
-    stand = MethodComparison(arguments.model, prompts, arguments.fixed, arguments.tokens, CLOCKS[arguments.clock])
-    for machine in arguments.only:
-        stand.warm_up(machine)
-    return stand
+def stand_of(arguments: argparse.Namespace, fixed: Mapping[str, Sequence[str]]) -> MethodComparison:
+    """Return what runs the turns."""
+    options = StandOptions(
+        model=arguments.model,
+        fixed=fixed,
+        tokens={name: arguments.tokens or (96 if name == CPU else 256) for name in (CPU, *MACHINES)},
+        n_texts=arguments.texts,
+        clock=CLOCKS[arguments.clock],
+        archive=None if arguments.out is None else arguments.out / "texts",
+        evicted_mb=arguments.evict_mb,
+        is_cold=arguments.cold,
+    )
+    prompts = prompts_of(arguments.kinds, arguments.prompts, arguments.model, arguments.texts, arguments.half)
+    return MethodComparison(options, prompts)
 
 
 def main(given: Sequence[str] | None = None) -> int:
     """Measure and print."""
     arguments = parsed(given)
     torch.set_num_threads(1)
+    fixed = MappingProxyType(
+        {
+            name: (CPU_FIXED if name == CPU else GPU_FIXED) if arguments.fixed is None else tuple(arguments.fixed)
+            for name in (CPU, *MACHINES)
+        }
+    )
     settings: dict[str, Any] = {
         "model": f"{arguments.model.name} {model_hash(arguments.model)[:12]}",
         "prompts": "packaged" if arguments.prompts is None else str(arguments.prompts),
-        "fixed": list(arguments.fixed),
+        "half": arguments.half,
+        "fixed": arguments.fixed,
         "tokens": arguments.tokens,
+        "texts": arguments.texts,
         "clock": arguments.clock,
+        "cold": arguments.cold,
+        "evict_mb": arguments.evict_mb,
     }
     try:
         file = CellRecordFile(None if arguments.out is None else arguments.out / "records.jsonl", settings)
-        run(arguments, file)
+        run(arguments, file, fixed)
     except ConfigError as error:
         raise SystemExit(f"never_slower: {error}") from error
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from benchmarks.never_slower.machines import PipelineMachine, VirtualStages
+from benchmarks.support.cache_eviction import CacheEviction
 from engine.events import StepEvent
 from engine.loop import Engine
 from engine.protocol import DraftPool
@@ -111,7 +112,7 @@ class _StepInFlight(NamedTuple):
 class VirtualEngine(Engine):
     """An engine on a simulated machine, in virtual time.
 
-    A small model writes the texts and what is read back, but its time does not count: a step takes what the machine's
+    The target writes the texts and what is read back, but its time does not count: a step takes what the machine's
     profile says. What the host does between steps takes the processor time that it takes here: scheduling, drafting,
     and the messages that a router and its stages exchange. As in a router, as many steps are on their way as the
     scheduler sends, and the host works while they are.
@@ -123,6 +124,8 @@ class VirtualEngine(Engine):
         costs: of the simulated machine.
         machine: whose time passes.
         clock: of the host's time.
+        eviction: of caches, before the host reads an answer; None: they stay warm. On a real host other work evicts
+            them while a step runs; the time of the eviction does not count.
     """
 
     def __init__(
@@ -133,8 +136,10 @@ class VirtualEngine(Engine):
         costs: StepCosts,
         machine: PipelineMachine,
         clock: Clock = time.process_time,
+        eviction: CacheEviction | None = None,
     ) -> None:
         super().__init__(target, pool, options, costs)
+        self._eviction = eviction or CacheEviction(0)
         self._clock = clock
         self._stages = VirtualStages(machine)
         self._flying: deque[_StepInFlight] = deque()
@@ -156,6 +161,7 @@ class VirtualEngine(Engine):
             return []
         sent = self._flying.popleft()
         self.now = max(self.now, sent.answered)
+        self._eviction.evict()
         began = self._clock()
         self.take(sent.step, decode_result(sent.answer))
         self._host(began)

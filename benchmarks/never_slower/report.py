@@ -12,7 +12,15 @@ from app.reporting.plotting import LEGEND, colour, grid, label, save
 from app.reporting.tables import markdown, number
 from benchmarks.never_slower.cells import AUTO, NONE
 from benchmarks.never_slower.statistics import Interval
-from benchmarks.never_slower.summary import Summary, categories, fixed_methods, medians, misses, shown
+from benchmarks.never_slower.summary import (
+    Summary,
+    categories,
+    fixed_methods,
+    medians,
+    misses,
+    over_fixed_by_streams,
+    shown,
+)
 from benchmarks.support.reporting import BenchmarkReport
 
 HEAD = (
@@ -21,7 +29,7 @@ HEAD = (
     "T",
     "streams",
     "over none (95 %)",
-    "behind prompts",
+    "after prompts",
     "over best fixed (95 %)",
     "best fixed",
     "tokens a forward",
@@ -32,13 +40,14 @@ HEAD = (
 
 
 def report(summaries: Sequence[Summary], settings: dict[str, Any]) -> BenchmarkReport:
-    """Everything that a run came to."""
+    """Return the figures of a run."""
     short = misses(summaries)
-    found = categories(summaries)
+    found, by_streams = categories(summaries), over_fixed_by_streams(summaries)
     text = [
         markdown(HEAD, [_row(one) for one in summaries], n_names=2),
         "Median gain: " + ", ".join(f"{name} {gain:.2f}" for name, gain in medians(summaries).items()),
         "Over the best fixed method: " + ", ".join(f"{name} {shown(one)}" for name, one in found.items()),
+        "By streams: " + ", ".join(f"{name} {shown(one)}" for name, one in by_streams.items()),
         *(f"below the bar: {miss}" for miss in short),
     ]
     document = {
@@ -46,13 +55,14 @@ def report(summaries: Sequence[Summary], settings: dict[str, Any]) -> BenchmarkR
         "cells": [_entry(one) for one in summaries],
         "median_gain": medians(summaries),
         "over_best_fixed": {name: _figures(one) for name, one in found.items()},
+        "over_best_fixed_by_streams": {name: _figures(one) for name, one in by_streams.items()},
         "misses": short,
     }
     return BenchmarkReport(document, "\n\n".join(text), bool(short), partial(draw, summaries) if summaries else None)
 
 
 def draw(summaries: Sequence[Summary], folder: Path) -> None:
-    """``never-slower.png``: gain over no speculation by streams, a panel per machine and temperature."""
+    """Draw ``never-slower.png``: gain over no speculation by streams, a panel per machine and temperature."""
     machines = list(dict.fromkeys(one.cell.machine for one in summaries))
     temperatures = sorted({one.cell.temperature for one in summaries})
     kinds = list(dict.fromkeys(one.cell.prompts for one in summaries))
@@ -102,7 +112,7 @@ def _entry(one: Summary) -> dict[str, Any]:
     methods = [AUTO, NONE, *fixed_methods(one.turns)]
     return one.cell._asdict() | {
         "over_none": _figures(one.over_none.interval),
-        "over_none_behind_prompts": round(one.after_prompts, 4),
+        "over_none_after_prompts": round(one.after_prompts, 4),
         "over_best_fixed": None if one.over_fixed is None else _figures(one.over_fixed.interval),
         "best_fixed": one.best,
         "turns": len(one.turns),
@@ -114,6 +124,7 @@ def _entry(one: Summary) -> dict[str, Any]:
                 "nodes_per_tree": round(one.nodes(method), 2),
                 "host_us": round(one.host_us(method), 1),
                 "seconds": round(one.mean_seconds(method), 4),
+                "over_none": _figures(one.over_none_of(method).interval),
             }
             for method in methods
         },

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from tempfile import mkdtemp
 
 from app.bench.meter import FailureCount
 from app.bench.runs import rotated
@@ -14,10 +15,16 @@ from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell
 from benchmarks.never_slower.engines import Clock, ClockedEngine, VirtualEngine
 from benchmarks.never_slower.machines import MACHINES, costs_by, simulated_costs
 from benchmarks.never_slower.record_file import Turn
-from benchmarks.never_slower.streams import GO_ON, MethodRun, StreamWorkload
+from benchmarks.never_slower.recording import BATCH, TextArchive, TextJob
+from benchmarks.never_slower.replay import RecordedRows, ReplayedTarget
+from benchmarks.never_slower.streams import MethodRun, StreamWorkload
+from benchmarks.support.cache_eviction import CacheEviction
+from engine.model.identity import model_hash
+from engine.model.shard import ModelShard
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step
 from engine.step_cost import StepCosts
+from engine.target_model.info import TargetInfo
 from engine.target_model.loading import describe_target, load_layers, whole_range
 from engine.target_model.local import LocalTarget
 from engine.target_model.options import TargetOptions
@@ -25,95 +32,129 @@ from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
 
 SLICE_S = 0.05  # seconds of this process that a method runs in a row
-TOGETHER = 16  # streams up to which methods alternate inside a turn; above, their caches would fill the memory
 NODES = {CPU: 64}  # of a tree: what a server defaults to
 GPU_NODES = 63
 WARM_UP = 16  # tokens of a text that is not measured: first steps touch memory and compile
-ROOM = 128  # slots of a stream's cache beside its text, for trees
+ROOM = 128  # slots of a stream's cache in addition to its text, for trees
+
+
+@dataclass(frozen=True, slots=True)
+class StandOptions:
+    """What is measured, and how."""
+
+    model: Path  # checkpoint directory; it writes the texts of all machines
+    fixed: Mapping[str, Sequence[str]]  # machine -> methods in addition to none and auto; as ``MethodRun`` takes them
+    tokens: Mapping[str, int]  # machine -> of a text, at most
+    n_texts: int  # different texts of a kind and temperature, at most
+    clock: Clock  # of this process
+    archive: Path | None = None  # folder of recorded texts; None: a temporary one
+    evicted_mb: int = 32  # of cache before every answer on a simulated machine
+    is_cold: bool = False  # whether speculators forget everything before every turn
 
 
 class MethodComparison:
     """Engines, speculators and step times of all machines.
 
-    Speculators live as long as the stand, one pool for every machine and method, as they do in a server.
+    Unless they are to be cold, speculators live as long as the stand, one pool for every machine and method, as they do
+    in a server.
 
     Args:
-        model: checkpoint directory; it writes the texts of all machines.
+        options: of the measurement.
         prompts: by kind, as token ids.
-        fixed: methods that ``auto`` is compared with, in addition to none; as ``MethodRun`` takes them.
-        tokens: of a text.
-        clock: of this process.
     """
 
-    def __init__(
-        self, model: Path, prompts: Mapping[str, Sequence[list[int]]], fixed: Sequence[str], tokens: int, clock: Clock
-    ) -> None:
-        options = TargetOptions(str(model))
-        self._info = describe_target(options, model)
-        self._shard = load_layers(options, model, whole_range(self._info.spec), self._info)
-        self._longest = min(self._info.max_model_len, GO_ON * tokens + max(map(len, chain(*prompts.values()))))
-        self._prompts = {
-            kind: [ids for ids in some if len(ids) + tokens <= self._longest] for kind, some in prompts.items()
-        }
-        self._fixed, self._tokens, self._clock = fixed, tokens, clock
+    def __init__(self, options: StandOptions, prompts: Mapping[str, Sequence[list[int]]]) -> None:
+        self._options, self._prompts = options, prompts
+        self._target_options = TargetOptions(str(options.model))
+        self._info = describe_target(self._target_options, options.model)
+        self._longest = max(options.tokens.values()) + max(map(len, chain(*prompts.values())))
+        self._archive = TextArchive(options.archive or Path(mkdtemp()), model_hash(options.model))
+        self._eviction = CacheEviction(options.evicted_mb)
         self._costs: dict[str, StepCosts] = {}
         self._pools: dict[tuple[str, str], SpeculatorPool] = {}
+        self._rows: dict[Sequence[TextJob], RecordedRows] = {}
+        self._shard: ModelShard | None = None  # loaded when first used: replays run without it
 
     def turn(self, cell: Cell, number: int, methods: Sequence[str]) -> Turn:
-        """One turn of a cell; its number decides prompts, seeds and the order of methods."""
-        wanted = self._wanted(cell, number)
+        """Run one turn of a cell; its number decides prompts, seeds and the order of methods."""
+        if self._options.is_cold:
+            self._pools.clear()
+        jobs, n = self.jobs(cell), cell.texts_of_turn
+        workload = StreamWorkload(jobs, number * n % len(jobs), n, NODES.get(cell.machine, GPU_NODES))
         order = rotated(methods, number)[:: -1 if number % 2 else 1]
         with FailureCount() as failures:
-            if cell.streams > TOGETHER:
-                runs = [self._finished(cell, number, method, wanted) for method in order]
-            else:
-                runs = [self._run(cell, number, method, wanted) for method in order]
-                alternate(runs)
+            runs = [self._run(cell, number, method, workload) for method in order]
+            alternate(runs)
             for run in runs:
                 run.close()
             n_failures = failures.take()
         return {run.method: run.record(n_failures) for run in runs}
 
-    def forget(self) -> None:
-        """Let the next turn begin with speculators that have seen no text."""
-        self._pools.clear()
+    def jobs(self, cell: Cell) -> tuple[TextJob, ...]:
+        """Return the different texts of a cell: one of each prompt if greedy, otherwise also of several seeds."""
+        prompts, most = self._prompts[cell.prompts], self._options.n_texts
+        numbers = range(min(most, len(prompts)) if cell.temperature == 0.0 else most)
+        tokens, ends = self._options.tokens[cell.machine], self._info.spec.eos_ids
+        return tuple(TextJob(tuple(prompts[i % len(prompts)]), 1 + i, cell.temperature, tokens, ends) for i in numbers)
 
-    def warm_up(self, machine: str) -> None:
-        """Let every method run once, uncounted; measures the step times of the machine before."""
-        kind = next(iter(self._prompts))
-        for method in (AUTO, NONE, *self._fixed):
-            cell = Cell(machine, kind, 0.0, 2)
-            run = self._run(cell, 0, method, self._wanted(cell, 0, min(WARM_UP, self._tokens)))
-            run.advance(float("inf"))
-            run.close()
+    def record(self, cells: Sequence[Cell]) -> None:
+        """Record the texts of simulated cells that the archive lacks."""
+        simulated = [cell for cell in cells if cell.machine != CPU]
+        for kind in dict.fromkeys(cell.prompts for cell in simulated):
+            lists = dict.fromkeys(self.jobs(cell) for cell in simulated if cell.prompts == kind)
+            firsts = range(0, self._options.n_texts, BATCH)
+            # Other texts of a prompt follow soon, while its prefix is cached.
+            ordered = [job for first in firsts for jobs in lists for job in jobs[first : first + BATCH]]
+            if self._archive.missing(ordered):
+                self._archive.record(self._local(self._with_room(2 * BATCH)), ordered, kind)
+
+    def warm_up(self, cells: Sequence[Cell]) -> None:
+        """Let every method run once on every machine, uncounted; measures the step times of the machine before."""
+        for machine, cell in {cell.machine: cell for cell in cells}.items():
+            jobs = self.jobs(cell)
+            if machine == CPU:
+                jobs = tuple(job._replace(max_tokens=WARM_UP) for job in jobs)
+            for method in (AUTO, NONE, *self._options.fixed[machine]):
+                workload = StreamWorkload(jobs, 0, 2, NODES.get(machine, GPU_NODES))
+                run = self._run(cell._replace(streams=2), 0, method, workload)
+                run.advance(float("inf"))
+                run.close()
         gc.collect()
         gc.freeze()
 
-    def _finished(self, cell: Cell, number: int, method: str, wanted: StreamWorkload) -> MethodRun:
-        run = self._run(cell, number, method, wanted)
-        run.advance(float("inf"))
-        return run
-
-    def _run(self, cell: Cell, number: int, method: str, wanted: StreamWorkload) -> MethodRun:
+    def _run(self, cell: Cell, number: int, method: str, workload: StreamWorkload) -> MethodRun:
         costs = self._costs_of(cell.machine)
         key = cell.machine, method
         if key not in self._pools:
             self._pools[key] = SpeculatorPool(SpeculatorOptions(step_costs=costs))
-        n, machine = cell.streams, MACHINES.get(cell.machine)
-        n_stages = 1 if machine is None else machine.profile.stages
-        options = SchedulerOptions(max_sequences=n, max_waiting=n, n_micro_batches=n_stages, prefix_cache=False)
-        target, pool = self._target(n), self._pools[key]
-        engine = (
-            ClockedEngine(target, pool, options, costs, self._clock)
-            if machine is None
-            else VirtualEngine(target, pool, options, costs, machine, self._clock)
-        )
-        return MethodRun(cell, number, method, engine, wanted)
+        n, pool, machine = cell.streams, self._pools[key], MACHINES.get(cell.machine)
+        if machine is None:
+            options = SchedulerOptions(max_sequences=n, max_waiting=n, prefix_cache=False)
+            clocked = ClockedEngine(self._local(self._with_room(n)), pool, options, costs, self._options.clock)
+            return MethodRun(cell, number, method, clocked, workload)
+        stages = machine.profile.stages
+        options = SchedulerOptions(max_sequences=n, max_waiting=n, n_micro_batches=stages, prefix_cache=False)
+        target = self._replay(workload.jobs, n)
+        engine = VirtualEngine(target, pool, options, costs, machine, self._options.clock, self._eviction)
+        return MethodRun(cell, number, method, engine, workload, target.assign)
 
-    def _target(self, streams: int) -> LocalTarget:
-        """A fresh one on the weights of all, with a cache for so many streams."""
-        n_blocks = streams * -(-(self._longest + ROOM) // self._info.block_size)
-        return LocalTarget(replace(self._info, n_blocks=n_blocks), [self._shard])
+    def _replay(self, jobs: Sequence[TextJob], streams: int) -> ReplayedTarget:
+        """Return a fresh target that writes recorded texts."""
+        if jobs not in self._rows:
+            self._rows = {jobs: RecordedRows(self._archive.read(jobs), self._info.spec.vocab_size)}  # the latest alone
+        return ReplayedTarget(self._with_room(streams), self._rows[jobs])
+
+    def _local(self, info: TargetInfo) -> LocalTarget:
+        """Return a fresh target on the weights of all."""
+        if self._shard is None:
+            self._shard = load_layers(
+                self._target_options, self._options.model, whole_range(self._info.spec), self._info
+            )
+        return LocalTarget(info, [self._shard])
+
+    def _with_room(self, streams: int) -> TargetInfo:
+        """Return the description of a target with a cache for so many streams."""
+        return replace(self._info, n_blocks=streams * -(-(self._longest + ROOM) // self._info.block_size))
 
     def _costs_of(self, machine: str) -> StepCosts:
         if machine not in self._costs:
@@ -124,33 +165,20 @@ class MethodComparison:
         return self._costs[machine]
 
     def _measured(self) -> StepCosts:
-        """Step times of the model on this CPU."""
-        target = LocalTarget(self._info, [self._shard])
+        """Return the step times of the model on this CPU."""
+        target = self._local(self._info)
 
         def taken(step: Step) -> float:
-            began = self._clock()
+            began = self._options.clock()
             target.step(step)
-            return self._clock() - began
+            return self._options.clock() - began
 
         return costs_by(taken, self._info)
 
-    def _wanted(self, cell: Cell, number: int, tokens: int = 0) -> StreamWorkload:
-        tokens = tokens or self._tokens
-        every, n = self._prompts[cell.prompts], cell.streams
-        places = [number * n + i for i in range(n)]
-        return StreamWorkload(
-            [every[place % len(every)] for place in places],
-            [1 + place for place in places],
-            tokens,
-            self._info.spec.eos_ids,
-            self._longest,
-            NODES.get(cell.machine, GPU_NODES),
-        )
-
 
 def alternate(runs: Sequence[MethodRun], slice_s: float = SLICE_S) -> None:
-    """Let runs go on in turns to their ends, the one that is furthest behind first: whatever the machine does
-    meanwhile, it does to all."""
+    """Continue all runs to their ends in slices, the one that is furthest behind first: a busy machine slows all of
+    them alike."""
     todo = list(runs)
     while todo:
         behind = min(todo, key=lambda run: run.progress)

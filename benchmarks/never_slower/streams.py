@@ -1,125 +1,125 @@
-"""One method's streams on one engine: each writes a text, and goes on until the slowest has written its own."""
+"""One method's run on one engine: a constant number of streams, each of which writes one text after the other."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from benchmarks.never_slower.cells import Cell, CellRecord
 from benchmarks.never_slower.engines import ClockedEngine, VirtualEngine
+from benchmarks.never_slower.recording import TextJob
+from engine.events import StepEvent
 from engine.request import Request
-from engine.sampling.params import SamplingParams
 
-GO_ON = 4  # times the wanted tokens that a stream writes at most, so that the others do not decode in a smaller batch
+Assign = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamWorkload:
-    """What every stream of a run writes."""
+    """The texts of a run: ``n_measured`` from ``jobs[first]`` on, and then fillers, from the beginning again at the end
+    of ``jobs``."""
 
-    prompts: Sequence[list[int]]
-    seeds: Sequence[int]
-    tokens: int  # of a text, unless one of ``ends`` comes before
-    ends: tuple[int, ...]
-    longest: int  # tokens that a prompt and its text can have
+    jobs: Sequence[TextJob]
+    first: int
+    n_measured: int
     max_nodes: int
 
 
 @dataclass(slots=True)
-class _TextStream:
-    """One text in the making."""
+class _RunningText:
+    """A text that is being written."""
 
+    submitted: float
+    first_s: float = 0.0  # from its submission to its first token
+    seconds: float = 0.0  # from its submission to its last token; 0: it is not complete
     tokens: list[int] = field(default_factory=list)
-    first_s: float = 0.0
-    done_s: float | None = None  # when the text was there
     forwards: int = -1  # the first token comes from the prefill
 
-    def take(self, token_ids: Sequence[int], now: float, wanted: StreamWorkload) -> None:
-        if self.done_s is not None:
-            return
+    def add(self, event: StepEvent, now: float) -> None:
         if not self.tokens:
-            self.first_s = now
+            self.first_s = now - self.submitted
         self.forwards += 1
-        self.tokens += token_ids
-        ends = (i + 1 for i, token in enumerate(self.tokens[: wanted.tokens]) if token in wanted.ends)
-        end = next(ends, wanted.tokens)
-        if len(self.tokens) >= end:
-            del self.tokens[end:]
-            self.done_s = now
+        self.tokens += event.token_ids
+        if event.finish_reason is not None:
+            self.seconds = now - self.submitted
 
 
 class MethodRun:
-    """One method's run over the streams of a cell.
+    """One method's run over a turn of a cell.
 
-    A stream's time ends with its text, but it goes on writing: so all texts are written in a batch of the same size,
-    and the sum of the streams' times over the number of streams is what these texts cost a machine that is kept busy.
+    A stream whose text is complete submits the next prompt at once, and fillers follow the measured texts. So all
+    measured texts are written in a full batch, as on a loaded server.
 
     Args:
         cell: of the run.
         turn: of the cell.
         method: of speculation; ``METHOD@NODES`` replaces the default number of nodes.
         engine: fresh; its pool may know earlier requests.
-        wanted: what the streams write.
+        workload: the texts.
+        assign: called with the sequence and the number in ``jobs`` of every text before its first step.
     """
 
     def __init__(
-        self, cell: Cell, turn: int, method: str, engine: ClockedEngine | VirtualEngine, wanted: StreamWorkload
+        self,
+        cell: Cell,
+        turn: int,
+        method: str,
+        engine: ClockedEngine | VirtualEngine,
+        workload: StreamWorkload,
+        assign: Assign = lambda seq, number: None,
     ) -> None:
         self.method = method
-        self._cell, self._turn, self._engine, self._wanted = cell, turn, engine, wanted
+        self._cell, self._turn, self._engine, self._workload, self._assign = cell, turn, engine, workload, assign
+        self._method, _, nodes = method.partition("@")
+        self._max_nodes = int(nodes or workload.max_nodes)
         self._wall = self._processor = 0.0
-        self._streams: dict[int, _TextStream] = {}
-        name, _, nodes = method.partition("@")
-        for prompt, seed in zip(wanted.prompts, wanted.seeds, strict=True):
-            room = min(GO_ON * wanted.tokens, wanted.longest - len(prompt))
-            params = SamplingParams(max_tokens=room, temperature=cell.temperature, seed=seed)
-            seq = engine.submit(Request(prompt, params, name, int(nodes or wanted.max_nodes)))
-            self._streams[seq] = _TextStream()
-        self._left = len(self._streams)
+        self._running: dict[int, _RunningText] = {}
+        self._measured: list[_RunningText] = []
+        self._n_submitted = self._n_complete = 0
+        for _ in range(cell.streams):
+            self._submit()
 
     @property
     def is_done(self) -> bool:
-        """Whether all texts are there."""
-        return self._left == 0
+        """Whether all measured texts are complete."""
+        return self._n_complete == self._workload.n_measured
 
     @property
     def progress(self) -> float:
-        """Share of the texts that is there."""
-        shares = (
-            1.0 if one.done_s is not None else len(one.tokens) / self._wanted.tokens for one in self._streams.values()
-        )
-        return sum(shares) / len(self._streams)
+        """Tokens of the measured texts that are written."""
+        return float(sum(len(one.tokens) for one in self._measured))
 
     @property
     def texts(self) -> list[tuple[int, ...]]:
-        """Of the streams, in order."""
-        return [tuple(one.tokens) for one in self._streams.values()]
+        """The measured texts in order."""
+        return [tuple(one.tokens) for one in self._measured]
 
     def advance(self, seconds: float) -> None:
-        """Go on for ``seconds`` of this process."""
+        """Continue for ``seconds`` of this process."""
         wall, processor = time.perf_counter(), time.process_time()
         while not self.is_done and time.process_time() - processor < seconds:
             for seq, event in self._engine.step():
-                stream = self._streams[seq]
-                was_done = stream.done_s is not None
-                stream.take(event.token_ids, self._engine.now, self._wanted)
-                self._left -= stream.done_s is not None and not was_done
+                text = self._running[seq]
+                text.add(event, self._engine.now)
+                if event.finish_reason is not None:
+                    del self._running[seq]
+                    self._n_complete += any(text is one for one in self._measured)
+                    self._submit()
         self._wall += time.perf_counter() - wall
         self._processor += time.process_time() - processor
 
     def close(self) -> None:
-        """Take the streams from the speculators; the engine is not used again."""
-        for seq in self._streams:
-            self._engine.pool.end(seq)
+        """Cancel the fillers; the engine is not used again."""
+        for seq in self._running:
+            self._engine.cancel(seq)
 
     def record(self, failures: int = 0) -> CellRecord:
-        """Of a run that is done, in a turn in which speculators failed so often."""
-        streams = self._streams.values()
+        """Return the record of a run that is done, in a turn with so many exceptions of speculators."""
         digest = hashlib.blake2b(digest_size=8)
         for text in self.texts:
             digest.update(np.asarray([len(text), *text], np.int32).tobytes())
@@ -127,10 +127,10 @@ class MethodRun:
             self._cell,
             self._turn,
             self.method,
-            seconds=[round(one.done_s or 0.0, 6) for one in streams],
-            first_s=[round(one.first_s, 6) for one in streams],
-            tokens=sum(len(one.tokens) for one in streams),
-            forwards=sum(one.forwards for one in streams),
+            seconds=[round(one.seconds, 6) for one in self._measured],
+            first_s=[round(one.first_s, 6) for one in self._measured],
+            tokens=sum(len(one.tokens) for one in self._measured),
+            forwards=sum(one.forwards for one in self._measured),
             trees=self._engine.drafted.trees,
             nodes=self._engine.drafted.nodes,
             host_s=round(self._engine.host_s, 6),
@@ -140,3 +140,15 @@ class MethodRun:
             failures=failures,
             load=round(os.getloadavg()[0], 2),
         )
+
+    def _submit(self) -> None:
+        """Submit the next text."""
+        number = (self._workload.first + self._n_submitted) % len(self._workload.jobs)
+        job = self._workload.jobs[number]
+        text = _RunningText(self._engine.now)
+        seq = self._engine.submit(Request([*job.prompt], job.params, self._method, self._max_nodes))
+        self._assign(seq, number)
+        self._running[seq] = text
+        if self._n_submitted < self._workload.n_measured:
+            self._measured.append(text)
+        self._n_submitted += 1

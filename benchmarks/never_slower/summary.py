@@ -1,19 +1,19 @@
-"""What the turns of a cell come to, and the bars they are held against."""
+"""The figures of a cell from its turns, and the bars that they must clear."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from app.reporting.summaries import grouped
-from benchmarks.never_slower.cells import AUTO, NONE, Cell, CellRecord
+from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell, CellRecord
 from benchmarks.never_slower.record_file import Turn
 from benchmarks.never_slower.statistics import Comparison, Interval, compare, compare_with_best, pooled
 
 BAR_NONE = 0.98  # of no speculation: a cell whose whole interval lies below fails
 BAR_FIXED = 0.97  # of the best fixed method: a category whose whole interval lies below fails
-HALF_WIDTH = 0.03  # of an interval that is narrow enough
+HALF_WIDTH, CPU_HALF_WIDTH = 0.01, 0.03  # of an interval that is narrow enough
 HOPELESS = 1.15  # times the seconds of the best fixed method: another that takes longer is not run again
 
 
@@ -35,16 +35,21 @@ class Summary:
         best, over_fixed = compare_with_best(candidates, ours) if candidates else ([], None)
         return cls(cell, turns, compare(_seconds(turns, NONE), ours), over_fixed, best)
 
+    def over_none_of(self, method: str) -> Comparison:
+        """Return no speculation over a method that took part in every turn."""
+        return compare(_seconds(self.turns, NONE), _seconds(self.turns, method))
+
     @property
     def is_sure(self) -> bool:
-        """Whether more turns would say nothing new: intervals are narrow, or well above what is asked."""
+        """Whether the intervals are narrow, or wholly above their bars."""
         found = [(self.over_none.interval, BAR_NONE)]
         found += [(self.over_fixed.interval, BAR_FIXED)] if self.over_fixed is not None else []
-        return all(one.half_width <= HALF_WIDTH or one.low > bar for one, bar in found)
+        narrow = CPU_HALF_WIDTH if self.cell.machine == CPU else HALF_WIDTH
+        return all(one.half_width <= narrow or one.low > bar for one, bar in found)
 
     @property
     def differing(self) -> list[str]:
-        """Methods that wrote another text than no speculation, in any turn."""
+        """Methods whose texts differ from those of no speculation in any turn."""
         return sorted({m for turn in self.turns for m, one in turn.items() if one.digest != turn[NONE].digest})
 
     @property
@@ -54,7 +59,7 @@ class Summary:
 
     @property
     def after_prompts(self) -> float:
-        """The ratio to no speculation of the time behind the first tokens."""
+        """Ratio to no speculation of the time after the first tokens."""
         taken = {method: _sum(_decoding(turn[method]) for turn in self.turns) for method in (AUTO, NONE)}
         return taken[NONE] / taken[AUTO]
 
@@ -63,7 +68,7 @@ class Summary:
         return statistics.fmean(statistics.fmean(one.seconds) for one in self._records(method))
 
     def host_us(self, method: str) -> float:
-        """Microseconds beside the target, per stream and step, prompts included."""
+        """Microseconds outside the target, per stream and step, prompts included."""
         records = self._records(method)
         return sum(one.host_s for one in records) / max(1, sum(one.trees for one in records)) * 1e6
 
@@ -83,28 +88,34 @@ class Summary:
 
 
 def fixed_methods(turns: Sequence[Turn]) -> list[str]:
-    """Fixed methods that took part in every turn."""
+    """Return the fixed methods that took part in every turn."""
     return [method for method in turns[0] if method not in (AUTO, NONE) and all(method in turn for turn in turns)]
 
 
 def hopeful(turns: Sequence[Turn]) -> list[str]:
-    """Fixed methods of every turn that may still be the best."""
+    """Return the fixed methods of every turn that may still be the best."""
     taken = {method: _sum(map(_sum, _seconds(turns, method))) for method in fixed_methods(turns)}
     return [method for method, seconds in taken.items() if seconds <= HOPELESS * min(taken.values())]
 
 
 def categories(summaries: Iterable[Summary]) -> dict[str, Interval]:
-    """Machine, kind of prompt and temperature -> ``auto`` over the best fixed method, over all numbers of streams."""
-    rows = grouped(
-        (one for one in summaries if one.over_fixed is not None),
-        lambda one: f"{one.cell.machine} {one.cell.prompts} T={one.cell.temperature:g}",
-    )
+    """Return ``auto`` over the best fixed method by machine, kind of prompt and temperature."""
+    return _over_fixed(summaries, lambda one: f"{one.cell.machine} {one.cell.prompts} T={one.cell.temperature:g}")
+
+
+def over_fixed_by_streams(summaries: Iterable[Summary]) -> dict[str, Interval]:
+    """Return ``auto`` over the best fixed method by machine and number of streams."""
+    return _over_fixed(summaries, lambda one: f"{one.cell.machine} x{one.cell.streams}")
+
+
+def _over_fixed(summaries: Iterable[Summary], name: Callable[[Summary], str]) -> dict[str, Interval]:
+    rows = grouped((one for one in summaries if one.over_fixed is not None), name)
     return {name: pooled([one.over_fixed for one in row if one.over_fixed is not None]) for name, row in rows.items()}
 
 
 def misses(summaries: Sequence[Summary]) -> list[str]:
-    """What fails, in words. A single turn says nothing of what the machine did to it: it is shown, and not judged."""
-    found = [f"{one.cell.label}: other texts by {', '.join(one.differing)}" for one in summaries if one.differing]
+    """Return what fails, in words. An interval of a single turn misses the noise of the machine, so it never fails."""
+    found = [f"{one.cell.label}: different texts by {', '.join(one.differing)}" for one in summaries if one.differing]
     found += [f"{one.cell.label}: speculators failed {one.n_failures} times" for one in summaries if one.n_failures]
     repeated = [one for one in summaries if len(one.turns) > 1]
     for one in repeated:
@@ -118,12 +129,12 @@ def misses(summaries: Sequence[Summary]) -> list[str]:
 
 
 def shown(interval: Interval) -> str:
-    """A ratio with its interval, for people."""
+    """Return a ratio with its interval as text."""
     return f"{interval.ratio:.3f} ({interval.low:.3f}-{interval.high:.3f})"
 
 
 def medians(summaries: Iterable[Summary]) -> Mapping[str, float]:
-    """Machine and number of streams -> the median gain over no speculation of its cells."""
+    """Return the median gain over no speculation by machine and number of streams."""
     rows = grouped(summaries, lambda one: f"{one.cell.machine} x{one.cell.streams}")
     return {name: statistics.median(one.over_none.ratio for one in row) for name, row in rows.items()}
 

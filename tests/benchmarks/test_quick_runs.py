@@ -16,9 +16,6 @@ from app.training.running.architecture import ArchitectureOptions, check_asked, 
 from app.training.running.train import loss_settings
 from benchmarks.contiguity.load import SimulatedLoad
 from benchmarks.drafters import ablations, latency
-from benchmarks.never_slower import __main__ as never_slower
-from benchmarks.never_slower import speedup
-from benchmarks.never_slower.cells import CPU, NONE
 from benchmarks.plan_time import __main__ as plan_time
 from engine.model.loader import load_spec
 from engine.target_model.loading import describe_target
@@ -74,31 +71,3 @@ def test_the_flags_of_every_training_ablation_are_valid(tiny_checkpoint: Path) -
         check_asked(arguments.method, asked)
         spec = new_spec(arguments.method, asked, tiny_checkpoint, load_spec(tiny_checkpoint), ())
         check_terms(spec, loss_settings(arguments, spec))
-
-
-@pytest.mark.matrix
-def test_speedup_compares_every_method_in_every_combination(
-    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["--model", str(tiny_checkpoint), "--half", "1", "--per-kind", "3", "--tokens", "4", "--methods", "pld@4"]
-    assert speedup.main([*flags, "--batch-sizes", "1", "2", "--temperatures", "0"]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert [(row["method"], row["batch_size"], row["turns"], row["identical"]) for row in rows] == [
-        (method, *counts) for counts in ((1, 3, 3), (2, 2, 2)) for method in (NONE, "pld@4")
-    ]
-    assert all(row["over_autoregressive"]["ratio"] == 1 for row in rows if row["method"] == NONE)
-
-
-@pytest.mark.matrix
-def test_never_slower_measures_every_cell_once_and_writes_identical_texts(
-    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["--model", str(tiny_checkpoint), "--kinds", "edits", "--temperatures", "0", "--texts", "2"]
-    flags += ["--concurrency", "1", "--only", CPU, "70b-h100x4", "--fixed", "pld", "--tokens", "8"]
-    never_slower.main([*flags, "--out", str(tmp_path)])
-    cells = json.loads(capsys.readouterr().out.splitlines()[-1])["cells"]
-    assert [cell["identical"] for cell in cells] == [True, True]
-    assert all(cell["methods"][NONE]["tokens_per_forward"] == 1.0 for cell in cells)
-    records = (tmp_path / "records.jsonl").read_bytes()
-    never_slower.main([*flags, "--out", str(tmp_path)])
-    assert (tmp_path / "records.jsonl").read_bytes() == records
