@@ -170,16 +170,19 @@ def _compose_one(branch: Branch, budget: int) -> TokenTree | None:
     """
     if branch.probe or branch.q is not None:
         return None
-    tokens, parents = list(map(int, branch.tokens)), list(map(int, branch.above))
+    tokens = list(map(int, branch.tokens))
+    scores = None if branch.scores is None else branch.scores[:budget]
+    if branch.parents is None and branch.proposers is None:
+        return TokenTree.chain(tokens[:budget], branch.source, scores)
+    parents = list(map(int, branch.above))
     if branch.parents is not None and len(set(zip(parents, tokens, strict=True))) < len(tokens):
         return None
     tokens, parents = tokens[:budget], parents[:budget]
-    scores = None if branch.scores is None else branch.scores[:budget]
     if branch.proposers is None:
         return TokenTree(tokens, parents, source_names=(branch.source,), scores=scores)
-    numbers = _SourceNumbers()
-    found = [numbers.of(group) for group in branch.proposers[: len(tokens)]]
-    owners, bits = [owner for owner, _ in found], [bits for _, bits in found]
+    numbers, groups = _SourceNumbers(), branch.proposers[: len(tokens)]
+    known = {group: numbers.of(group) for group in dict.fromkeys(groups)}
+    owners, bits = [known[group][0] for group in groups], [known[group][1] for group in groups]
     return TokenTree(tokens, parents, owners, None, tuple(numbers.names), proposers=bits, scores=scores)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from operator import lt
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,9 @@ ROOT = -1
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
+
+_CHAIN = [*range(ROOT, 255)]  # parents of a chain
+_NO_NODES: frozenset[int] = frozenset()
 
 
 class TokenTree:
@@ -67,7 +71,10 @@ class TokenTree:
         self.q = q
         self.probe_ends = frozenset(probe_ends)
         self.scores = scores
-        self.proposers = [1 << source for source in self.sources] if proposers is None else list(proposers)
+        if proposers is not None:
+            self.proposers = list(proposers)
+        else:
+            self.proposers = [1] * n if sources is None else [1 << source for source in self.sources]
         if not len(self.parents) == len(self.sources) == len(self.probe) == n:
             raise ValueError(
                 f"{n} tokens, {len(self.parents)} parents, {len(self.sources)} sources, "
@@ -75,6 +82,20 @@ class TokenTree:
             )
         self.has_probes = True in self.probe
         self._parent_array: IntArray | None = None
+        if self.has_probes or min(self.parents, default=ROOT) < ROOT or not all(map(lt, self.parents, range(n))):
+            self._check_parents()
+
+    @classmethod
+    def chain(cls, tokens: list[int], source: str, scores: Sequence[float] | None = None) -> TokenTree:
+        """Return a chain that one source proposed; ``tokens`` is not copied."""
+        tree, n = cls.__new__(cls), len(tokens)
+        tree.tokens, tree.parents = tokens, _CHAIN[:n] if n <= len(_CHAIN) else [*range(ROOT, n - 1)]
+        tree.sources, tree.probe, tree.proposers = [0] * n, [False] * n, [1] * n
+        tree.source_names, tree.scores = (source,), scores
+        tree.q, tree.probe_ends, tree.has_probes, tree._parent_array = None, _NO_NODES, False, None
+        return tree
+
+    def _check_parents(self) -> None:
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 raise ValueError(f"node {node} has parent {parent}; parents must precede their children")
