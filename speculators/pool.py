@@ -134,25 +134,29 @@ class SpeculatorPool:
 
     def _observe(self, outcomes: Sequence[tuple[int, Outcome]]) -> None:
         """Append the tokens and let the speculators observe, with one call per method that can observe a batch."""
-        batches: dict[FaultIsolated, dict[int, tuple[RequestView, Outcome]]] = {}
+        if len(dict(outcomes)) < len(outcomes):  # a context must not hold the tokens of a later outcome
+            for outcome in outcomes:
+                self._observe((outcome,))
+            return
+        batches: dict[FaultIsolated, tuple[list[RequestView], list[Outcome]]] = {}
         for request_id, outcome in outcomes:
             live = self._live.get(request_id)
             if live is None:
                 continue
             view, speculator = live
-            self._advanced[speculator] = None
+            view.context.extend(outcome.tokens)
+            batch = batches.get(speculator)
+            if batch is None:
+                batch = batches[speculator] = ([], [])
             if speculator.can_observe_batch:
-                batch = batches.setdefault(speculator, {})
-                if request_id in batch:  # its context must not hold later tokens yet
-                    _observe_batch(speculator, batch)
-                    batch.clear()
-                batch[request_id] = live[0], outcome
-                view.context.extend(outcome.tokens)
+                batch[0].append(view)
+                batch[1].append(outcome)
             else:
-                view.context.extend(outcome.tokens)
                 speculator.observe(view, outcome)
-        for speculator, batch in batches.items():
-            _observe_batch(speculator, batch)
+        for speculator, (views, observed) in batches.items():
+            self._advanced[speculator] = None
+            if views:
+                speculator.observe_batch(views, observed)
 
     def _propose(self, budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
         """Return the drafts of all requests, with one call per method."""
@@ -160,16 +164,14 @@ class SpeculatorPool:
         for request_id in budgets:
             live = self._live.get(request_id)
             if live is not None:
-                view, speculator = live
-                groups.setdefault(speculator, []).append(view)
+                group = groups.get(live[1])
+                if group is None:
+                    group = groups[live[1]] = []
+                group.append(live[0])
         drafts: dict[int, list[Branch]] = {}
         for speculator, views in groups.items():
             self._advanced[speculator] = None
-            proposed = speculator.propose_batch(views, [budgets[view.request_id] for view in views])
-            for view, branches in zip(views, proposed, strict=True):
-                drafts[view.request_id] = branches
+            ids = [view.request_id for view in views]
+            proposed = speculator.propose_batch(views, [budgets[request_id] for request_id in ids])
+            drafts.update(zip(ids, proposed, strict=True))
         return drafts
-
-
-def _observe_batch(speculator: FaultIsolated, batch: Mapping[int, tuple[RequestView, Outcome]]) -> None:
-    speculator.observe_batch([view for view, _ in batch.values()], [outcome for _, outcome in batch.values()])

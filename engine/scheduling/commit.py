@@ -33,18 +33,16 @@ class AnsweredStep:
     @cached_property
     def time(self) -> StepTime | None:
         """The target's time for a step in which all sequences decode; None for any other step."""
-        n = len(self._step.work)
-        rows, context = n, 0
-        for work in self._step.work:
+        n, rows, context, n_read, drafting = len(self._step.work), 0, 0, 0, 0.0
+        for work, answer in zip(self._step.work, self._result.results, strict=True):
             if work.tree is None:
                 return None
-            rows += len(work.tree.tokens)
+            rows += 1 + len(work.tree.tokens)
             context += work.n_cached
+            n_read += len(answer.top_ids.nodes)
+            drafting += answer.draft_seconds
         if not n:
             return None
-        results = self._result.results
-        n_read = sum(len(answer.top_ids) for answer in results)
-        drafting = sum(answer.draft_seconds for answer in results)
         seconds = (sum(self._result.stage_seconds) or self._result.seconds) - drafting
         return StepTime(seconds, n, rows, context / n, n_read, drafting)
 

@@ -83,7 +83,7 @@ def apply_drafts(draft_round: DraftRound, drafts: Mapping[int, Items[Branch]], s
     """Set the trees composed from the drafts; a sequence without an entry decodes without nodes and read-backs."""
     for sequence in draft_round.drafting:
         branches = drafts.get(sequence.seq)
-        tree = compose(branches or (), draft_round.budgets[sequence.seq])
+        tree = compose(branches, draft_round.budgets[sequence.seq]) if branches else EMPTY_TREE
         reads_back = branches is not None
         sequence.decision, sequence.rests = None, False
         if isinstance(branches, Draft):

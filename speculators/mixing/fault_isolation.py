@@ -33,6 +33,7 @@ class FaultIsolated(Speculator):
         self._inner = inner
         self._batch = inner if isinstance(inner, BatchSpeculator) else None
         self._observer = inner if isinstance(inner, BatchObserver) else None
+        self.can_observe_batch = self._observer is not None
         self._settling = inner if isinstance(inner, Settling) else None
         self._has_failed_to_settle = False
         self.name = inner.name
@@ -59,15 +60,26 @@ class FaultIsolated(Speculator):
 
     def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         """Draft for all requests together if the method can; if that fails, for each request alone."""
-        drafting = [i for i, view in enumerate(views) if budgets[i] > 0 and view.request_id not in self._failed]
-        if self._batch is None or not drafting:
+        if self._batch is None:
             return [*map(self.propose, views, budgets)]
+        drafting: Sequence[int] = range(len(views))
+        if self._failed or 0 in budgets:
+            drafting = [i for i in drafting if budgets[i] > 0 and views[i].request_id not in self._failed]
+            if not drafting:
+                return [[] for _ in views]
         try:
-            found = self._batch.propose_batch([views[i] for i in drafting], [budgets[i] for i in drafting])
-            drafts = dict(zip(drafting, found, strict=True))
+            if len(drafting) == len(views):
+                found = self._batch.propose_batch(views, budgets)
+            else:
+                found = self._batch.propose_batch([views[i] for i in drafting], [budgets[i] for i in drafting])
+            if len(found) != len(drafting):
+                raise ValueError(f"{len(found)} drafts for {len(drafting)} requests")
         except Exception:
             logger.exception("%s failed to draft for %d requests together; trying each alone", self.name, len(drafting))
             return [*map(self.propose, views, budgets)]
+        if len(found) == len(views):
+            return found
+        drafts = dict(zip(drafting, found, strict=True))
         return [drafts.get(i, []) for i in range(len(views))]
 
     def repeated(self, view: RequestView, longest: int) -> int | None:
@@ -81,11 +93,6 @@ class FaultIsolated(Speculator):
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         if view.request_id not in self._failed:
             self._call(view, self._inner.observe, None, outcome)
-
-    @property
-    def can_observe_batch(self) -> bool:
-        """Whether the method observes the outcomes of many requests at once."""
-        return self._observer is not None
 
     def observe_batch(self, views: Sequence[RequestView], outcomes: Sequence[Outcome]) -> None:
         """Observe all outcomes together if the method can; if that fails, observe each alone."""
