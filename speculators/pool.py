@@ -135,8 +135,8 @@ class SpeculatorPool:
     def _observe(self, outcomes: Sequence[tuple[int, Outcome]]) -> None:
         """Append the tokens and let the speculators observe, with one call per method that can observe a batch."""
         if len(dict(outcomes)) < len(outcomes):  # a context must not hold the tokens of a later outcome
-            for outcome in outcomes:
-                self._observe((outcome,))
+            for pair in outcomes:
+                self._observe((pair,))
             return
         batches: dict[FaultIsolated, tuple[list[RequestView], list[Outcome]]] = {}
         for request_id, outcome in outcomes:
