@@ -164,9 +164,11 @@ def test_one_call_observes_a_batch_and_a_failing_one_is_repeated_request_by_requ
     speculator = ScriptedBatchObserver("a", fails_in=fails_in)
     pool = pool_of(speculator, n_requests=3)
     outcome = Outcome([5, 6], EMPTY_TREE)
-    pool.advance([(0, FIRST), (2, outcome), (9, FIRST), (0, outcome)], {})
-    assert [call for call in speculator.log if call[0] == "batch"] == [("batch", [(0, 4), (2, 5)]), ("batch", [(0, 6)])]
-    assert speculator.called("observe") == ([0, 2, 0] if fails_in else [])
+    pool.advance([(0, FIRST), (2, outcome), (9, FIRST)], {})
+    pool.advance([(0, outcome), (0, FIRST)], {})  # one after the other
+    batches = [calls for name, calls in speculator.log if name == "batch"]
+    assert batches == [[(0, 4), (2, 5)], [(0, 6)], [(0, 7)]]
+    assert speculator.called("observe") == ([0, 2, 0, 0] if fails_in else [])
 
 
 class ScriptedSettling(Scripted):
