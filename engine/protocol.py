@@ -55,6 +55,7 @@ class Branch(msgspec.Struct, frozen=True):
         scores: ``[n]``, estimated probabilities of a node once its parent is accepted; combinations spend their nodes
             by them (``speculators.mixing.combined``).
         proposers: ``[n]`` names of the sources of each node, its owner first.
+        reach: ``[n]`` path probabilities, not increasing, if the source knows them.
     """
 
     tokens: Sequence[int]
@@ -64,6 +65,7 @@ class Branch(msgspec.Struct, frozen=True):
     q: FloatArray | None = None
     scores: Sequence[float] | None = None
     proposers: Sequence[tuple[str, ...]] | None = None
+    reach: Sequence[float] | None = None
 
     @property
     def above(self) -> Sequence[int]:

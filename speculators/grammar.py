@@ -15,6 +15,7 @@ from engine.grammar.grammar import Grammar
 from engine.grammar.state import GrammarState
 from engine.model.resolve import resolve
 from engine.protocol import Branch, Needs, RequestView
+from engine.request import Request
 from speculators.method import Method, MethodContext
 from speculators.per_request import PerRequest
 from speculators.settings import Settings
@@ -56,11 +57,15 @@ class GrammarDrafts(PerRequest[_ParsedText | None]):
     name = "grammar"
     needs = Needs()
     catches_up = True  # a draft parses the part of the context that was not parsed yet
-    drafts_in_every_tier = True  # auto asks it together with whichever other sources it asks
 
     def __init__(self, grammars: Grammars) -> None:
         super().__init__()
         self._grammars = grammars
+
+    @staticmethod
+    def serves(request: Request) -> bool:
+        """Return whether the request has a grammar."""
+        return request.params.grammar is not None
 
     def new_state(self, view: RequestView) -> _ParsedText | None:
         grammar = view.request.params.grammar

@@ -1,8 +1,12 @@
-"""Prices of steps: seconds by number of nodes, for batches and context lengths, corrected by measured steps."""
+"""Prices of steps in seconds, and the account of the time that drafting may cost.
+
+A step is *plain* if it has no nodes and reads nothing back. Prices come from step times that were measured when the
+model was loaded (``engine.step_cost``). Two corrections per bucket of batches and contexts follow the steps that run:
+plain steps alone move ``factor``, by which all prices are multiplied; other steps move ``extra``.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,75 +15,91 @@ import numpy.typing as npt
 from engine.protocol import StepTime
 from engine.step_cost import MEASURED_CONTEXT, Seconds, StepCosts
 
-RATE = 0.05  # weight of the newest step in a correction
-EXTRA_RATE = 1 / 16  # weight of the newest step with nodes or read-backs in the extra time of such steps
-EXTRA_DECAY = 1 / 2048  # decay of that extra time per step without them: steps that never occur are never measured
-MOST = 3.0  # a correction is between 1 / MOST and MOST, which limits the harm of a wrong clock
-OUTLIER = 2.0  # a step counts as at most this many times faster or slower than expected
-MOST_PRICES = 256  # kept
+RATE = 1 / 16  # weight of the newest step in a correction: follows a change within some 16 steps, averages noise
+OUTLIER = 2.0  # a step counts as at most this many times its price or less: a paused process says nothing about prices
+PLAIN_EVERY = 64  # steps with drafts after which a plain one is due: costs 1/64 of what drafting saves, at most 1.6 %
+PLAIN_FIRST = 8  # the same before the first plain step of a bucket; twice, three times as many before the next ones
+LOAD_WEIGHT = (
+    3.0  # plain steps: weight of the step times that were measured at load, or of the previous bucket's factor
+)
 FIRST_BUCKET = 2 * MEASURED_CONTEXT  # tokens; each further bucket of contexts is twice as wide
-N_BUCKETS = 8
+N_BUCKETS = 8  # of contexts: the last one begins at 32,768 tokens
+MOST_PRICES = 256  # (batch, context) pairs kept: batches up to 256 in one bucket of contexts
 
 
-@dataclass(slots=True)
-class Price:
-    """Price of a step of one batch, in seconds as measured at the start; times ``factor`` in seconds of now."""
+class Account:
+    """Stream-seconds that drafting may still lose, which bounds its loss over any period.
 
-    batch: int  # sequences
-    by_nodes: Seconds  # [n + 1]: with 0 to n nodes, without read-backs
-    reading: float  # added if anything is read back
-    read_row: float  # added for every row that is read back
-    factor: float = 1.0
-    extra: float = 0.0  # measured extra time of steps with nodes or read-backs
+    Every stream-second that passes adds ``share`` of itself, the time that drafts save is added, and the time that they
+    cost is subtracted. The account holds at most ``capacity`` plain steps, and is full at first. As nothing is spent
+    that it does not hold, drafting loses at most ``share`` of any period and ``capacity`` plain steps.
+    """
 
-    @property
-    def plain(self) -> float:
-        """Price without nodes and read-backs."""
-        return float(self.by_nodes[0])
+    def __init__(self, share: float, capacity: float) -> None:
+        self._share, self._capacity = share, capacity
+        self._held: float | None = None  # None: nothing was added
 
-    @property
-    def now(self) -> float:
-        """``plain`` in seconds of now."""
-        return self.factor * self.plain
+    def room(self, step: float) -> float:
+        """Return what may be lost now, where a plain step takes ``step`` stream-seconds."""
+        most = self._capacity * step
+        return most if self._held is None else min(self._held, most)
 
-    @property
-    def share(self) -> float:
-        """The share of one sequence in ``now``."""
-        return self.now / self.batch
+    def add(self, passed: float, gained: float, step: float) -> None:
+        """Add the stream-seconds that ``passed``, and what drafts ``gained`` in them; negative: lost."""
+        self._held = min(self.room(step) + self._share * passed + gained, self._capacity * step)
 
 
 @dataclass(slots=True)
 class _Correction:
-    """Correction of the prices of one bucket."""
+    """Corrections of one bucket."""
 
-    factor: float = 1.0  # of all steps
-    extra: float = 0.0  # as ``Price.extra``
+    factor: float
+    extra: float = 0.0  # seconds, before ``factor``, that a step with nodes or read-backs takes in addition
+    n_plain: int = 0  # plain steps observed
+    since_plain: int = 0  # other steps since then
 
-    def observe(self, step: StepTime, price: Price) -> None:
-        """Adapt to the time of a step; steps between other steps take longer than the repeated steps of the start."""
-        n_nodes = step.n_rows - step.n_sequences
-        expected = float(price.by_nodes[n_nodes])
-        if n_nodes or step.n_read:
-            expected += self.extra
-        if step.n_read:
-            expected += price.reading + price.read_row * step.n_read
-        ratio = min(max(step.seconds / expected, self.factor / OUTLIER), self.factor * OUTLIER)
-        surplus = (ratio / self.factor - 1.0) * expected
-        self.factor = min(max(self.factor + RATE * (ratio - self.factor), 1.0 / MOST), MOST)
-        if n_nodes or step.n_read:
-            self.extra = min(max(self.extra + EXTRA_RATE * surplus, 0.0), price.plain)
-        else:
-            self.extra -= EXTRA_DECAY * self.extra
+    @property
+    def is_plain_due(self) -> bool:
+        """Whether the next step must be plain; at first more often, until several have been averaged."""
+        return self.since_plain >= min(PLAIN_FIRST * (self.n_plain + 1), PLAIN_EVERY)
+
+
+@dataclass(slots=True)
+class Price:
+    """Price of a step of one batch."""
+
+    batch: int  # sequences
+    by_nodes: Seconds  # [n + 1]: with 0 to n nodes, without read-backs, before corrections
+    reading: float  # added if anything is read back
+    read_row: float  # added for every row that is read back
+    factor: float = 1.0
+    extra: float = 0.0
+
+    @property
+    def plain(self) -> float:
+        """Seconds of a plain step."""
+        return self.factor * float(self.by_nodes[0])
+
+    def between(self, n_nodes: int, more: int) -> float:
+        """Return by how much ``more`` nodes take longer than ``n_nodes``."""
+        return self.factor * float(self.by_nodes[more] - self.by_nodes[n_nodes])
+
+    def seconds(self, n_nodes: int, n_read: int) -> float:
+        """Return the seconds of a step with ``n_nodes``, of which ``n_read`` rows are read back."""
+        found = float(self.by_nodes[n_nodes])
+        if n_nodes or n_read:
+            found += self.extra + (self.reading + self.read_row * n_read if n_read else 0.0)
+        return self.factor * found
 
 
 class Prices:
-    """Prices of all batches, by measured costs; corrections are per (batch, context) bucket, in powers of two."""
+    """Prices of all batches; corrections are per bucket of batches and contexts, in powers of two."""
 
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
         self._known: dict[tuple[int, int], Price] = {}
-        self._can_gain: dict[tuple[int, int, int], bool] = {}
-        self._corrections: defaultdict[tuple[int, int], _Correction] = defaultdict(_Correction)
+        self._corrections: dict[tuple[int, int], _Correction] = {}
+        self._factor = 1.0  # the last one: a new bucket begins with it
 
     def of(self, batch: int, context: float, n_nodes: int) -> Price:
         """Return the price for ``batch`` sequences of ``context`` tokens each, with 0 to at least ``n_nodes`` nodes."""
@@ -90,32 +110,42 @@ class Prices:
                 self._known.clear()
             by_nodes = self._seconds(batch, bucket, np.arange(2 * n_nodes + 1))
             price = self._known[batch, bucket] = Price(batch, by_nodes, *self._costs.read_back)
-        correction = self._corrections[batch.bit_length(), bucket]
+        correction = self._correction(batch, context)
         price.factor, price.extra = correction.factor, correction.extra
         return price
 
     def prompt_seconds(self, n_tokens: int) -> float:
         """Return how long reading back the ids after a prompt takes."""
-        return self._costs.prompt_row * n_tokens
+        return self._factor * self._costs.prompt_row * n_tokens
 
-    def can_gain(self, batch: int, context: float, budget: int, margin: float) -> bool:
-        """Return whether right drafts of one or all requests, made in no time, add ``margin`` to tokens per second."""
-        key = batch, _bucket(context), budget
-        known = self._can_gain.get(key)
-        if known is None:
-            each = np.unique(np.geomspace(1, budget, 8).astype(np.int64))
-            nodes = np.union1d(each, batch * each)
-            seconds = self._seconds(batch, key[1], np.concatenate(([0], nodes)))
-            rate = (batch + nodes) / seconds[1:]
-            if len(self._can_gain) >= MOST_PRICES:
-                self._can_gain.clear()
-            known = self._can_gain[key] = bool(rate.max() > batch / seconds[0] * (1.0 + margin))
-        return known
+    def is_plain_due(self, batch: int, context: float) -> bool:
+        """Return whether the next step must be plain, because the plain price may be out of date."""
+        return self._correction(batch, context).is_plain_due
 
-    def observe(self, step: StepTime) -> None:
-        """Correct the prices of similar steps by the time of one."""
-        price = self.of(step.n_sequences, step.context, step.n_rows - step.n_sequences)
-        self._corrections[step.n_sequences.bit_length(), _bucket(step.context)].observe(step, price)
+    def observe(self, step: StepTime) -> Price:
+        """Correct the prices of similar steps by the time of one; return the price that was expected."""
+        n_nodes = step.n_rows - step.n_sequences
+        price = self.of(step.n_sequences, step.context, n_nodes)
+        correction = self._correction(step.n_sequences, step.context)
+        expected = price.seconds(n_nodes, step.n_read)
+        seconds = min(max(step.seconds, expected / OUTLIER), expected * OUTLIER)
+        if n_nodes or step.n_read:
+            limit = float(price.by_nodes[0])
+            extra = correction.extra + RATE * (seconds - expected) / correction.factor
+            correction.extra = min(max(extra, -0.5 * limit), limit)
+            correction.since_plain += 1
+        else:
+            correction.n_plain += 1
+            rate = max(RATE, 1.0 / (LOAD_WEIGHT + correction.n_plain))
+            correction.factor += rate * (seconds / expected - 1.0) * correction.factor
+            correction.since_plain, self._factor = 0, correction.factor
+        return price
+
+    def _correction(self, batch: int, context: float) -> _Correction:
+        key = batch.bit_length(), _bucket(context)
+        if key not in self._corrections:
+            self._corrections[key] = _Correction(self._factor)
+        return self._corrections[key]
 
     def _seconds(self, batch: int, bucket: int, nodes: npt.NDArray[np.int64]) -> Seconds:
         """Return the seconds with ``nodes`` ``[n]``, ascending, without read-backs."""

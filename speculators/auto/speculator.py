@@ -1,48 +1,147 @@
-"""``auto``: the sources propose drafts, and a cost model decides how many of their nodes are worth it.
+"""``auto``: drafts only what is expected to save time, from an account that bounds what it can lose.
 
-Every node has an estimated probability of being accepted: its path probability, calibrated by earlier drafts. It adds
-expected tokens, and time, by step times that were measured on this target (``speculators.auto.prices``). Over all
-requests that draft together, the number of most probable nodes is chosen that maximises
-
-    expected tokens per second = (B + sum of path probabilities) / (step(B, nodes, read-backs) + drafting)
-
-where ``B`` is the number of requests of a step, each of which commits one token anyway. Nothing is drafted if that is
-not above the rate of a step without drafts and read-backs.
-
-In every step a request is in one of three tiers (``speculators.auto.decisions``): *off*, drafting *from text* alone, or
-with *all* sources and the target's answers. After drafts that were not worth it a request backs off, twice as long
-after every failure, and looks back meanwhile (``speculators.auto.hindsight``). See docs/methods/auto.md.
+Every stream has one of three arms: *off* (plain decoding), *text* (sources that read only the text) and *all* sources.
+For each arm a stream knows how many tokens a step gained net of its cost, with its scope as the prior, and the best arm
+above zero drafts. The nodes of a step are shared out over all its drafts by measured step times
+(``speculators.auto.sharing``). Every step that is not plain is charged to an account (``speculators.auto.prices``), and
+nothing drafts whose worst outcome the account does not hold. The next arm is chosen after a step is sent (``settle``),
+while the target computes it. docs/methods/auto.md explains all of this on one page. The idea of an account is that of
+conservative bandits (Wu et al., ICML 2016, arXiv 1602.04282).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add, mul
+from time import perf_counter
+from typing import NamedTuple
 
-from msgspec.structs import replace as replace_struct
-
+from engine.errors import ConfigError
 from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView, Speculator, StepTime
 from engine.request import Request
 from engine.step_cost import StepCosts
-from speculators.auto import decisions
-from speculators.auto.config import AutoConfig
-from speculators.auto.hindsight import LookBack
-from speculators.auto.prices import Price, Prices
-from speculators.auto.proposal import Proposal
-from speculators.auto.requests import FIRST_WAIT, RequestState, ScopeState
+from speculators.auto.prices import OUTLIER, Account, Price, Prices
 from speculators.auto.sharing import share_out
-from speculators.auto.sources import Sources
-from speculators.auto.tiers import Tiers
+from speculators.auto.streams import (
+    ALL,
+    DEPTHS,
+    OFF,
+    PRIOR_STEPS,
+    STEPS_FADE,
+    TEXT,
+    DraftRecord,
+    ScopeState,
+    StreamState,
+)
 from speculators.method import Method, SpeculatorOptions
+from speculators.mixing.fault_isolation import FaultIsolated
+from speculators.mixing.merged import first_nodes, ranked
 from speculators.per_request import PerRequest
+from speculators.settings import Settings, setting
 from speculators.tenant_state import TenantState
 
-BATCH_PAUSE = 7  # steps without a draft after a batch in which none could be worth it
+CAPACITY = 4.0  # plain steps that drafting may lose at once: an unlucky run of drafts that pay ends within that
+TRIAL_CAPACITY = 2.0  # plain steps that trials may lose at once: enough for the first request of a server
+TRIAL = 8  # steps of a trial: sources that learn from answers draft well after some steps
+LOOK = 8  # tokens between two looks back: as many as a draft has
+FIRST_HOST = (0.0, 5e-6, 5e-5)  # seconds of host work per stream and step by arm, before any was measured
+HOST_RATE = 0.1  # weight of the newest step in measured host work
+HOST_OUTLIER = 4.0  # a measurement counts as at most this many times the usual one: a paused process takes longer
+LANE_RATE = 1 / 32  # weight of the newest step in the accepted tokens of all streams
+PROBE_GAIN = 0.35  # tokens a step that probes are expected to gain, before the first steps of a request
+
+NOT_WORTH_IT = Decision("off", "unlikely", False)  # no arm is expected to save time
+BUDGET = Decision("off", "budget", False)  # the account does not hold the worst outcome of a draft
+PLAIN_DUE = Decision("off", "price", False)  # a plain step measures the price of plain steps
+NOTHING = (NOT_WORTH_IT, Decision("text", "nothing", False), Decision("all", "nothing"))  # no node is worth it; by arm
+DRAFTS = (NOT_WORTH_IT, Decision("text", "drafts", False), Decision("all", "drafts"))
+TRIES = (NOT_WORTH_IT, Decision("text", "trial", False), Decision("all", "trial"))
 
 
-class Auto(PerRequest[RequestState]):
-    """Merges the drafts of its sources into one tree with the nodes that are worth it; all are without ``costs``."""
+@dataclass(frozen=True, slots=True)
+class AutoConfig(Settings):
+    """Settings of ``auto``."""
+
+    sources: tuple[str, ...] = setting((), "methods to choose from; by default the usual ones that have what they need")
+    retrieval: bool = setting(True, "whether spectra-retrieval is a source by default, if there are texts to look up")
+    loss: float = setting(0.01, "share of the time that drafting may lose to plain decoding", above=0, at_most=1)
+
+    def check(self) -> None:
+        if "auto" in self.sources:
+            raise ConfigError(f"sources is {self.sources!r}; it must not contain 'auto'")
+
+
+class Sources:
+    """The sources of both arms; their exceptions are caught.
+
+    The text arm has the sources that need nothing from the target and catch up with a text that they did not observe
+    (pld); without any, all that catch up and have no weights. The arm of all sources leaves out those that need nothing
+    if another source counts the text itself (``from_text``). Sources that serve some requests alone (predictions,
+    grammars) are in both arms of these requests.
+    """
+
+    def __init__(self, parts: Sequence[Speculator]) -> None:
+        assert parts, "nothing to choose from"
+        self.needs = reduce(Needs.merge, (part.needs for part in parts), Needs())
+        pairs = [(FaultIsolated(part), part) for part in parts]
+        self.every = [part for part, _ in pairs]
+        self.of_request = [(part, inner.serves) for part, inner in pairs if hasattr(inner, "serves")]
+        pairs = [(part, inner) for part, inner in pairs if not hasattr(inner, "serves")]
+        catching_up = [part for part, inner in pairs if part.catches_up and not getattr(inner, "has_weights", False)]
+        quick = [part for part in catching_up if part.needs == Needs()]
+        counts_text = any(inner.needs != Needs() and getattr(inner, "from_text", ()) for _, inner in pairs)
+        self.text = quick or catching_up
+        self.all = [part for part, _ in pairs if not (counts_text and part in quick)]
+        self.always_observing = [part for part in self.all if not part.catches_up]
+        self.later = [part for part in self.all if part.catches_up and part not in self.text]
+        self.at_once = [part for part, _ in pairs if part not in self.later]
+        self.observing = [part for part, inner in pairs if type(inner).observe is not Speculator.observe]
+        self.looking = [part for part, inner in pairs if part in self.text and hasattr(inner, "look_back")]
+        has_all = self.needs != Needs() or self.all != self.text
+        self.arms = (TEXT, ALL) if self.text and has_all else (TEXT,) if self.text else (ALL,)
+        self.reads_always = any(part.needs.node_top_k for part in self.always_observing)
+
+
+@dataclass(slots=True)
+class Proposal:
+    """What the sources propose for one request, and the nodes that are taken."""
+
+    view: RequestView
+    state: StreamState
+    budget: int  # nodes
+    draft: DraftRecord
+    branches: list[Branch] = field(default_factory=list)
+    taken: list[Branch] = field(default_factory=list)
+
+    @property
+    def n_to_ask(self) -> int:
+        """Nodes to ask for: finding candidates takes time, most of it for unlikely ones."""
+        return min(self.budget, int(2.0 * self.state.recent_nodes) + 8)
+
+    @property
+    def n_nodes(self) -> int:
+        return sum(len(branch.tokens) for branch in self.taken)
+
+    @property
+    def n_read(self) -> int:
+        """Rows that are read back."""
+        return 1 + self.n_nodes if self.draft.arm == ALL else 0
+
+
+class Observation(NamedTuple):
+    """The answer to one draft of a request."""
+
+    view: RequestView
+    state: StreamState
+    outcome: Outcome
+    draft: DraftRecord | None = None
+    is_learnt: bool = False  # whether the sources have observed it
+
+
+class Auto(PerRequest[StreamState]):
+    """Chooses arms and nodes; without ``costs`` all sources draft, and all of their nodes are taken."""
 
     name = "auto"
 
@@ -53,190 +152,327 @@ class Auto(PerRequest[RequestState]):
         self._sources = Sources(parts)
         self.needs = self._sources.needs
         self._prices = None if costs is None else Prices(costs)
-        self._config = config or AutoConfig()
+        loss = (config or AutoConfig()).loss
+        self._account, self._trials = Account(loss, CAPACITY), Account(loss / 2, TRIAL_CAPACITY)
         self._scopes: TenantState[ScopeState] = TenantState()
-        self._tiers = Tiers(self._sources, self._config)
-        self._look_back = LookBack(self.name, self._sources, self._config)
-        self._step: StepTime | None = None  # the last one
-        self._step_share = 0.0  # recent seconds of a step per request
-        self._is_full = False  # whether no draft could be worth it in the last batch
+        self._host = [*FIRST_HOST]  # seconds per stream and step, by arm
+        self._spent = [0.0, 0.0, 0.0]  # seconds of the last draft, by arm
+        self._n_asked = [0, 0, 0]
+        self._accepted = 0.0  # tokens per stream and step, lately
+        self._step = StepTime(0.0, 1, 1, 0.0)  # the last one
+        self._n_steps = 0
+        self._unsettled: list[Observation] = []
+
+    # -- requests ------------------------------------------------------------------------------------------------
 
     def needs_of(self, request: Request) -> Needs:
-        """Return what is read back for a request: not its prompt, where that takes longer than drafts would save."""
-        if self._prices is None or not self._step_share:
+        """Return what is read back for a request: its prompt only where drafts save more time than that takes."""
+        if self._prices is None or ALL not in self._sources.arms:
             return self.needs
-        if self._tiers.begins_with_text(self._step_share):
+        price, scope = self._price(1), self._scope(request)
+        assert price is not None
+        cost = self._prices.prompt_seconds(len(request.prompt))
+        saved = self._room(price)
+        if scope.gains[ALL].weight:
+            n_steps = min(scope.steps.value(request.params.max_tokens, 1.0), request.params.max_tokens)
+            saved = min(saved, max(scope.gain(ALL), 0.0) * n_steps * price.plain / price.batch)
+        if cost > saved:
             return replace(self.needs, prompt_top_k=0, drafts_first=False)
-        scope = self._scope(request)
-        saved = self._step_share * scope.expected_gain(request.params.max_tokens)
-        is_worth_it = not self._is_full and self._prices.prompt_seconds(len(request.prompt)) <= saved
-        return self.needs if scope.reads_prompt(is_worth_it) else replace(self.needs, prompt_top_k=0)
-
-    def new_state(self, view: RequestView) -> RequestState:
-        """Begin the request in all sources, or only in those that draft first if the others are expensive."""
-        first = self._sources.at_once if self._tiers.begins_with_text(self._step_share) else self._sources.every
-        for part in first:
-            part.begin(view)
-        return RequestState(self._scope(view.request), first, n_observed=len(view.context))
+        if self._n_steps:  # a pool that only answers this question sees no time pass
+            self._account.add(0.0, -price.batch * cost, price.batch * price.plain)
+        return self.needs
 
     def _scope(self, request: Request) -> ScopeState:
-        """Return the statistics of similar requests; a prediction changes what a request gains."""
+        """Return the experience of similar requests; a prediction changes what a request gains."""
         return self._scopes.of(f"{request.scope} predicted" if request.prediction else request.scope, ScopeState)
 
-    def _begin_others(self, view: RequestView, state: RequestState) -> None:
-        """Begin the request in the sources that have not begun it."""
-        if state.begun is not self._sources.every:
-            for part in self._sources.later:
-                part.begin(view)
-            state.begun = self._sources.every
+    def new_state(self, view: RequestView) -> StreamState:
+        own = [part for part, serves in self._sources.of_request if serves(view.request)]
+        for part in (*self._sources.at_once, *own):
+            part.begin(view)
+        state = StreamState(self._scope(view.request), own, n_looked=len(view.context))
+        self._choose([state], self._price(1))
+        return state
 
     def end(self, view: RequestView) -> None:
         state = self.states.pop(view.request_id, None)
         if state is not None:
-            state.shared.end(state)
-            for part in state.begun:
+            state.scope.steps.add(state.n_steps, STEPS_FADE)
+            for part in (*self._sources.at_once, *state.own, *(self._sources.later if state.has_begun_all else ())):
                 part.end(view)
 
-    def settle(self, views: Sequence[RequestView], outcomes: Sequence[Outcome], seconds: float) -> Collection[int]:
-        """Keep the tokens of resting requests for the next outcome, and count the steps of their rests."""
-        for view, outcome in zip(views, outcomes, strict=True):
-            state = self.states[view.request_id]
-            state.missed += outcome.tokens
-            state.n_resting -= len(outcome.tokens) > 0
-        return [view.request_id for view in views if self.states[view.request_id].n_resting <= 0]
+    def _begin_all(self, view: RequestView, state: StreamState) -> None:
+        """Begin the request in the sources that begin when all of them are asked for the first time."""
+        if not state.has_begun_all:
+            state.has_begun_all = True
+            for part in self._sources.later:
+                part.begin(view)
+
+    # -- before the next step is sent ----------------------------------------------------------------------------
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Update the statistics, and the sources that cannot catch up later or whose tier drafted."""
-        state = self.states[view.request_id]
-        if state.missed:
-            outcome = replace_struct(outcome, tokens=[*state.missed, *outcome.tokens])
-            state.missed = []
-        if outcome.step is not None and outcome.step is not self._step:
-            self._step = outcome.step
-            self._tiers.count_drafter(outcome.step.draft_seconds)
-            if self._prices is not None:
-                self._prices.observe(outcome.step)
-        is_prompt = outcome.n_read > 0 or outcome.prompt_top_ids is not None
-        if not is_prompt:
-            state.n_steps += 1 if len(outcome.tree) else len(outcome.tokens)  # of skipped steps, too
-        if len(outcome.tree):
-            state.observe(outcome, self._sources.text_names)
-        if not (state.observes_next or is_prompt):
-            for part in self._sources.always_observing:
-                part.observe(view, outcome)
-            return
-        if outcome.prompt_top_ids is not None:
-            self._begin_others(view, state)
-        began = time.perf_counter()
-        for part in state.begun:
-            part.observe(view, outcome)
-        state.n_observed = len(view.context)
-        if not is_prompt:  # prompts are observed whether or not anything is drafted
-            self._tiers.count_learning(state, time.perf_counter() - began)
+        self.observe_batch((view,), (outcome,))
+
+    def observe_batch(self, views: Sequence[RequestView], outcomes: Sequence[Outcome]) -> None:
+        """Let the sources observe the outcomes on which the next drafts depend; the others are left to ``settle``."""
+        if self._unsettled:
+            self.settle((), (), 0.0)
+        learning: list[Observation] = []
+        for view, outcome in zip(views, outcomes, strict=True):
+            state = self.states[view.request_id]
+            learns = state.arm == ALL or outcome.prompt_top_ids is not None
+            one = Observation(view, state, outcome, state.draft, learns)
+            self._unsettled.append(one)
+            if learns:
+                self._begin_all(view, state)
+                learning.append(one)
+        if learning:
+            began = perf_counter()
+            _observe(learning, self._sources.observing)
+            self._spent[ALL] += perf_counter() - began
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         return self.propose_batch((view,), (budget,))[0]
 
     def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
-        """Return the nodes that are worth it over all requests together, with the decision about each request."""
-        drafts: list[list[Branch]] = [Draft() for _ in views]
-        if not views:
-            return drafts
-        step = self._step
-        batch = len(views) if step is None else max(len(views), step.n_sequences)
-        context = len(views[0].context) if step is None else step.context
-        if self._prices is not None and max(budgets) > 0:
-            self._is_full = not self._prices.can_gain(batch, context, max(budgets), self._config.margin)
-            if self._is_full:
-                return [self._off(self.states[view.request_id], decisions.BATCH_TOO_LARGE, None) for view in views]
-        price = None if self._prices is None else self._prices.of(batch, context, self._config.reserve)
-        self._step_share = 0.0 if price is None else price.share
-        asked: list[Proposal] = []
-        for i, (view, budget) in enumerate(zip(views, budgets, strict=True)):
-            state = self.states[view.request_id]
-            if budget <= 0:
-                continue
-            if state.pause and not self._look_back.ends_pause(view, state, price, self._tiers.clock(state).seconds):
-                drafts[i] = self._off(state, decisions.BACKS_OFF, price)
-            else:
-                asked.append(Proposal(i, view, state, budget))
+        """Return the nodes that save the most time over all requests together, with the decision about each request."""
+        states = [self.states[view.request_id] for view in views]
+        highest, reason = self._highest_arm([state.arm for state in states])
+        drafts: list[list[Branch]] = []
+        asked: dict[int, Proposal] = {}
+        for view, state, budget in zip(views, states, budgets, strict=True):
+            arm = min(state.arm, highest) if budget > 0 else OFF
+            state.draft, state.rests = None, state.arm == OFF and not self._sources.always_observing
+            if arm in self._sources.arms:
+                state.draft = DraftRecord(arm)
+                asked[len(drafts)] = Proposal(view, state, budget, state.draft)
+            drafts.append(self._no_draft(NOT_WORTH_IT if state.arm == OFF or budget <= 0 else reason, state.rests))
         if asked:
-            self._draft(asked, price, context, drafts)
+            proposals = [*asked.values()]
+            self._ask(proposals)
+            self._take(proposals)
+            for place, proposal in asked.items():
+                drafts[place] = _drafted(proposal)
         return drafts
 
-    def _off(self, state: RequestState, decision: Decision, price: Price | None) -> Draft:
-        """Return an empty draft; without sources that observe every step, the request also skips its next steps."""
-        state.observes_next = False
-        is_full = decision is decisions.BATCH_TOO_LARGE
-        drafts_next = not is_full and self._tiers.drafts_ahead(state, price)
-        if self._sources.always_observing:
-            if not self._sources.can_pause:
-                decision = decision._replace(reads_back=True)
-            return Draft((), decision, drafts_next=drafts_next and not state.pause)
-        state.n_resting = BATCH_PAUSE if is_full else state.skip_steps()
-        return Draft((), decision, state.n_resting > 0, drafts_next)
+    def _no_draft(self, decision: Decision, rests: bool) -> Draft:
+        if self._sources.reads_always:
+            decision = decision._replace(reads_back=True)
+        return Draft((), decision, rests, drafts_next=False)
 
-    def _draft(self, asked: list[Proposal], price: Price | None, context: float, drafts: list[list[Branch]]) -> None:
-        """Set the drafts of all requests that are asked; ``price`` is of a step with few nodes."""
-        self._tiers.choose(asked, price)
-        for proposal in asked:
-            if proposal.all_draft:
-                self._begin_others(proposal.view, proposal.state)
-        began = time.perf_counter()
-        gathered = self._tiers.gather(asked)
-        for proposal in asked:
-            proposal.rank(self.name)
-        n_most, bucket = sum(proposal.n_nodes for proposal in asked), 0
-        if price is not None and self._prices is not None:
-            price, bucket = self._prices.of(price.batch, context, n_most), price.batch.bit_length()
-        self._share(asked, price)
-        n_taken = sum(sum(proposal.counts) for proposal in asked)
-        for proposal in asked:
-            drafts[proposal.place] = self._decide(proposal, price, n_taken, bucket)
-        self._tiers.count_drafting(gathered, time.perf_counter() - began)
+    def _price(self, batch: int, n_nodes: int = 16) -> Price | None:
+        """Return the price of the next step, with ``batch`` drafts or more; None: no step was measured."""
+        if self._prices is None:
+            return None
+        return self._prices.of(max(batch, self._step.n_sequences), self._step.context, n_nodes)
 
-    def _share(self, asked: list[Proposal], price: Price | None) -> None:
-        """Set the counts of all proposals."""
-        lists = [(proposal, ranked) for proposal in asked for ranked in proposal.ranked]
-        reaches = [ranked.reach for _, ranked in lists]
-        counts = [len(reach) for reach in reaches]
-        if price is not None and any(counts):
-            reads_back = [proposal.all_draft for proposal, _ in lists]
-            counts = share_out(reaches, reads_back, price, self._tiers.seconds(asked), self._config.margin)
-        for (proposal, _), count in zip(lists, counts, strict=True):
-            proposal.counts.append(count)
+    def _highest_arm(self, arms: Sequence[int]) -> tuple[int, Decision]:
+        """Return the highest arm whose worst outcome the account holds, and the reason why no higher one is allowed."""
+        price = self._price(len(arms))
+        if price is None or not any(arms):
+            return ALL, BUDGET
+        if self._prices is not None and self._prices.is_plain_due(price.batch, self._step.context):
+            return OFF, PLAIN_DUE
+        room, n_text, n_all = self._room(price), arms.count(TEXT), arms.count(ALL)
+        reading = price.seconds(0, n_all) - price.plain
+        if reading + n_text * self._host[TEXT] + n_all * self._host[ALL] <= room:
+            return ALL, BUDGET
+        return (TEXT if (n_text + n_all) * self._host[TEXT] <= room else OFF), BUDGET
 
-    def _decide(self, proposal: Proposal, price: Price | None, n_taken: int, bucket: int) -> Draft:
-        """Return the draft of a request; if it is empty, the request backs off."""
-        state = proposal.state
-        branches = proposal.take(price, n_taken)
-        state.n_observed = len(proposal.view.context)
-        if not branches:
-            draft = self._failed(proposal, price, bucket)
-            state.shared.count(bucket, False)
-            return draft
-        state.shared.count(bucket, True)
-        state.observes_next = proposal.all_draft or self._sources.text_learns
-        decision = decisions.DRAFTS_FROM_TEXT
-        if proposal.all_draft:
-            decision = decisions.DRAFTS_FROM_ALL if state.next_wait == FIRST_WAIT else decisions.PROBES_ALL
-        return Draft(branches, decision, drafts_next=self._tiers.drafts_ahead(state, price))
+    def _ask(self, asked: Sequence[Proposal]) -> None:
+        """Set the branches of all proposals."""
+        for arm, parts in ((TEXT, self._sources.text), (ALL, self._sources.all)):
+            members = [one for one in asked if one.draft.arm == arm]
+            if not members:
+                continue
+            began = perf_counter()
+            views, budgets = [one.view for one in members], [one.n_to_ask for one in members]
+            if arm == ALL:
+                for one in members:
+                    self._begin_all(one.view, one.state)
+            for part in parts:
+                for one, branches in zip(members, part.propose_batch(views, budgets), strict=True):
+                    one.branches += branches
+            for one in members:
+                for part in one.state.own:
+                    one.branches += part.propose(one.view, one.n_to_ask)
+            self._spent[arm] += perf_counter() - began
+            self._n_asked[arm] += len(members)
 
-    def _failed(self, proposal: Proposal, price: Price | None, bucket: int) -> Draft:
-        """Back off after a draft that is not worth it, and return an empty one."""
-        state = proposal.state
-        if proposal.ranked and not self._sources.all_look_back:
-            # Sources that cannot look back would never be tried again if old observations kept their weight.
-            for calibrations in (state.shared.calibrations, state.calibrations):
-                calibrations[state.all_draft].fade(1 + int(state.next_pause))
-        self._tiers.count_failure(proposal, price)
-        state.fail(bucket, self._tiers.clock(state).pause(self._config.longest_pause, self._config.overhead, price))
-        self._look_back.begin_pause(state, price)
-        if state.pause:
-            return self._off(state, decisions.NOT_WORTH_IT if proposal.ranked else decisions.NO_PROPOSAL, price)
-        state.observes_next = proposal.all_draft or self._sources.text_learns
-        decision = decisions.OBSERVES if proposal.all_draft else decisions.NOT_WORTH_IT
-        return Draft((), decision, drafts_next=self._tiers.drafts_ahead(state, price))
+    def _take(self, asked: Sequence[Proposal]) -> None:
+        """Take the nodes that are worth it over all proposals."""
+        price = self._price(len(asked), sum(len(branch.tokens) for one in asked for branch in one.branches))
+        drafts = [
+            (one, branch)
+            for one in asked
+            for branch in ranked(self.name, [branch for branch in one.branches if not branch.probe], one.budget)
+        ]
+        counts, claimed = [len(branch.tokens) for _, branch in drafts], [[0.0] * DEPTHS] * len(drafts)
+        if price is not None and drafts:
+            limit = price.plain + self._room(price) - sum(map(mul, self._host, self._n_asked))
+            reads = [one.draft.arm == ALL for one, _ in drafts]
+            factors = [one.state.factors for one, _ in drafts]
+            n_read = sum(one.draft.arm == ALL for one in asked)
+            branches = [branch for _, branch in drafts]
+            counts, claimed = share_out(branches, factors, reads, n_read, price, self._token(price), limit)
+        for (one, branch), count, claims in zip(drafts, counts, claimed, strict=True):
+            if count:
+                one.taken.append(first_nodes(branch, count))
+                one.draft.claimed = [*map(add, one.draft.claimed, claims)]
+        n_taken = sum(counts)
+        for one in asked:
+            one.state.recent_nodes = max(float(one.n_nodes), 0.75 * one.state.recent_nodes + 0.25 * one.n_nodes)
+            n_taken += self._take_probes(one, price, n_taken)
+        if price is not None:
+            self._set_costs(asked, price)
+
+    def _take_probes(self, proposal: Proposal, price: Price | None, n_taken: int) -> int:
+        """Take the first probes, as long as they cost less than all sources gain; return how many nodes they have.
+
+        A probe claims nothing: it fills dictionaries from which later drafts come.
+        """
+        room, n = proposal.budget - proposal.n_nodes, 0
+        gain = proposal.state.gains[ALL].value(PROBE_GAIN, PRIOR_STEPS)
+        for probe in proposal.branches:
+            if not probe.probe:
+                continue
+            more = n + len(probe.tokens)
+            if more > room or (price and price.between(n_taken, n_taken + more) > gain * self._token(price)):
+                break
+            proposal.taken.append(probe)
+            n = more
+        return n
+
+    def _set_costs(self, asked: Sequence[Proposal], price: Price) -> None:
+        """Set by how many seconds each draft delays the step: host work, and its part of nodes and read-backs."""
+        rows = [one.n_nodes + one.n_read for one in asked]
+        added = price.seconds(sum(one.n_nodes for one in asked), sum(one.n_read for one in asked)) - price.plain
+        for one, n in zip(asked, rows, strict=True):
+            one.draft.cost = self._host[one.draft.arm] + added * n / max(sum(rows), 1)
+            if one.state.trial:
+                self._trials.add(0.0, -price.batch * one.draft.cost, price.batch * price.plain)
+
+    def _token(self, price: Price) -> float:
+        """Return what one more token is worth: the seconds in which the streams of a step make one now."""
+        return price.plain / price.batch / (1.0 + self._accepted)
+
+    def _room(self, price: Price) -> float:
+        """Return by how many seconds the account allows the next step to be longer than a plain one."""
+        return self._account.room(price.batch * price.plain) / price.batch
+
+    # -- while the target computes -------------------------------------------------------------------------------
+
+    def settle(self, views: Sequence[RequestView], outcomes: Sequence[Outcome], seconds: float) -> Collection[int]:
+        """Charge the account, learn, and choose the next arms; return the requests whose rest ends."""
+        seen, self._unsettled = self._unsettled, []
+        for view, outcome in zip(views, outcomes, strict=True):
+            seen.append(Observation(view, self.states[view.request_id], outcome))
+        seen = [one for one in seen if one.view.request_id in self.states]
+        late = [one for one in seen if not one.is_learnt]
+        if late:
+            answered = [one for one in late if one.state.has_begun_all and len(one.outcome.top_ids)]
+            _observe(answered, self._sources.observing)
+            _observe([one for one in late if one not in answered], self._sources.always_observing)
+        price = self._price(len(seen))
+        if price is None:
+            return ()
+        self._charge(seen, price, seconds)
+        for one in seen:
+            self._count(one, price)
+        self._look_back(seen, price)
+        self._choose([one.state for one in seen], price)
+        woken = [one for one in seen if one.state.rests and one.state.arm]
+        for one in woken:
+            one.state.rests = False
+        return [one.view.request_id for one in woken]
+
+    def _charge(self, seen: Sequence[Observation], price: Price, seconds: float) -> None:
+        """Charge the account with the step that was answered, and with the host work before the one that runs now."""
+        assert self._prices is not None
+        rest = max(seconds - sum(self._spent), 0.0) / max(sum(self._n_asked), 1)
+        for arm in (TEXT, ALL):
+            if self._n_asked[arm]:
+                taken = min(self._spent[arm] / self._n_asked[arm] + rest, HOST_OUTLIER * self._host[arm])
+                self._host[arm] += HOST_RATE * (taken - self._host[arm])
+        self._spent, self._n_asked = [0.0, 0.0, 0.0], [0, 0, 0]
+        self._account.add(0.0, -price.batch * seconds, price.batch * price.plain)
+        step = next((one.outcome.step for one in seen if one.outcome.step is not None), self._step)
+        if step is self._step:
+            return
+        self._step, self._n_steps = step, self._n_steps + 1
+        mine = [one.outcome for one in seen if one.outcome.step is step]
+        n_nodes, n_read = sum(len(one.tree) for one in mine), sum(len(one.top_ids) for one in mine)
+        expected = self._prices.observe(step)
+        known = expected.seconds(step.n_rows - step.n_sequences, step.n_read)
+        others = known - expected.seconds(n_nodes, n_read)  # what the drafts of other methods add is not ours
+        passed = step.n_sequences * (min(step.seconds, OUTLIER * known) - others + step.draft_seconds)
+        n_tokens = sum(len(one.tokens) for one in mine) + step.n_sequences - len(mine)
+        self._accepted += LANE_RATE * (n_tokens / step.n_sequences - 1.0 - self._accepted)
+        plain = self._prices.of(step.n_sequences, step.context, 0).plain
+        gained = n_tokens * plain - passed if n_nodes or n_read else 0.0
+        self._account.add(passed, gained, step.n_sequences * plain)
+        self._trials.add(passed, 0.0, step.n_sequences * plain)
+
+    def _count(self, one: Observation, price: Price) -> None:
+        """Count what a step gained its request."""
+        if one.outcome.n_read:
+            return  # a chunk of a prompt
+        one.state.n_steps += 1
+        if one.draft is not None:
+            n_accepted = len(one.outcome.accepted)
+            one.state.count(one.draft.arm, n_accepted - one.draft.cost * price.batch / price.plain)
+            one.state.calibrate(one.draft, n_accepted)
+
+    def _look_back(self, seen: Sequence[Observation], price: Price) -> None:
+        """Count what a draft from the text would have gained where it was not asked for one, ``LOOK`` tokens ago."""
+        due: list[Observation] = []
+        for one in seen:
+            n = len(one.view.context)
+            if one.draft is not None and one.draft.arm == TEXT:
+                one.state.n_looked = n
+            elif n - one.state.n_looked >= LOOK:
+                one.state.n_looked = n
+                due.append(one)
+        for part in self._sources.looking if due else ():
+            found = part.look_back([one.view for one in due], [LOOK] * len(due))
+            node = price.between(0, LOOK) / LOOK
+            for one, (n_drafted, n_right) in zip(due, found, strict=True):
+                cost = self._host[TEXT] + node * min(n_drafted, n_right + 1)
+                one.state.count(TEXT, n_right - cost * price.batch / price.plain)
+
+    def _choose(self, states: Sequence[StreamState], price: Price | None) -> None:
+        """Choose the arms of the next drafts; start trials of the arm that is not known otherwise."""
+        arms, tried = self._sources.arms, self._sources.arms[-1]
+        if price is None:
+            for state in states:
+                state.arm = tried
+            return
+        step = price.batch * price.plain
+        for state in states:
+            state.choose(arms)
+            if state.arm == tried:
+                state.last_trial = self._n_steps
+        idle = [state for state in states if state.arm != tried]
+        if idle and self._trials.room(step) > 0.0:  # one at a time: its cost is known only when it has drafted
+            min(idle, key=lambda state: state.last_trial).try_arm(tried, TRIAL, self._n_steps)
+
+
+def _observe(learning: Sequence[Observation], parts: Sequence[FaultIsolated]) -> None:
+    if not learning:
+        return
+    views, outcomes = [one.view for one in learning], [one.outcome for one in learning]
+    for part in parts:
+        part.observe_batch(views, outcomes)
+    for one in learning:
+        for part in one.state.own:
+            part.observe(one.view, one.outcome)
+
+
+def _drafted(proposal: Proposal) -> Draft:
+    arm, state = proposal.draft.arm, proposal.state
+    decision = (TRIES if state.trial else DRAFTS if proposal.taken else NOTHING)[arm]
+    state.trial = max(state.trial - 1, 0)
+    return Draft(proposal.taken, decision, drafts_next=arm == ALL)
 
 
 def _source_names(settings: AutoConfig, options: SpeculatorOptions) -> list[str]:

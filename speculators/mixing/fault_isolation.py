@@ -82,13 +82,21 @@ class FaultIsolated(Speculator):
         drafts = dict(zip(drafting, found, strict=True))
         return [drafts.get(i, []) for i in range(len(views))]
 
-    def repeated(self, view: RequestView, longest: int) -> int | None:
-        """Return how many last tokens of the context, at most ``longest``, occur earlier in the same order.
-
-        Methods that draft only what is repeated have this; None for others.
+    def look_back(self, views: Sequence[RequestView], distances: Sequence[int]) -> Sequence[tuple[int, int]]:
+        """Return for each request how many tokens the method would have drafted ``distance`` tokens ago, and how many
+        of them, from the first on, equal what followed. Nothing for methods that cannot say, and after an exception.
         """
-        repeated: Callable[[RequestView, int], int] | None = getattr(self._inner, "repeated", None)
-        return None if repeated is None else self._call(view, repeated, 0, longest)
+        look_back: Callable[..., Any] | None = getattr(self._inner, "look_back", None)
+        known = [i for i, view in enumerate(views) if view.request_id not in self._failed]
+        found = [(0, 0)] * len(views)
+        if look_back is not None and known:
+            try:
+                pairs = look_back([views[i] for i in known], [distances[i] for i in known])
+                for i, (n_drafted, n_right) in zip(known, pairs, strict=True):
+                    found[i] = int(n_drafted), int(n_right)
+            except Exception:
+                logger.exception("%s failed to look back for %d requests", self.name, len(known))
+        return found
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         if view.request_id not in self._failed:

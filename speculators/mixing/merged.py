@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from engine.best_first.lists import best_nodes, parents_among, path_probabilities
 from engine.protocol import Branch
 from engine.tree import ROOT, TokenTree
 from speculators.mixing.estimates import Claims
+
+DEFAULT_CLAIM = 0.5  # probability of a node that was drawn, or whose source claims nothing; calibration corrects it
 
 Probability = Callable[[str, int, "float | None"], float]  # source, depth, its own estimate -> estimate of a node
 
@@ -55,6 +59,7 @@ class MergedDrafts:
             parents_among(kept, self.parents),
             scores=[self.scores[node] for node in kept],
             proposers=[tuple(self.claims[node]) for node in kept],
+            reach=[reach[node] for node in kept],
         )
 
     def claims_of(self, tree: TokenTree) -> list[Claims]:
@@ -64,3 +69,37 @@ class MergedDrafts:
             above = ROOT if parent == ROOT else nodes[parent]
             nodes.append(None if above is None else self._nodes.get((above, token)))
         return [{} if node is None else self.claims[node] for node in nodes]
+
+
+def ranked(name: str, branches: Sequence[Branch], budget: int) -> list[Branch]:
+    """Return branches of which any number of first nodes are the ones to keep; each has its ``reach``.
+
+    Branches that were drawn from ``q`` keep their order: the acceptance test is valid for draws, not for a choice among
+    them. All others become one, of the ``budget`` most probable nodes; ``name`` is of the speculator that merges.
+    """
+    drawn = [branch for branch in branches if branch.q is not None]
+    best = _best_of(name, [branch for branch in branches if branch.q is None], budget)
+    found = drawn if best is None else [*drawn, best]
+    return [branch if branch.reach is not None else _with_reach(branch) for branch in found]
+
+
+def _best_of(name: str, branches: Sequence[Branch], budget: int) -> Branch | None:
+    if len(branches) == 1 and (branches[0].reach is not None or branches[0].parents is None):
+        return branches[0]
+    merged = MergedDrafts(name)
+    for branch in branches:
+        merged.add(branch, lambda source, depth, claim: DEFAULT_CLAIM if claim is None else claim)
+    return merged.best(budget)
+
+
+def _with_reach(branch: Branch) -> Branch:
+    claims = branch.scores if branch.scores is not None and branch.q is None else [DEFAULT_CLAIM] * len(branch.tokens)
+    return replace(branch, reach=path_probabilities(branch.above, claims))
+
+
+def first_nodes(branch: Branch, count: int) -> Branch:
+    """Return the first ``count`` nodes of a branch."""
+    if count == len(branch.tokens):
+        return branch
+    lists = {name: getattr(branch, name) for name in ("tokens", "parents", "q", "scores", "proposers", "reach")}
+    return replace(branch, **{name: values[:count] for name, values in lists.items() if values is not None})

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.protocol import Branch, Needs, RequestView
+from engine.request import Request
 from speculators.method import Method
 from speculators.per_request import PerRequest
 from speculators.prediction.alignment import Alignment
@@ -34,11 +35,15 @@ class Prediction(PerRequest[Alignment]):
     name = "prediction"
     needs = Needs()
     catches_up = True  # a draft reads the output since the last one
-    drafts_in_every_tier = True  # knows tokens that sources which count the context do not
 
     def __init__(self, config: PredictionConfig | None = None) -> None:
         super().__init__()
         self._config = config or PredictionConfig()
+
+    @staticmethod
+    def serves(request: Request) -> bool:
+        """Return whether the request has a prediction."""
+        return bool(request.prediction)
 
     def new_state(self, view: RequestView) -> Alignment:
         ids = np.array(view.request.prediction or [], np.int32)

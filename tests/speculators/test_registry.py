@@ -13,7 +13,7 @@ from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import BatchSpeculator, Needs, Speculator
 from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
-from speculators.auto.config import AutoConfig
+from speculators.auto.speculator import AutoConfig
 from speculators.corpus.rest import RestConfig
 from speculators.draft_model.config import DraftModelConfig
 from speculators.method import SpeculatorOptions
@@ -208,7 +208,7 @@ REFUSED: list[tuple[type, dict[str, list[Any]]]] = [
     (AnpdConfig, {"ngram": [1, 33], "draft_tokens": [0], "max_nodes": [0], "level_weight": [0.5, 1e7]}),
     (AnpdConfig, {"escape": [-1.0], "min_path": [1.0], "near_path": [-0.1], "max_places": [0]}),
     (AnpdConfig, {"near_places": [-1], "prompt_window": [-1]}),
-    (AutoConfig, {"longest_pause": [0], "margin": [-0.1, 1.0, NAN], "sources": [("pld", "auto")]}),
+    (AutoConfig, {"loss": [0.0, -0.1, 1.5, NAN], "sources": [("pld", "auto")]}),
     (CombinationConfig, {"probe_share": [-0.1, 1.5]}),
     (DraftModelConfig, {"draft_tokens": [0], "tree_nodes": [-1], "tree_beam": [0], "prefill_chunk": [0]}),
     (DraftModelConfig, {"block_size": [0], "kv_gib": [0.0, NAN]}),

@@ -13,7 +13,7 @@ from app.composition.speculation import speculator_options
 from app.config.errors import config_of
 from app.config.serve import ServeConfig
 from engine.errors import ConfigError, UnknownMethodError
-from speculators.auto.config import AutoConfig
+from speculators.auto.speculator import AutoConfig
 from speculators.mixing.combined import CombinationConfig
 from speculators.ngrams.suffix import SuffixConfig
 from speculators.peers.goose import GooseConfig
@@ -23,8 +23,8 @@ from speculators.successors.token_recycling import TokenRecyclingConfig
 
 SETTINGS: dict[str, tuple[dict[str, Any], Settings]] = {
     "auto": (
-        {"margin": 0.1, "longest_pause": 8, "sources": ["pld"]},
-        AutoConfig(sources=("pld",), longest_pause=8, margin=0.1),
+        {"loss": 0.02, "sources": ["pld"]},
+        AutoConfig(sources=("pld",), loss=0.02),
     ),
     "successors": (
         {"top_k": 4, "text_orders": [1, 2], "shared": True},
@@ -36,8 +36,8 @@ SETTINGS: dict[str, tuple[dict[str, Any], Settings]] = {
     "combination": ({"probe_share": 0.5}, CombinationConfig(0.5)),
 }
 WRONG = [
-    ("auto", "margin", "much"),
-    ("auto", "longest_pause", 0),
+    ("auto", "loss", "much"),
+    ("auto", "loss", 0),
     ("auto", "sources", ["auto"]),
     ("successors", "top_k", 0),
     ("successors", "text_orders", [2, 1]),

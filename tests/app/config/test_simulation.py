@@ -18,7 +18,7 @@ from app.inputs.prompts import encode_chat
 from app.inputs.tokenizers import load_tokenizer
 from engine.errors import ConfigError
 from engine.simulated.profile import PROFILES, PipelineProfile
-from speculators.auto.config import AutoConfig
+from speculators.auto.speculator import AutoConfig
 
 
 def configured(**flags: Any) -> ServeConfig:
@@ -40,9 +40,9 @@ def test_stages_and_sources_of_auto_follow_from_the_profile_unless_they_are_give
     files = {router_options(config).cost_file for config in served}
     assert len(files - {""}) == 3  # times of simulated steps are not kept for a real target
     assert speculator_options(plain).settings_of(AutoConfig).sources == ("suffix",)  # only methods that read text alone
-    given = configured(simulate="flat10", auto='{"sources": ["pld"], "longest_pause": 2}')
+    given = configured(simulate="flat10", auto='{"sources": ["pld"], "loss": 0.02}')
     chosen = speculator_options(given).settings_of(AutoConfig)
-    assert (chosen.sources, chosen.longest_pause) == (("pld",), 2)
+    assert (chosen.sources, chosen.loss) == (("pld",), 0.02)
     (tmp_path / "own.json").write_text('{"base_s": 0.02, "stages": 3, "link_bytes_per_s": 1.25e9}')
     own = configured(simulate=str(tmp_path / "own.json"))
     simulation = target_options(own).simulation

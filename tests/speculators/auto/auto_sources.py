@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from msgspec.structs import replace
+
 from engine.composer import compose
-from engine.protocol import Branch, Needs, Outcome, RequestView
+from engine.protocol import Branch, Needs, Outcome, RequestView, StepTime
 from engine.step_cost import StepCosts
-from speculators.auto.config import AutoConfig
-from speculators.auto.prices import Prices
-from speculators.auto.sharing import share_out
-from speculators.auto.sources import FIRST_DRAFTING
+from engine.top_ids import NO_TOP_IDS
 from speculators.auto.speculator import Auto
 from speculators.testing import HashTarget
 from tests.speculators.drafts import Scripted, view
@@ -73,10 +72,12 @@ class TextSource(FakeSource):
 
 
 class AutoRun:
-    """Requests that decode side by side, in the steps of one batch."""
+    """Requests that decode side by side, in the steps of one batch, which take what ``costs`` say."""
 
-    def __init__(self, speculator: Auto, n: int = 1, first: int = 0, target: HashTarget = TARGET) -> None:
-        self.speculator, self.target = speculator, target
+    def __init__(
+        self, speculator: Auto, n: int = 1, first: int = 0, target: HashTarget = TARGET, costs: StepCosts = FREE
+    ) -> None:
+        self.speculator, self.target, self.costs = speculator, target, costs
         self.requests = [make_request(first + i) for i in range(n)]
         self.rows: list[int] = []  # of every step
         self.resting: set[int] = set()
@@ -89,41 +90,48 @@ class AutoRun:
         return sum(len(request.context) - request.n_prompt for request in self.requests)
 
     def step(self, budget: int = 32) -> list[int]:
-        """Nodes per request. As in the scheduler, the speculator settles resting requests, and neither drafts for them
-        nor observes them."""
+        """Return the nodes per request; as in the scheduler, a resting request is neither asked nor observed."""
         asked = [request for request in self.requests if request.request_id not in self.resting]
         found = self.speculator.propose_batch(asked, [budget] * len(asked)) if asked else []
-        drafts = {request.request_id: branches for request, branches in zip(asked, found, strict=True)}
-        sizes: list[int] = []
-        settled: list[tuple[RequestView, Outcome]] = []
-        for request in self.requests:
-            number = request.request_id
-            branches = drafts.get(number, ())
-            if number in drafts:
-                self.decisions[number].append(branches.decision)
-                self.resting |= {number} if branches.rests else set()
-            else:
-                self.decisions[number].append(self.decisions[number][-1])
-            tree = compose(branches, budget)
+        drafts = {request.request_id: draft for request, draft in zip(asked, found, strict=True)}
+        self.resting |= {number for number, draft in drafts.items() if draft.rests}
+        trees = [compose(drafts.get(request.request_id, ()), budget) for request in self.requests]
+        outcomes: dict[int, Outcome] = {}
+        reads = []
+        for request, tree in zip(self.requests, trees, strict=True):
+            draft = drafts.get(request.request_id)
+            self.decisions[request.request_id].append(None if draft is None else draft.decision)
             outcome = self.target.score(request.context.view.tolist(), tree)
-            request.context.extend(outcome.tokens)
-            if number in self.resting:
-                settled.append((request, outcome))
-            else:
-                self.speculator.observe(request, outcome)
-            sizes.append(len(tree))
-        self.resting -= (
-            {*self.speculator.settle(*([*column] for column in zip(*settled, strict=True)), 0.0)} if settled else set()
-        )
+            reads.append(draft is not None and (draft.decision is None or draft.decision.reads_back))
+            outcomes[request.request_id] = outcome if reads[-1] else replace(outcome, top_ids=NO_TOP_IDS)
+        sizes = [len(tree) for tree in trees]
         self.rows.append(len(sizes) + sum(sizes))
+        n_read = sum(1 + size for size, is_read in zip(sizes, reads, strict=True) if is_read)
+        reading, read_row = self.costs.read_back
+        seconds = float(self.costs.seconds(len(sizes), [self.rows[-1]])[0])
+        seconds -= reading * (not n_read) + read_row * (self.rows[-1] - n_read)
+        took = StepTime(seconds, len(sizes), self.rows[-1], 10.0, n_read)
+        outcomes = {number: replace(outcome, step=took) for number, outcome in outcomes.items()}
+        for request in asked:
+            if request.request_id not in self.resting:
+                request.context.extend(outcomes[request.request_id].tokens)
+                self.speculator.observe(request, outcomes[request.request_id])
+        self._settle({number: outcomes[number] for number in self.resting})
         return sizes
+
+    def _settle(self, resting: dict[int, Outcome]) -> None:
+        requests = [request for request in self.requests if request.request_id in resting]
+        for request in requests:
+            request.context.extend(resting[request.request_id].tokens)
+        outcomes = [resting[request.request_id] for request in requests]
+        self.resting -= set(self.speculator.settle(requests, outcomes, 0.0))
 
     def steps(self, n: int, budget: int = 32) -> list[int]:
         """Nodes of all requests together, step by step."""
         return [sum(self.step(budget)) for _ in range(n)]
 
     def decided(self, n: int) -> list[Any]:
-        """Decisions about the first request in ``n`` steps."""
+        """Decisions about the first request in ``n`` steps; None: it rested."""
         self.steps(n)
         return self.decisions[self.requests[0].request_id]
 
@@ -134,19 +142,3 @@ class AutoRun:
 
 def make_request(number: int = 0) -> RequestView:
     return view([number % VOCAB, 3 * number % VOCAB, 7], number, VOCAB)
-
-
-def run_step(auto: Auto, request: RequestView, budget: int = 32) -> Any:
-    """The draft of one step whose outcome is observed."""
-    draft = auto.propose(request, budget)
-    outcome = TARGET.score(request.context.view.tolist(), compose(draft, budget))
-    request.context.extend(outcome.tokens)
-    auto.observe(request, outcome)
-    return draft
-
-
-def shared_out(costs: StepCosts, reaches: list[list[float]], batch: int, margin: float | None = None) -> list[int]:
-    """Nodes per draft, if drafting takes the time assumed at first and nothing is read back."""
-    price = Prices(costs).of(batch, 0, sum(map(len, reaches)))
-    margin = AutoConfig().margin if margin is None else margin
-    return share_out(reaches, [False] * len(reaches), price, FIRST_DRAFTING * len(reaches), margin)

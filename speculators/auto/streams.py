@@ -1,0 +1,149 @@
+"""What ``auto`` knows about a stream and its scope: what each arm gained there, and how far claims came true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from speculators.mixing.fault_isolation import FaultIsolated
+
+DEPTHS = 6  # depths with a calibration of their own; the last one includes all deeper ones
+OFF, TEXT, ALL = range(3)  # arms: decode plainly, sources that read only the text, all sources
+
+OWN_FADE = 15 / 16  # of a stream's older steps per step: its text changes its nature within some 16 steps
+IDLE_FADE = 63 / 64  # of a stream's steps of an arm per step without it: after some 64 its scope counts again
+SCOPE_FADE = 255 / 256  # of a scope's older steps per step of a stream
+PRIOR_STEPS = 4.0  # weight of the scope against a stream's own steps
+MOST_PRIOR = 0.5  # tokens a step that a scope may promise: a stream that gains nothing is off after some 16 steps
+FIRST_TEXT = 0.1  # tokens a step that the text promises in a scope without experience: asking it costs a tenth of that
+STEPS_FADE = 7 / 8  # of older requests' steps per request of a scope
+CLAIM_FADE = 0.97  # of older claims per step
+PRIOR_CLAIMS = 4.0  # weight of the scope against a stream's own claims, in claimed tokens
+LEAST_FACTOR, MOST_FACTOR = 0.02, 8.0  # a factor outside says that the source does not know its own probabilities
+
+
+@dataclass(slots=True)
+class Mean:
+    """A mean of values of which older ones count less."""
+
+    total: float = 0.0
+    weight: float = 0.0
+
+    def add(self, value: float, fade: float) -> None:
+        self.total = self.total * fade + value
+        self.weight = self.weight * fade + 1.0
+
+    def fade(self, share: float) -> None:
+        self.total *= share
+        self.weight *= share
+
+    def value(self, prior: float, weight: float) -> float:
+        """Return the mean, with ``weight`` values of ``prior`` before the others."""
+        return (prior * weight + self.total) / (weight + self.weight)
+
+
+class Calibration:
+    """Claimed and true acceptances by depth, ``[DEPTHS]`` each."""
+
+    __slots__ = ("claimed", "hits")
+
+    def __init__(self) -> None:
+        self.claimed, self.hits = [0.0] * DEPTHS, [0.0] * DEPTHS
+
+    def add(self, claimed: Sequence[float], n_accepted: int) -> None:
+        """Add one step: what its nodes claimed, and that the first ``n_accepted`` depths were accepted."""
+        for depth in range(DEPTHS):
+            hit = float(n_accepted > depth) if depth < DEPTHS - 1 else float(max(n_accepted - depth, 0))
+            self.claimed[depth] = CLAIM_FADE * self.claimed[depth] + claimed[depth]
+            self.hits[depth] = CLAIM_FADE * self.hits[depth] + hit
+
+    def factors(self, scope: Calibration) -> list[float]:
+        """Return hits per claimed hit by depth; ``scope`` counts as ``PRIOR_CLAIMS`` claims."""
+        found = []
+        for claimed, hits, all_claimed, all_hits in zip(
+            self.claimed, self.hits, scope.claimed, scope.hits, strict=True
+        ):
+            prior = PRIOR_CLAIMS * (1.0 + all_hits) / (1.0 + all_claimed)
+            found.append(min(max((prior + hits) / (PRIOR_CLAIMS + claimed), LEAST_FACTOR), MOST_FACTOR))
+        return found
+
+
+class ScopeState:
+    """Experience of all requests of a scope, by arm."""
+
+    __slots__ = ("calibrations", "gains", "steps")
+
+    def __init__(self) -> None:
+        self.gains = [Mean(), Mean(), Mean()]  # net tokens per step
+        self.calibrations = [Calibration(), Calibration(), Calibration()]
+        self.steps = Mean()  # of a request
+
+    def gain(self, arm: int) -> float:
+        """Return the net tokens per step that an arm promises to a new request."""
+        prior = FIRST_TEXT if arm == TEXT else 0.0
+        return min(self.gains[arm].value(prior, 1.0), MOST_PRIOR)
+
+
+@dataclass(slots=True)
+class DraftRecord:
+    """A draft, until its answer is counted."""
+
+    arm: int
+    claimed: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)  # acceptances that its nodes claim, by depth
+    cost: float = 0.0  # seconds by which it delays its step
+
+
+@dataclass(slots=True)
+class StreamState:
+    """One request. Gains are net tokens per step: accepted nodes minus the cost of drafting, in plain tokens."""
+
+    scope: ScopeState
+    own: Sequence[FaultIsolated]  # sources that serve this request and not all
+    arm: int = OFF  # of the next draft
+    draft: DraftRecord | None = None  # the last one; None: no source was asked
+    rests: bool = False  # whether the speculator is not asked until the request wakes
+    trial: int = 0  # steps left of a trial of ``arm``
+    last_trial: int = -1  # step of the controller before which the arm of trials was chosen last
+    n_looked: int = 0  # tokens of the context up to which the text was looked back at
+    n_steps: int = 0
+    recent_nodes: float = 16.0  # nodes that were worth it; rises at once and falls slowly
+    has_begun_all: bool = False
+    gains: list[Mean] = field(default_factory=lambda: [Mean(), Mean(), Mean()])  # by arm
+    calibrations: list[Calibration] = field(default_factory=lambda: [Calibration(), Calibration(), Calibration()])
+    factors: list[float] = field(default_factory=lambda: [1.0] * DEPTHS)  # of claims of the next draft
+
+    def gain(self, arm: int) -> float:
+        """Return the net tokens per step that are expected of an arm."""
+        return self.gains[arm].value(self.scope.gain(arm), PRIOR_STEPS)
+
+    def count(self, arm: int, gain: float) -> None:
+        """Count a step of an arm that gained so many tokens net."""
+        self.gains[arm].add(gain, OWN_FADE)
+        self.scope.gains[arm].add(gain, SCOPE_FADE)
+
+    def calibrate(self, draft: DraftRecord, n_accepted: int) -> None:
+        """Compare what a draft claimed with the number of its nodes that were accepted."""
+        if any(draft.claimed):
+            for calibrations in (self.calibrations, self.scope.calibrations):
+                calibrations[draft.arm].add(draft.claimed, n_accepted)
+
+    def choose(self, arms: Sequence[int]) -> None:
+        """Choose the arm of the next draft, of ``arms`` without OFF; a trial keeps its own."""
+        if not self.trial:
+            best = max(arms, key=self.gain, default=OFF)
+            self.arm = best if best and self.gain(best) > 0.0 else OFF
+        for arm in arms:
+            if arm != self.arm:
+                self.gains[arm].fade(IDLE_FADE)
+        self.set_factors()
+
+    def try_arm(self, arm: int, n_steps: int, now: int) -> None:
+        """Draft by an arm for ``n_steps`` steps, whatever it is expected to gain, and believe what it claims."""
+        self.arm, self.trial, self.last_trial = arm, n_steps, now
+        self.set_factors()
+
+    def set_factors(self) -> None:
+        """Calibrate the next draft by all drafts of its arm."""
+        if self.arm:
+            found = self.calibrations[self.arm].factors(self.scope.calibrations[self.arm])
+            self.factors = [max(factor, 1.0) for factor in found] if self.trial else found
