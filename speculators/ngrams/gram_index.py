@@ -108,7 +108,7 @@ def _prefetch_new(index: GramIndex, stage: int) -> None:
     for n in range(1, min(index.shortest + n_orders, place + 2)):
         mixed, order = _mix(mixed, text[place + 1 - n]), n - index.shortest
         if order >= 0:
-            at = np.int64(mixed >> np.uint64(8) & np.uint64(heads.shape[1] - 1))
+            at = np.int64(mixed >> np.uint64(32) & np.uint64(heads.shape[1] - 1))
             found = _position(heads[order, at]) if stage else NONE
             if stage == 0:
                 prefetch(heads, order * heads.shape[1] + at)
@@ -124,7 +124,7 @@ def _link(text: IntArray, heads: LongArray, links: IntArray, place: int, n: int,
     """Link the gram of ``n`` tokens that ends at ``place``."""
     mark = mixed >> np.uint64(32)
     mask = np.uint64(len(heads) - 1)
-    at = mixed >> np.uint64(8) & mask
+    at = mark & mask
     previous = NONE
     while heads[at] != 0:
         found = _position(heads[at])
@@ -142,6 +142,19 @@ def _link(text: IntArray, heads: LongArray, links: IntArray, place: int, n: int,
         links[place, RANK] = links[previous, RANK] + 1
         links[place, FAR] = links[far, FAR] if is_double else previous
         links[place, HOP] = 2 * hop + 1 if is_double else 1
+
+
+@compiled_in_place
+def move_heads(heads: LongArray, larger: LongArray) -> None:
+    """Copy the entries of hash tables to larger ones, which are empty."""
+    mask = np.uint64(larger.shape[1] - 1)
+    for order in range(len(heads)):
+        for head in heads[order]:
+            if head != 0:
+                at = np.uint64(head) >> np.uint64(32) & mask
+                while larger[order, at] != 0:
+                    at = (at + np.uint64(1)) & mask
+                larger[order, at] = head
 
 
 @compiled_in_place

@@ -10,7 +10,17 @@ from engine.protocol import RequestView
 from engine.sampling.keys import GOLDEN64, U64
 from engine.tree import IntArray
 from retrieval_store.index.addresses import addresses_of
-from speculators.ngrams.gram_index import AMOUNT, EXAMPLE, LENGTH, N_COLUMNS, N_KNOWN, N_WORDS, GramIndex, LongArray
+from speculators.ngrams.gram_index import (
+    AMOUNT,
+    EXAMPLE,
+    LENGTH,
+    N_COLUMNS,
+    N_KNOWN,
+    N_WORDS,
+    GramIndex,
+    LongArray,
+    move_heads,
+)
 from speculators.ngrams.gram_search import NO_ROOM
 
 Kernel = Callable[[LongArray, LongArray, int, int, IntArray], int]
@@ -94,15 +104,19 @@ class GramIndexes:
         self._views, self._amounts = [*views], []
 
     def _make_room(self, views: Sequence[RequestView]) -> None:
-        """Adapt the indexes of texts that have outgrown theirs; if their links have no room, all are made anew."""
+        """Enlarge the indexes of texts that have outgrown theirs."""
         for view in views:
-            slot, length, text = self._slots[view.request_id], len(view.context), view.context.array
-            index = self._indexes[slot]._replace(text=text, n_known=int(self._words[slot, N_KNOWN]))
+            slot, length = self._slots[view.request_id], len(view.context)
+            n_known = int(self._words[slot, N_KNOWN])
+            index = self._indexes[slot]._replace(text=view.context.array, n_known=n_known)
             if length > len(index.links):
-                size = 1 << (2 * length + length // 2 + 64).bit_length()
+                most = min(view.n_prompt + view.request.params.max_tokens, 2 * length)
+                size = 1 << (2 * max(most, length + length // 4, 32) - 1).bit_length()
                 heads = np.zeros((self._n_orders, size), np.int64)
                 links = np.empty((size // 2, self._n_orders, 4), np.int32)
-                index = index._replace(heads=heads, links=links, n_known=0)
+                links[:n_known] = index.links[:n_known]
+                move_heads(index.heads, heads)
+                index = index._replace(heads=heads, links=links)
             self._set(slot, index)
 
     def _set(self, slot: int, index: GramIndex) -> None:
