@@ -259,6 +259,9 @@ class DraftPool(Protocol):
     def needs(self, method: str, request: Request | None = None) -> Needs:
         """Return the needs of a method, or of a request for it; raise UnknownMethodError."""
 
+    def can_settle(self, method: str) -> bool:
+        """Whether a method works after the send, too; raise UnknownMethodError."""
+
     def begin(self, request_id: int, request: Request, vocab_size: int) -> None:
         """Add a request to the speculator of ``request.method``."""
 

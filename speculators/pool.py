@@ -47,6 +47,14 @@ class SpeculatorPool:
         """
         return self._speculator(method).needs_of(request)
 
+    def can_settle(self, method: str) -> bool:
+        """Return whether a method works after the send, too (``engine.protocol.Settling``).
+
+        Raises:
+            UnknownMethodError: the method is unknown or not available.
+        """
+        return self._speculator(method).can_settle
+
     def begin(self, request_id: int, request: Request, vocab_size: int) -> None:
         """Admit a request; its context is the prompt and the output that was emitted already.
 

@@ -77,7 +77,7 @@ class ActorDraftClient:
 
     Args:
         actors: handles of ``SpeculatorActor``.
-        pool: a local pool that answers ``needs`` only.
+        pool: a local pool that answers ``needs`` and ``can_settle`` only.
         vocab_size: of the target.
         timeout: seconds a draft may take before the step continues without it.
     """
@@ -88,6 +88,7 @@ class ActorDraftClient:
         self._vocab_size = vocab_size
         self._timeout = timeout
         self._live: set[int] = set()  # requests that have begun and not ended
+        self._settling: set[int] = set()  # of these, requests of methods that settle
         self._up_to_date: set[int] = set()  # requests whose actor has all of their text
         self._late_calls: dict[int, asyncio.Future[Any]] = {}  # actor -> the call that it did not answer in time
 
@@ -96,6 +97,8 @@ class ActorDraftClient:
 
     def begin(self, sequence: LiveSequence) -> None:
         self._live.add(sequence.seq)
+        if self._pool.can_settle(sequence.request.method):
+            self._settling.add(sequence.seq)
         if self._actor_of(sequence.seq) not in self._late_calls:
             self._begin(sequence)
 
@@ -134,11 +137,13 @@ class ActorDraftClient:
         return drafts
 
     async def settle(self, draft_round: DraftRound, seconds: float) -> Collection[int]:
-        """Settle with one concurrent call per actor; requests whose actor does not know them rest no longer."""
+        """Settle with one concurrent call per actor; requests whose actor does not know them rest no longer.
+
+        Actors are called for requests that rest or drafted, but not for drafts of methods that do not settle.
+        """
         ended: set[int] = set()
-        calls: dict[int, list[tuple[int, Outcome]]] = {
-            self._actor_of(seq): [] for seq in draft_round.budgets if seq in self._up_to_date
-        }
+        settling = self._settling & self._up_to_date & draft_round.budgets.keys()
+        calls: dict[int, list[tuple[int, Outcome]]] = {self._actor_of(seq): [] for seq in settling}
         for seq, outcome in draft_round.resting_outcomes:
             if seq in self._up_to_date:
                 calls.setdefault(self._actor_of(seq), []).append((seq, outcome))
@@ -188,6 +193,7 @@ class ActorDraftClient:
     def end(self, sequence: LiveSequence) -> None:
         self._up_to_date.discard(sequence.seq)
         self._live.discard(sequence.seq)
+        self._settling.discard(sequence.seq)
         self._actors[self._actor_of(sequence.seq)].end.remote(sequence.seq)
 
     async def n_live(self) -> int:

@@ -35,6 +35,7 @@ class FaultIsolated(Speculator):
         self._observer = inner if isinstance(inner, BatchObserver) else None
         self.can_observe_batch = self._observer is not None
         self._settling = inner if isinstance(inner, Settling) else None
+        self.can_settle = self._settling is not None
         self._has_failed_to_settle = False
         self.name = inner.name
         self.needs = inner.needs

@@ -8,6 +8,8 @@ import pytest
 
 from deployments.router.drafting import InlineDraftClient
 from deployments.router.speculator_actors import ActorDraftClient
+from engine.scheduling.drafting import DraftRound
+from engine.scheduling.sequence import Sequence
 from speculators.pool import SpeculatorPool
 from tests.deployments.conftest import RunningRequest, Serving, job_of, patient
 from tests.deployments.router.router_fakes import FakeActor
@@ -44,6 +46,19 @@ def check_learnt(speculator: Resting, answers: list[RunningRequest]) -> None:
         learnt, text = speculator.learnt[seq], answer.token_ids
         assert learnt == text[: len(learnt)]
         assert len(text) - len(learnt) <= 3
+
+
+@pytest.mark.parametrize(("method", "is_called"), [("pld", False), ("resting", True)])
+async def test_an_actor_is_called_after_the_send_only_for_methods_that_settle(method: str, is_called: bool) -> None:
+    speculator = Resting([0])
+    client = actor_client(actor_of(speculator))
+    sequence = Sequence.of(0, job_of(0, method))
+    client.begin(sequence)
+    draft_round = DraftRound(budgets={0: 8}, drafting=[sequence])
+    await client.draft(draft_round)
+    assert await client.settle(draft_round, 0.5) == set()
+    assert speculator.seconds == ([0.5] if is_called else [])
+    client.end(sequence)
 
 
 @pytest.mark.parametrize("in_actor", [False, True])
