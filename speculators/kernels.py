@@ -62,5 +62,8 @@ def _draft_once() -> None:
     share_out([Branch([1], "", reach=[0.5])], [[1.0] * DEPTHS], [True], 1, Price(1, np.ones(2), 0.0, 0.0), 1.0, 1.0)
     MemoryIndex([[1, 2]])  # compiles queries: the first snapshot may arrive while requests run
     view.context.extend([1])
-    speculator.observe(view, Outcome([1], EMPTY_TREE, (), TopIds(np.array([-1], np.int32), ids, logprobs)))
+    outcome = Outcome([1], EMPTY_TREE, (), TopIds(np.array([-1], np.int32), ids, logprobs))
+    speculator.observe(view, outcome)
+    speculator.observe_batch([view], [outcome])
+    speculator.propose_batch([view], [2])
     speculator.end(view)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 from numba.np import arrayobj
@@ -82,6 +83,25 @@ def opener(example: _T) -> Callable[[Addresses], _T]:
 
     opening: Callable[[Addresses], _T] = opened
     return opening
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def prefetch(typing_context: Any, array: Any, place: Any) -> Any:
+    """For compiled code: start loading the cache line of element ``place`` of a contiguous array, counted flat.
+
+    It never waits, and a place outside the array does no harm.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        line = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [line.type, number, number, number])
+        load = builder.module.declare_intrinsic("llvm.prefetch", [line.type], kind)
+        builder.call(load, [line, number(0), number(3), number(1)])  # a read, kept in all caches, of data
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
 
 
 def _array(context: Any, builder: Any, kind: Any, address: Any, shape: list[Any]) -> Any:

@@ -42,7 +42,7 @@ def make_successor_tree(n: int) -> SuccessorTree:
 
 
 _EXAMPLE = make_successor_tree(1)
-_tree_at = opener(_EXAMPLE)
+tree_at = opener(_EXAMPLE)
 
 
 def addresses_of_tree(tree: SuccessorTree) -> Addresses:
@@ -61,18 +61,37 @@ def draft(
     noise_key: Any,
 ) -> int:
     """Count ``context[n_learnt:]``, then grow a tree of path probabilities above ``least``; return its size."""
-    model, tree, sampling = model_at(model_address), _tree_at(tree_address), Sampling(temperature, noise_key)
+    model, tree, sampling = model_at(model_address), tree_at(tree_address), Sampling(temperature, noise_key)
     learn_text(model.text, context, n_learnt)
-    fill_tail(tree.tails[0], context, len(context))
-    grown = tree.grown
-    begin_tree(grown)
-    row = next_row(grown, budget, least)
+    row = begin_draft(tree, context, budget, least)
     while row != NONE:
-        if row > 0:
-            extend_tail(tree.tails[row], tree.tails[grown.parents[row - 1] + 1], grown.tokens[row - 1])
-        most = min(MAX_CHILDREN, budget - grown.progress[0])  # further children could not become nodes
-        _find_children(model, tree, row, most, sampling, len(context) + grown.depths[row])
-        row = next_row(grown, budget, least)
+        find_children(model, tree, row, budget, sampling, len(context))
+        row = next_row_with_tail(tree, budget, least)
+    return finish_draft(tree)
+
+
+@compiled_in_place
+def begin_draft(tree: SuccessorTree, context: IntArray, budget: int, least: float) -> int:
+    """Leave the root alone in the tree, the end of ``context``; return the first row that needs children, or NONE."""
+    fill_tail(tree.tails[0], context, len(context))
+    begin_tree(tree.grown)
+    return next_row(tree.grown, budget, least)
+
+
+@compiled_in_place
+def next_row_with_tail(tree: SuccessorTree, budget: int, least: float) -> int:
+    """Append nodes, and return the row whose children are needed next, with its tail; NONE if the tree is finished."""
+    grown = tree.grown
+    row = next_row(grown, budget, least)
+    if row > 0:
+        extend_tail(tree.tails[row], tree.tails[grown.parents[row - 1] + 1], grown.tokens[row - 1])
+    return row
+
+
+@compiled_in_place
+def finish_draft(tree: SuccessorTree) -> int:
+    """Set the proposers of all nodes; return the number of nodes."""
+    grown = tree.grown
     n = grown.progress[0]
     for node in range(n):
         tree.proposers[node] = _rank_sources(tree.child_parts[grown.parents[node] + 1, grown.ranks[node]])
@@ -80,11 +99,13 @@ def draft(
 
 
 @compiled_in_place
-def _find_children(
-    model: SuccessorModel, tree: SuccessorTree, row: int, most: int, sampling: Sampling, position: int
+def find_children(
+    model: SuccessorModel, tree: SuccessorTree, row: int, budget: int, sampling: Sampling, n_context: int
 ) -> None:
-    """Set the children of a row to its ``most`` most probable successors, best first."""
+    """Set the children of a row to its most probable successors, best first."""
     grown, candidates = tree.grown, model.candidates
+    position = n_context + grown.depths[row]
+    most = min(MAX_CHILDREN, budget - grown.progress[0])  # further children could not become nodes
     least = WORTHLESS / grown.reach[row] if sampling.temperature == 0.0 else 0.0  # noise may lift any candidate
     mix_successors(model, tree.tails[row], least)
     weigh_draws(candidates, sampling, position)

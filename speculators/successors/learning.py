@@ -35,7 +35,7 @@ def learn_prompt(
     for i in range(len(ids)):
         fill_tail(tail, context, start + i + 1)
         put_successors(model.target, tail, ids[i], weights[i])
-    _remember_recent(model, ids[-64:], weights[-64:], decay)
+    remember_recent(model, ids[-64:], weights[-64:], decay, False)
 
 
 @compiled
@@ -58,32 +58,41 @@ def learn_step(
     The tree of ``tokens`` and ``parents`` grew on ``context[:n_before]``; ``context[n_learnt:]`` is counted.
     """
     model = model_at(address)
+    tails = np.empty((len(tokens) + 1, TAIL), np.int32)
+    fill_tree_tails(tails, context, n_before, tokens, parents)
     if rate > 0.0:
-        _adapt_trusts(model, context, n_seen, rate)
+        adapt_trusts(model, context, n_seen, rate)
     if len(nodes):
-        tails = np.empty((len(tokens) + 1, TAIL), np.int32)
-        fill_tail(tails[0], context, n_before)
-        for node in range(len(tokens)):
-            extend_tail(tails[node + 1], tails[parents[node] + 1], tokens[node])
         model.target.clock[0] += 1
         for i in range(len(nodes)):
             put_successors(model.target, tails[nodes[i] + 1], ids[i], weights[i])
-        # The last rows weigh most, and the most probable nodes come first.
-        _remember_recent(model, np.ascontiguousarray(ids[::-1]), np.ascontiguousarray(weights[::-1]), decay)
+        remember_recent(model, ids, weights, decay, True)  # the most probable nodes come first
     learn_text(model.text, context, n_learnt)
 
 
 @compiled_in_place
-def _remember_recent(model: SuccessorModel, ids: IntArray, weights: FloatArray, decay: float) -> None:
-    """Add the best ids of all rows to the recent tokens; the last rows weigh most."""
+def fill_tree_tails(tails: IntArray, context: IntArray, n_before: int, tokens: IntArray, parents: IntArray) -> None:
+    """Set ``tails`` to the last tokens at the root and at every node of a tree that grew on ``context[:n_before]``."""
+    fill_tail(tails[0], context, n_before)
+    for node in range(len(tokens)):
+        extend_tail(tails[node + 1], tails[parents[node] + 1], tokens[node])
+
+
+@compiled_in_place
+def remember_recent(
+    model: SuccessorModel, ids: IntArray, weights: FloatArray, decay: float, first_weighs_most: bool
+) -> None:
+    """Add the best ids of all rows to the recent tokens; the first rows weigh most, or the last ones."""
     candidates = model.candidates
     clear_candidates(candidates)
-    fade = decay ** len(ids)
+    n = len(ids)
+    fade = decay**n
     for i in range(len(model.recent_ids)):
         if model.recent_ids[i] != NONE:
             add_candidate(candidates, model.recent_ids[i], model.recent_weights[i] * fade, TARGET_SOURCE)
-    for row in range(len(ids) - 1, -1, -1):  # the last rows first: if room runs out, the least weight is left out
-        fade = (1.0 - decay) * decay ** (len(ids) - 1 - row)
+    for place in range(n):  # the largest weights first: if room runs out, the smallest are left out
+        row = place if first_weighs_most else n - 1 - place
+        fade = (1.0 - decay) * decay**place
         for i in range(min(ids.shape[1], RECENT_WIDTH)):
             add_candidate(candidates, ids[row, i], weights[row, i] * fade, TARGET_SOURCE)
     for rank in range(rank_candidates(candidates, len(model.recent_ids))):
@@ -92,7 +101,7 @@ def _remember_recent(model: SuccessorModel, ids: IntArray, weights: FloatArray, 
 
 
 @compiled
-def _adapt_trusts(model: SuccessorModel, context: IntArray, first: int, rate: float) -> None:
+def adapt_trusts(model: SuccessorModel, context: IntArray, first: int, rate: float) -> None:
     """Move the trusts towards what would have predicted ``context[first:]``: one step of online EM per token."""
     tail = np.empty(TAIL, np.int32)
     orders = np.empty(MOST_ROWS, np.int32)

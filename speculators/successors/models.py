@@ -9,11 +9,12 @@ import numpy as np
 
 from engine.protocol import RequestView
 from retrieval_store.index.addresses import Addresses, addresses_of, opener
+from speculators.successors.arena import Arena
 from speculators.successors.candidates import make_candidates
 from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
 from speculators.successors.corpora import make_lookup
 from speculators.successors.mix import SuccessorModel, initial_trusts
-from speculators.successors.table import NONE, clear_table, make_table, table_size
+from speculators.successors.table import NONE, bytes_of_table, clear_table, make_table, table_size
 from speculators.successors.vocabulary import VocabularyRows
 from speculators.tenant_state import TenantState
 
@@ -90,9 +91,11 @@ class SuccessorModels:
         """Return an empty model for a text of ``n_tokens``."""
         config = self._config
         text_rows, target_rows = self._rows(n_tokens)
+        text_width, target_width = config.text_width, config.top_k
+        arena = Arena(bytes_of_table(text_rows, text_width) + bytes_of_table(target_rows, target_width))
         return SuccessorModel(
-            text=make_table(text_rows, config.text_width, self._text_orders),
-            target=make_table(target_rows, config.top_k, self._target_orders),
+            text=make_table(text_rows, text_width, self._text_orders, arena),
+            target=make_table(target_rows, target_width, self._target_orders, arena),
             vocabulary=self._vocabulary,
             lookup=self._lookup,
             trusts=initial_trusts(),

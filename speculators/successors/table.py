@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from engine.compiled import compiled, compiled_in_place
 from engine.tree import FloatArray, IntArray
+from speculators.successors.arena import ARENA_LINE, Arena
 
 TAIL = 8  # tokens of a context that a key can hold; the longest order
 WAYS = 4
@@ -44,14 +45,22 @@ def flags_of(orders: tuple[int, ...]) -> IntArray:
     return np.array([order in orders for order in range(TAIL + 1)], np.int32)
 
 
-def make_table(n_rows: int, width: int, orders: tuple[int, ...]) -> Table:
+def bytes_of_table(n_rows: int, width: int) -> int:
+    """Return the bytes of an arena that a table takes."""
+    return table_size(n_rows) * (16 + 8 * width) + 4 * ARENA_LINE
+
+
+def make_table(n_rows: int, width: int, orders: tuple[int, ...], arena: Arena | None = None) -> Table:
     """Return an empty table for about ``n_rows`` rows."""
     size = table_size(n_rows)
+    arena = arena or Arena(bytes_of_table(n_rows, width))
+    keys = arena.take((size,), np.uint64)
+    keys.fill(0)
     return Table(
-        keys=np.zeros(size, np.uint64),
-        slots=np.empty((size, 2), np.int32),
-        ids=np.empty((size, width), np.int32),
-        weights=np.empty((size, width), np.float32),
+        keys=keys,
+        slots=arena.take((size, 2), np.int32),
+        ids=arena.take((size, width), np.int32),
+        weights=arena.take((size, width), np.float32),
         orders=np.array(orders, np.int32),
         has=flags_of(orders),
         clock=np.zeros(1, np.int32),
@@ -79,9 +88,15 @@ def hash_tail(tail: IntArray, order: int) -> Any:
 
 
 @compiled_in_place
+def bucket_of(table: Table, key: Any) -> int:
+    """Return the first of the WAYS slots that may hold ``key``."""
+    return int(key >> np.uint64(1)) & (len(table.keys) - 1) & ~(WAYS - 1)
+
+
+@compiled_in_place
 def find(table: Table, key: Any) -> int:
     """Return the row of ``key``, or NONE."""
-    first = int(key >> np.uint64(1)) & (len(table.keys) - 1) & ~(WAYS - 1)
+    first = bucket_of(table, key)
     for slot in range(first, first + WAYS):
         if table.keys[slot] == key:
             return int(table.slots[slot, 0])
@@ -89,14 +104,14 @@ def find(table: Table, key: Any) -> int:
 
 
 @compiled_in_place
-def claim(table: Table, key: Any) -> int:
-    """Return the row of ``key``; add an empty one if it has none."""
-    first = int(key >> np.uint64(1)) & (len(table.keys) - 1) & ~(WAYS - 1)
+def _place(table: Table, key: Any) -> Any:
+    """Return (row of ``key``, whether it was added); the successors of an added row are those of another key."""
+    first = bucket_of(table, key)
     taken = first
     for slot in range(first, first + WAYS):
         if table.keys[slot] == key:
             table.slots[slot, 1] = table.clock[0]
-            return int(table.slots[slot, 0])
+            return int(table.slots[slot, 0]), False
         if table.keys[slot] == 0:
             taken = slot
             table.slots[slot, 0] = table.used[0]
@@ -106,10 +121,42 @@ def claim(table: Table, key: Any) -> int:
             taken = slot
     table.keys[taken] = key
     table.slots[taken, 1] = table.clock[0]
-    row = int(table.slots[taken, 0])
-    for i in range(table.ids.shape[1]):
-        table.ids[row, i] = NONE
-    return row
+    return int(table.slots[taken, 0]), True
+
+
+@compiled_in_place
+def claim(table: Table, key: Any) -> int:
+    """Return the row of ``key``; add an empty one if it has none."""
+    row, added = _place(table, key)
+    if added:
+        for i in range(table.ids.shape[1]):
+            table.ids[row, i] = NONE
+    return int(row)
+
+
+@compiled_in_place
+def claim_to_write(table: Table, key: Any) -> int:
+    """Return the row of ``key``, added if it has none; the caller replaces its successors (``write_row``)."""
+    row, _ = _place(table, key)
+    return int(row)
+
+
+@compiled_in_place
+def write_row(table: Table, row: int, order: int, ids: IntArray, weights: FloatArray) -> None:
+    """Set the successors of a context of ``order`` tokens to ``ids`` and ``weights`` ``[k]``, best first.
+
+    Orders above 1 keep the best NARROW: successors of a long context are few, and every copy costs time.
+    """
+    width = table.ids.shape[1]
+    n = min(len(ids), width)
+    if order > 1:
+        n = min(n, NARROW)
+    for i in range(n):
+        table.ids[row, i] = ids[i]
+    for i in range(n):
+        table.weights[row, i] = weights[i]
+    if n < width:
+        table.ids[row, n] = NONE
 
 
 @compiled_in_place
@@ -161,20 +208,9 @@ def _count_successor(table: Table, row: int, token: int) -> None:
 
 @compiled_in_place
 def put_successors(table: Table, tail: IntArray, ids: IntArray, weights: FloatArray) -> None:
-    """Replace the rows of a context in all orders by the target's ``ids`` and ``weights`` ``[k]``, best first.
-
-    Orders above 1 keep the best NARROW: successors of a long context are few, and every copy costs time.
-    """
-    n = min(len(ids), table.ids.shape[1])
+    """Replace the rows of a context in all orders by the target's ``ids`` and ``weights`` ``[k]``, best first."""
     for order in table.orders:
         key = hash_tail(tail, order)
         if key == 0:
             break
-        row = claim(table, key)
-        if order > 1:
-            n = min(n, NARROW)
-        for i in range(n):
-            table.ids[row, i] = ids[i]
-            table.weights[row, i] = weights[i]
-        if n < table.ids.shape[1]:
-            table.ids[row, n] = NONE
+        write_row(table, claim_to_write(table, key), order, ids, weights)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.compiled import compiled_in_place
-from retrieval_store.index.addresses import addresses_of, opener
+from retrieval_store.index.addresses import addresses_of, opener, prefetch
 
 
 class Inner(NamedTuple):
@@ -69,3 +69,14 @@ def test_compiled_code_sees_all_of_a_tuple_and_writes_to_it(n):
 def test_a_value_that_compiled_code_would_misread_is_refused(change, error, message):
     with pytest.raises(error, match=message):
         addresses_of(outer(3)._replace(**change), EXAMPLE)
+
+
+@compiled_in_place
+def fetch(array, place):
+    prefetch(array, place)
+    return array[0]
+
+
+@pytest.mark.parametrize("place", [0, 5, -3, 1 << 40])
+def test_a_prefetch_of_any_place_changes_nothing(place):
+    assert fetch(np.arange(7, 13, dtype=np.int32), place) == 7

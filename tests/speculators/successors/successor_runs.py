@@ -77,3 +77,18 @@ def row_of(table: Any, gram: Any) -> dict[int, float] | None:
     ids = table.ids[row, :n].tolist()
     assert len(set(ids)) == n
     return dict(zip(ids, table.weights[row, :n].tolist(), strict=True))
+
+
+def knowledge(model):
+    """Return tables, as key -> row, and trusts."""
+    tables = []
+    for table in (model.text, model.target):
+        used = np.flatnonzero(table.keys)
+        rows = table.slots[used, 0]
+        ids = table.ids[rows]
+        unused = (ids == NONE).cumsum(1) > 0
+        ids[unused], weights = NONE, np.where(unused, 0.0, table.weights[rows])
+        tables.append(
+            dict(zip(table.keys[used].tolist(), zip(ids.tolist(), weights.tolist(), strict=True), strict=True))
+        )
+    return tables, model.trusts.tolist()

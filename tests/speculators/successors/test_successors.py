@@ -19,10 +19,18 @@ from speculators.successors.config import TARGET, TEXT, SuccessorConfig
 from speculators.successors.learning import learn_prompt, learn_step
 from speculators.successors.models import MOST_IDLE
 from speculators.successors.speculator import Successors
-from speculators.successors.table import NONE
 from speculators.testing import HashTarget
 from tests.speculators.drafts import observe_prompt, tokens_of
-from tests.speculators.successors.successor_runs import BOTH, HALVES, PROMPT, SMALL, SuccessorRun, decode, view
+from tests.speculators.successors.successor_runs import (
+    BOTH,
+    HALVES,
+    PROMPT,
+    SMALL,
+    SuccessorRun,
+    decode,
+    knowledge,
+    view,
+)
 
 SEQUENCES = HashTarget(48, n_successors=2)
 
@@ -112,21 +120,6 @@ def test_live_requests_do_not_affect_one_another(order, params):
         for _ in run.drafts:
             alone.step()
         assert alone.drafts == run.drafts
-
-
-def knowledge(model):
-    """Return tables, as key -> row, and trusts."""
-    tables = []
-    for table in (model.text, model.target):
-        used = np.flatnonzero(table.keys)
-        rows = table.slots[used, 0]
-        ids = table.ids[rows]
-        unused = (ids == NONE).cumsum(1) > 0
-        ids[unused], weights = NONE, np.where(unused, 0.0, table.weights[rows])
-        tables.append(
-            dict(zip(table.keys[used].tolist(), zip(ids.tolist(), weights.tolist(), strict=True), strict=True))
-        )
-    return tables, model.trusts.tolist()
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=4))
