@@ -19,7 +19,7 @@ from speculators.auto.prices import Price
 from speculators.auto.sharing import share_out
 from speculators.auto.streams import DEPTHS
 from speculators.ngrams.occurrences import Occurrences
-from speculators.ngrams.pld import PromptLookup
+from speculators.ngrams.pld import PldConfig, PromptLookup
 from speculators.successors.config import SuccessorConfig
 from speculators.successors.speculator import Successors
 
@@ -54,11 +54,10 @@ def _draft_once() -> None:
     speculator.observe(view, Outcome([], EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs))
     speculator.propose(view, 2)
     Occurrences().matches(view.context.view, view.context.view, 1)
-    lookup = PromptLookup()
-    lookup.begin(view)
-    lookup.propose(view, 2)
-    lookup.look_back([view], [1])
-    lookup.repeated(view, 2)
+    for lookup in (PromptLookup(), PromptLookup(PldConfig(max_branches=2))):
+        lookup.begin(view)
+        lookup.propose(view, 2)
+        lookup.look_back([view], [1])
     share_out([Branch([1], "", reach=[0.5])], [[1.0] * DEPTHS], [True], 1, Price(1, np.ones(2), 0.0, 0.0), 1.0, 1.0)
     MemoryIndex([[1, 2]])  # compiles queries: the first snapshot may arrive while requests run
     view.context.extend([1])

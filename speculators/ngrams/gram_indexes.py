@@ -45,9 +45,6 @@ class GramIndexes:
         self._steps = np.zeros((0, N_COLUMNS), np.int64)
         self._cells = self._steps.reshape(-1).data  # a cell is set faster than by NumPy
 
-    def __contains__(self, request_id: int) -> bool:
-        return request_id in self._slots
-
     def begin(self, view: RequestView) -> None:
         self.end(view)
         if not self._free:

@@ -114,11 +114,6 @@ class PromptLookup(BatchSpeculator):
         self._call(compare_all, views, distances, found)
         return found
 
-    def repeated(self, view: RequestView, longest: int) -> int:
-        """Return how many tokens at the end of the context, at most ``longest``, occur before in the same order."""
-        known = view.request_id in self._indexes and len(view.context) > 0
-        return max((min(match, longest) for _, match in self._matches(view)), default=0) if known else 0
-
     def _propose_several(self, view: RequestView, budget: int) -> list[Branch]:
         context, config = view.context.view, self._config
         if budget <= 0 or len(context) < 2:

@@ -77,11 +77,6 @@ class Alignment:
                 self.n_read += 1
             self._learn_replacement(written)
 
-    def repeated(self, written: IntArray, longest: int) -> int:
-        """Return how many last tokens of ``written``, at most ``longest``, occur in the prediction in this order."""
-        lengths, _ = self._occurrences.matches(self.predicted, written, longest)
-        return int(lengths.max(initial=0))
-
     def _agree(self, written: IntArray) -> int:
         """Follow the only place as far as it agrees; return the number of tokens."""
         place = self.places[0]

@@ -60,11 +60,6 @@ class Prediction(PerRequest[Alignment]):
         least = self._config.least if alignment.has_agreed else max(self._config.least, LEAST_AT_FIRST)
         return draft(alignment, self.name, budget, least)
 
-    def repeated(self, view: RequestView, longest: int) -> int:
-        """Return how many last tokens of the answer, at most ``longest``, occur in the prediction in this order."""
-        written = view.context.view[view.n_prompt :]
-        return self.states[view.request_id].repeated(written, longest) if len(written) else 0
-
 
 PREDICTION = Method(
     name="prediction",

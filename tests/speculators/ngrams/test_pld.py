@@ -105,18 +105,14 @@ def test_ties_depend_on_the_seed():
     assert found == {1, 2, 3, 4}
 
 
-@given(CONTEXTS, st.integers(0, 40), st.integers(1, MAX_SCORED_MATCH))
-def test_repeated_tokens_are_counted_also_after_an_earlier_part_of_the_text(context, n_first, longest):
+@given(CONTEXTS, st.integers(0, 40))
+def test_an_earlier_place_of_a_text_has_the_draft_that_it_had_before(context, n_first):
     """A text is looked up after all of it, then after an earlier place, then after all of it again."""
     lookup, whole = PromptLookup(), view(context)
     first = replace(whole, context=whole.context.before(min(n_first, len(context))))
     lookup.begin(whole)
     for one in (whole, first, whole):
-        text = one.context.view.tolist()
-        ends = range(1, len(text))
-        found = [n for n in range(1, longest + 1) if any(end >= n and text[end - n : end] == text[-n:] for end in ends)]
-        assert lookup.repeated(one, longest) == max(found, default=0)
-        assert drafts(lookup.propose(one, 64)) == searched(text, PldConfig(), 0)
+        assert drafts(lookup.propose(one, 64)) == searched(one.context.view.tolist(), PldConfig(), 0)
 
 
 SEEDS = st.sampled_from([0, 3, 2**63, 2**64 - 1])

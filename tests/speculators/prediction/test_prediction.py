@@ -108,7 +108,6 @@ def test_a_request_without_a_prediction_drafts_nothing() -> None:
     speculator, request = Prediction(), view_of([], emitted=[1, 2, 3])
     speculator.begin(request)
     assert speculator.propose(request, 64) == []
-    assert speculator.repeated(request, 3) == 0
 
 
 def test_a_resumed_request_continues_at_its_place() -> None:
@@ -117,7 +116,6 @@ def test_a_resumed_request_continues_at_its_place() -> None:
     speculator.begin(request)
     before = speculator.propose(request, 64)
     assert [list(branch.tokens) for branch in before] == [text[120:184]]
-    assert speculator.repeated(request, 3) == 3
     past = RequestView(0, request.request, VOCAB, request.context.before(len(PROMPT) + 20))
     assert speculator.propose(past, 64) == []  # an earlier context has no draft and changes no state
     assert speculator.propose(request, 64) == before
