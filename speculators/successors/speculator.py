@@ -180,10 +180,14 @@ class Successors(PerRequest[SuccessorState]):
         state.n_learnt = state.n_seen = len(context)
 
     def observe_batch(self, views: Sequence[RequestView], outcomes: Sequence[Outcome]) -> None:
-        """Do what ``observe`` does for several requests, each once; those that decode take one compiled call together.
+        """Do what ``observe`` does for several requests, in order; those that decode take one compiled call together.
 
         All contexts hold the committed tokens. If it raises, no request that decodes was changed.
         """
+        if len({view.request_id for view in views}) < len(views):
+            for view, outcome in zip(views, outcomes, strict=True):
+                self.observe(view, outcome)
+            return
         states, uses_answers, answers = self.states, TARGET in self.sources, StepAnswers()
         together: list[tuple[SuccessorState, int]] = []
         alone: list[tuple[RequestView, Outcome]] = []

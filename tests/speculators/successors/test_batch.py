@@ -125,6 +125,19 @@ def test_slots_of_finished_requests_are_reused_and_a_moved_context_is_found():
     assert sorted(pair.batch.states[i].slot for i in range(4)) == sorted({pair.batch.states[i].slot for i in range(4)})
 
 
+def test_two_outcomes_of_one_request_in_a_batch_are_learnt_one_after_the_other():
+    pair = Pair(BOTH, False)
+    for _ in range(3):
+        outcomes = [*map(answer, pair.views[0], pair.propose((8,) * 4), (8,) * 4, (FULL,) * 4)]
+        for views in pair.views:
+            for i in (0, 1, 1, 2):
+                views[i].context.extend(outcomes[i].tokens)
+        for i in (0, 1, 1, 2):
+            pair.single.observe(pair.views[0][i], outcomes[i])
+        pair.batch.observe_batch([pair.views[1][i] for i in (0, 1, 1, 2)], [outcomes[i] for i in (0, 1, 1, 2)])
+        pair.assert_equal_models()
+
+
 def test_more_requests_than_slots_draft_together():
     speculator = Successors(SMALL, BOTH)
     views = [view([*PROMPT, i], i, VOCAB) for i in range(40)]
