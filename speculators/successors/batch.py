@@ -136,10 +136,11 @@ def _write_answers(model: SuccessorModel, ids: IntArray, weights: FloatArray, de
     """Write ``ids[i]`` and ``weights[i]`` to the rows that were claimed for row ``i`` of the tree."""
     if len(ids) == 0:
         return
+    table = model.target
     for i in range(len(ids)):
-        for place in range(len(model.target.orders)):
+        for place in range(len(table.orders)):
             if rows[i, place] != NONE:
-                write_row(model.target, rows[i, place], model.target.orders[place], ids[i], weights[i])
+                write_row(table.ids, table.weights, rows[i, place], table.orders[place], ids[i], weights[i])
     remember_recent(model, ids, weights, decay, True)
 
 

@@ -75,18 +75,15 @@ def rank_candidates(candidates: SuccessorCandidates, k: int) -> int:
     """Set ``ranked`` to the places of the ``k`` most probable candidates, best first; return their number."""
     ranked, p = candidates.ranked, candidates.p
     kept = 0
-    least = p[0]  # of the kept ones; machine code would read it again after every write to ``ranked``
     for i in range(candidates.n[0]):
-        one = p[i]
         if kept == k:
-            if one <= least:
+            if p[i] <= p[ranked[k - 1]]:
                 continue
             kept -= 1
         rank = kept
-        while rank > 0 and p[ranked[rank - 1]] < one:
+        while rank > 0 and p[ranked[rank - 1]] < p[i]:
             ranked[rank] = ranked[rank - 1]
             rank -= 1
         ranked[rank] = i
         kept += 1
-        least = p[ranked[kept - 1]]
     return kept

@@ -142,21 +142,25 @@ def claim_to_write(table: Table, key: Any) -> int:
 
 
 @compiled_in_place
-def write_row(table: Table, row: int, order: int, ids: IntArray, weights: FloatArray) -> None:
-    """Set the successors of a context of ``order`` tokens to ``ids`` and ``weights`` ``[k]``, best first.
+def write_row(
+    all_ids: IntArray, all_weights: FloatArray, row: int, order: int, ids: IntArray, weights: FloatArray
+) -> None:
+    """Set the row of a context of ``order`` tokens to ``ids`` and ``weights`` ``[k]``, best first.
+
+    It takes two arrays instead of their table, whose other arrays would take longer to pass than the copy.
 
     Orders above 1 keep the best NARROW: successors of a long context are few, and every copy costs time.
     """
-    width = table.ids.shape[1]
+    width = all_ids.shape[1]
     n = min(len(ids), width)
     if order > 1:
         n = min(n, NARROW)
     for i in range(n):
-        table.ids[row, i] = ids[i]
+        all_ids[row, i] = ids[i]
     for i in range(n):
-        table.weights[row, i] = weights[i]
+        all_weights[row, i] = weights[i]
     if n < width:
-        table.ids[row, n] = NONE
+        all_ids[row, n] = NONE
 
 
 @compiled_in_place
@@ -213,4 +217,4 @@ def put_successors(table: Table, tail: IntArray, ids: IntArray, weights: FloatAr
         key = hash_tail(tail, order)
         if key == 0:
             break
-        write_row(table, claim_to_write(table, key), order, ids, weights)
+        write_row(table.ids, table.weights, claim_to_write(table, key), order, ids, weights)
