@@ -177,6 +177,7 @@ def measure(
         engine.take(step, result)
         step = engine.next_step()
         sent = time.thread_time()
+        engine.settle()
         settled = time.thread_time()
         if number >= WARM_UP:
             seconds.append((sent - began, settled - sent))

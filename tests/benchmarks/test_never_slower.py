@@ -103,21 +103,19 @@ def test_a_replay_answers_like_the_model_where_nodes_are_on_the_text(
         assert targets.n_rows > 30
 
 
-def find_slowly(keys: Sequence[int], key: int, root: int, own_end: int) -> int:
-    before = [place for place in range(root) if keys[place] == key]
-    after = [place for place in range(own_end, len(keys)) if keys[place] == key]
-    return before[-1] if before else after[0] if after else -1
-
-
-def test_an_index_finds_the_place_that_a_scan_finds() -> None:
+def test_an_index_finds_the_nearest_place() -> None:
     chance = np.random.default_rng(0)
     for _ in range(50):
         keys = chance.integers(0, 6, chance.integers(1, 30)).astype(np.int64)
         wanted = chance.integers(-1, 8, 40).astype(np.int64)
-        root = chance.integers(0, len(keys), 40).astype(np.int64)
-        own_end = np.minimum(root + chance.integers(1, 10, 40), len(keys))
-        slow = [find_slowly(keys.tolist(), *map(int, each)) for each in zip(wanted, root, own_end, strict=True)]
-        assert EndIndex(keys).find(wanted, root, own_end).tolist() == slow
+        near = chance.integers(0, len(keys), 40).astype(np.int64)
+        distances = [
+            [abs(place - n) for place in np.flatnonzero(keys == key)] for key, n in zip(wanted, near, strict=True)
+        ]
+        found = EndIndex(keys).find(wanted, near).tolist()
+        for place, key, n, some in zip(found, wanted, near, distances, strict=True):
+            assert (place == -1) == (not some)
+            assert not some or (keys[place] == key and abs(place - n) == min(some))
 
 
 @pytest.mark.parametrize("method", [NONE, "suffix+token-recycling@4"])
