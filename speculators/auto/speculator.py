@@ -1,11 +1,11 @@
 """``auto``: drafts only what is expected to save time, from an account that bounds what it can lose.
 
 Every stream has one of three arms: *off* (plain decoding), *text* (sources that read only the text) and *all* sources.
-For each arm a stream knows how many tokens a step gained net of its cost, with its scope as the prior, and the best arm
-above zero drafts. The nodes of a step are shared out over all its drafts by measured step times
+For each arm a stream knows how many tokens a step gained net of its cost, with its scope as the prior. The best arm
+drafts, if it gains anything. The nodes of a step are shared out over all its drafts by measured step times
 (``speculators.auto.sharing``). Every step that is not plain is charged to an account (``speculators.auto.prices``), and
 nothing drafts whose worst outcome the account does not hold. The next arm is chosen after a step is sent (``settle``),
-while the target computes it. docs/methods/auto.md explains all of this on one page. The idea of an account is that of
+while the target computes it. docs/methods/auto.md explains all of this on one page. The account is an idea of
 conservative bandits (Wu et al., ICML 2016, arXiv 1602.04282).
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from operator import add, mul
 from time import perf_counter
 from typing import NamedTuple
@@ -36,8 +35,8 @@ from speculators.auto.streams import (
     StreamState,
 )
 from speculators.method import Method, SpeculatorOptions
-from speculators.mixing.fault_isolation import FaultIsolated
 from speculators.mixing.merged import first_nodes, ranked
+from speculators.mixing.sources import Sources
 from speculators.per_request import PerRequest
 from speculators.settings import Settings, setting
 from speculators.tenant_state import TenantState
@@ -73,71 +72,28 @@ class AutoConfig(Settings):
             raise ConfigError(f"sources is {self.sources!r}; it must not contain 'auto'")
 
 
-class Sources:
-    """The sources of both arms; their exceptions are caught.
-
-    The text arm has the sources that need nothing from the target and catch up with a text that they did not observe
-    (pld); without any, all that catch up and have no weights. The arm of all sources leaves out those that need nothing
-    if another source counts the text itself (``from_text``). Sources that serve some requests alone (predictions,
-    grammars) are in both arms of these requests.
-    """
-
-    def __init__(self, parts: Sequence[Speculator]) -> None:
-        assert parts, "nothing to choose from"
-        self.needs = reduce(Needs.merge, (part.needs for part in parts), Needs())
-        pairs = [(FaultIsolated(part), part) for part in parts]
-        self.every = [part for part, _ in pairs]
-        self.of_request = [(part, inner.serves) for part, inner in pairs if hasattr(inner, "serves")]
-        pairs = [(part, inner) for part, inner in pairs if not hasattr(inner, "serves")]
-        catching_up = [part for part, inner in pairs if part.catches_up and not getattr(inner, "has_weights", False)]
-        quick = [part for part in catching_up if part.needs == Needs()]
-        counts_text = any(inner.needs != Needs() and getattr(inner, "from_text", ()) for _, inner in pairs)
-        self.text = quick or catching_up
-        self.all = [part for part, _ in pairs if not (counts_text and part in quick)]
-        self.always_observing = [part for part in self.all if not part.catches_up]
-        self.later = [part for part in self.all if part.catches_up and part not in self.text]
-        self.at_once = [part for part, _ in pairs if part not in self.later]
-        self.observing = [part for part, inner in pairs if type(inner).observe is not Speculator.observe]
-        self.looking = [part for part, inner in pairs if part in self.text and hasattr(inner, "look_back")]
-        has_all = self.needs != Needs() or self.all != self.text
-        self.arms = (TEXT, ALL) if self.text and has_all else (TEXT,) if self.text else (ALL,)
-        self.reads_always = any(part.needs.node_top_k for part in self.always_observing)
-
-
 @dataclass(slots=True)
 class Proposal:
     """What the sources propose for one request, and the nodes that are taken."""
 
+    place: int  # among the requests that are asked
     view: RequestView
     state: StreamState
     budget: int  # nodes
-    draft: DraftRecord
+    arm: int
     branches: list[Branch] = field(default_factory=list)
     taken: list[Branch] = field(default_factory=list)
-
-    @property
-    def n_to_ask(self) -> int:
-        """Nodes to ask for: finding candidates takes time, most of it for unlikely ones."""
-        return min(self.budget, int(2.0 * self.state.recent_nodes) + 8)
-
-    @property
-    def n_nodes(self) -> int:
-        return sum(len(branch.tokens) for branch in self.taken)
-
-    @property
-    def n_read(self) -> int:
-        """Rows that are read back."""
-        return 1 + self.n_nodes if self.draft.arm == ALL else 0
+    n_nodes: int = 0  # of ``taken``
+    claimed: list[float] | None = None  # [DEPTHS], by these nodes
 
 
 class Observation(NamedTuple):
-    """The answer to one draft of a request."""
+    """The answer to the last draft of a request."""
 
     view: RequestView
     state: StreamState
     outcome: Outcome
-    draft: DraftRecord | None = None
-    is_learnt: bool = False  # whether the sources have observed it
+    draft: DraftRecord | None  # None: no source was asked
 
 
 class Auto(PerRequest[StreamState]):
@@ -151,6 +107,7 @@ class Auto(PerRequest[StreamState]):
         super().__init__()
         self._sources = Sources(parts)
         self.needs = self._sources.needs
+        self._arms = [arm for arm, is_one in ((TEXT, self._sources.text), (ALL, self._sources.answers_help)) if is_one]
         self._prices = None if costs is None else Prices(costs)
         loss = (config or AutoConfig()).loss
         self._account, self._trials = Account(loss, CAPACITY), Account(loss / 2, TRIAL_CAPACITY)
@@ -162,17 +119,17 @@ class Auto(PerRequest[StreamState]):
         self._step = StepTime(0.0, 1, 1, 0.0)  # the last one
         self._n_steps = 0
         self._unsettled: list[Observation] = []
+        self._learnt: set[int] = set()  # places in ``_unsettled`` that the sources have observed
 
     # -- requests ------------------------------------------------------------------------------------------------
 
     def needs_of(self, request: Request) -> Needs:
         """Return what is read back for a request: its prompt only where drafts save more time than that takes."""
-        if self._prices is None or ALL not in self._sources.arms:
+        price = self._price(1)
+        if price is None or self._prices is None or ALL not in self._arms:
             return self.needs
-        price, scope = self._price(1), self._scope(request)
-        assert price is not None
+        scope, saved = self._scope(request), self._room(price)
         cost = self._prices.prompt_seconds(len(request.prompt))
-        saved = self._room(price)
         if scope.gains[ALL].weight:
             n_steps = min(scope.steps.value(request.params.max_tokens, 1.0), request.params.max_tokens)
             saved = min(saved, max(scope.gain(ALL), 0.0) * n_steps * price.plain / price.batch)
@@ -187,7 +144,7 @@ class Auto(PerRequest[StreamState]):
         return self._scopes.of(f"{request.scope} predicted" if request.prediction else request.scope, ScopeState)
 
     def new_state(self, view: RequestView) -> StreamState:
-        own = [part for part, serves in self._sources.of_request if serves(view.request)]
+        own = self._sources.of(view.request)
         for part in (*self._sources.at_once, *own):
             part.begin(view)
         state = StreamState(self._scope(view.request), own, n_looked=len(view.context))
@@ -198,15 +155,12 @@ class Auto(PerRequest[StreamState]):
         state = self.states.pop(view.request_id, None)
         if state is not None:
             state.scope.steps.add(state.n_steps, STEPS_FADE)
-            for part in (*self._sources.at_once, *state.own, *(self._sources.later if state.has_begun_all else ())):
-                part.end(view)
+            self._sources.end(view, state.has_begun_all, state.own)
 
     def _begin_all(self, view: RequestView, state: StreamState) -> None:
-        """Begin the request in the sources that begin when all of them are asked for the first time."""
         if not state.has_begun_all:
             state.has_begun_all = True
-            for part in self._sources.later:
-                part.begin(view)
+            self._sources.begin_all(view)
 
     # -- before the next step is sent ----------------------------------------------------------------------------
 
@@ -217,19 +171,25 @@ class Auto(PerRequest[StreamState]):
         """Let the sources observe the outcomes on which the next drafts depend; the others are left to ``settle``."""
         if self._unsettled:
             self.settle((), (), 0.0)
-        learning: list[Observation] = []
-        for view, outcome in zip(views, outcomes, strict=True):
-            state = self.states[view.request_id]
-            learns = state.arm == ALL or outcome.prompt_top_ids is not None
-            one = Observation(view, state, outcome, state.draft, learns)
-            self._unsettled.append(one)
-            if learns:
-                self._begin_all(view, state)
-                learning.append(one)
+        states = [self.states[view.request_id] for view in views]
+        self._unsettled = [
+            Observation(view, state, outcome, state.draft)
+            for view, state, outcome in zip(views, states, outcomes, strict=True)
+        ]
+        learning = [i for i, state in enumerate(states) if state.arm == ALL or outcomes[i].prompt_top_ids is not None]
         if learning:
             began = perf_counter()
-            _observe(learning, self._sources.observing)
+            for i in learning:
+                self._begin_all(views[i], states[i])
+            self._learn([self._unsettled[i] for i in learning])
+            self._learnt = set(learning)
             self._spent[ALL] += perf_counter() - began
+
+    def _learn(self, learning: Sequence[Observation]) -> None:
+        self._sources.observe([one.view for one in learning], [one.outcome for one in learning])
+        for one in learning:
+            for part in one.state.own:
+                part.observe(one.view, one.outcome)
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         return self.propose_batch((view,), (budget,))[0]
@@ -238,27 +198,31 @@ class Auto(PerRequest[StreamState]):
         """Return the nodes that save the most time over all requests together, with the decision about each request."""
         states = [self.states[view.request_id] for view in views]
         highest, reason = self._highest_arm([state.arm for state in states])
-        drafts: list[list[Branch]] = []
-        asked: dict[int, Proposal] = {}
-        for view, state, budget in zip(views, states, budgets, strict=True):
-            arm = min(state.arm, highest) if budget > 0 else OFF
-            state.draft, state.rests = None, state.arm == OFF and not self._sources.always_observing
-            if arm in self._sources.arms:
-                state.draft = DraftRecord(arm)
-                asked[len(drafts)] = Proposal(view, state, budget, state.draft)
-            drafts.append(self._no_draft(NOT_WORTH_IT if state.arm == OFF or budget <= 0 else reason, state.rests))
-        if asked:
-            proposals = [*asked.values()]
-            self._ask(proposals)
-            self._take(proposals)
-            for place, proposal in asked.items():
-                drafts[place] = _drafted(proposal)
+        plain, rest = self._empty(reason), self._empty(NOT_WORTH_IT, rests=not self._sources.always_observing)
+        drafts: list[list[Branch]] = [plain if state.arm else rest for state in states]
+        proposals: list[Proposal] = []
+        for state in states:
+            state.draft, state.rests = None, state.arm == OFF and rest.rests
+        for arm in self._arms:
+            places = [
+                i
+                for i, state in enumerate(states)
+                if budgets[i] > 0 and (state.arm == arm <= highest or (state.arm > highest == arm))
+            ]
+            if places:
+                nothing, record = self._empty(NOTHING[arm]), DraftRecord(arm, self._host[arm])
+                for i in places:
+                    drafts[i], states[i].draft = nothing, record
+                proposals += self._ask(arm, places, views, states, budgets)
+        self._take(proposals)
+        for one in proposals:
+            decision = (TRIES if one.state.trial else DRAFTS if one.taken else NOTHING)[one.arm]
+            drafts[one.place] = Draft(one.taken, decision, drafts_next=one.arm == ALL)
         return drafts
 
-    def _no_draft(self, decision: Decision, rests: bool) -> Draft:
-        if self._sources.reads_always:
-            decision = decision._replace(reads_back=True)
-        return Draft((), decision, rests, drafts_next=False)
+    def _empty(self, decision: Decision, rests: bool = False) -> Draft:
+        reads_back = decision.reads_back or self._sources.reads_always
+        return Draft((), decision._replace(reads_back=reads_back), rests, drafts_next=decision.tier == "all")
 
     def _price(self, batch: int, n_nodes: int = 16) -> Price | None:
         """Return the price of the next step, with ``batch`` drafts or more; None: no step was measured."""
@@ -269,9 +233,9 @@ class Auto(PerRequest[StreamState]):
     def _highest_arm(self, arms: Sequence[int]) -> tuple[int, Decision]:
         """Return the highest arm whose worst outcome the account holds, and the reason why no higher one is allowed."""
         price = self._price(len(arms))
-        if price is None or not any(arms):
+        if price is None or self._prices is None or not any(arms):
             return ALL, BUDGET
-        if self._prices is not None and self._prices.is_plain_due(price.batch, self._step.context):
+        if self._prices.is_plain_due(price.batch, self._step.context):
             return OFF, PLAIN_DUE
         room, n_text, n_all = self._room(price), arms.count(TEXT), arms.count(ALL)
         reading = price.seconds(0, n_all) - price.plain
@@ -279,52 +243,58 @@ class Auto(PerRequest[StreamState]):
             return ALL, BUDGET
         return (TEXT if (n_text + n_all) * self._host[TEXT] <= room else OFF), BUDGET
 
-    def _ask(self, asked: Sequence[Proposal]) -> None:
-        """Set the branches of all proposals."""
-        for arm, parts in ((TEXT, self._sources.text), (ALL, self._sources.all)):
-            members = [one for one in asked if one.draft.arm == arm]
-            if not members:
-                continue
-            began = perf_counter()
-            views, budgets = [one.view for one in members], [one.n_to_ask for one in members]
-            if arm == ALL:
-                for one in members:
-                    self._begin_all(one.view, one.state)
-            for part in parts:
-                for one, branches in zip(members, part.propose_batch(views, budgets), strict=True):
-                    one.branches += branches
-            for one in members:
-                for part in one.state.own:
-                    one.branches += part.propose(one.view, one.n_to_ask)
-            self._spent[arm] += perf_counter() - began
-            self._n_asked[arm] += len(members)
+    def _ask(
+        self,
+        arm: int,
+        places: Sequence[int],
+        views: Sequence[RequestView],
+        states: Sequence[StreamState],
+        budgets: Sequence[int],
+    ) -> list[Proposal]:
+        """Return what the sources of an arm propose for some of the requests, without those that get nothing."""
+        began = perf_counter()
+        asked = [views[i] for i in places]
+        n_most = [min(budgets[i], int(2.0 * states[i].recent_nodes) + 8) for i in places]
+        if arm == ALL:
+            for i in places:
+                self._begin_all(views[i], states[i])
+        found: dict[int, list[Branch]] = {}
+        for part in self._sources.text if arm == TEXT else self._sources.all:
+            for i, branches in zip(places, part.propose_batch(asked, n_most), strict=True):
+                if branches:
+                    found.setdefault(i, []).extend(branches)
+        for i, n in zip(places, n_most, strict=True):
+            for part in states[i].own:
+                found.setdefault(i, []).extend(part.propose(views[i], n))
+        self._spent[arm] += perf_counter() - began
+        self._n_asked[arm] += len(places)
+        return [Proposal(i, views[i], states[i], budgets[i], arm, branches) for i, branches in found.items()]
 
-    def _take(self, asked: Sequence[Proposal]) -> None:
+    def _take(self, proposals: Sequence[Proposal]) -> None:
         """Take the nodes that are worth it over all proposals."""
-        price = self._price(len(asked), sum(len(branch.tokens) for one in asked for branch in one.branches))
-        drafts = [
-            (one, branch)
-            for one in asked
-            for branch in ranked(self.name, [branch for branch in one.branches if not branch.probe], one.budget)
-        ]
-        counts, claimed = [len(branch.tokens) for _, branch in drafts], [[0.0] * DEPTHS] * len(drafts)
-        if price is not None and drafts:
+        if not proposals:
+            return
+        price = self._price(len(proposals), sum(len(branch.tokens) for one in proposals for branch in one.branches))
+        pairs = [(one, branch) for one in proposals for branch in ranked(self.name, one.branches, one.budget)]
+        branches = [branch for _, branch in pairs]
+        counts, claimed = [len(branch.tokens) for branch in branches], [[0.0] * DEPTHS] * len(pairs)
+        if price is not None and pairs:
+            factors, reads = [one.state.factors for one, _ in pairs], [one.arm == ALL for one, _ in pairs]
             limit = price.plain + self._room(price) - sum(map(mul, self._host, self._n_asked))
-            reads = [one.draft.arm == ALL for one, _ in drafts]
-            factors = [one.state.factors for one, _ in drafts]
-            n_read = sum(one.draft.arm == ALL for one in asked)
-            branches = [branch for _, branch in drafts]
-            counts, claimed = share_out(branches, factors, reads, n_read, price, self._token(price), limit)
-        for (one, branch), count, claims in zip(drafts, counts, claimed, strict=True):
+            token, n_read = self._token(price), self._n_asked[ALL]
+            counts, claimed = share_out(branches, factors, reads, n_read, price, token, limit)
+        for (one, branch), count, claims in zip(pairs, counts, claimed, strict=True):
             if count:
                 one.taken.append(first_nodes(branch, count))
-                one.draft.claimed = [*map(add, one.draft.claimed, claims)]
+                one.n_nodes += count
+                one.claimed = claims if one.claimed is None else [*map(add, one.claimed, claims)]
         n_taken = sum(counts)
-        for one in asked:
+        for one in proposals:
             one.state.recent_nodes = max(float(one.n_nodes), 0.75 * one.state.recent_nodes + 0.25 * one.n_nodes)
-            n_taken += self._take_probes(one, price, n_taken)
+            if any(branch.probe for branch in one.branches):
+                n_taken += self._take_probes(one, price, n_taken)
         if price is not None:
-            self._set_costs(asked, price)
+            self._record(proposals, price)
 
     def _take_probes(self, proposal: Proposal, price: Price | None, n_taken: int) -> int:
         """Take the first probes, as long as they cost less than all sources gain; return how many nodes they have.
@@ -333,24 +303,22 @@ class Auto(PerRequest[StreamState]):
         """
         room, n = proposal.budget - proposal.n_nodes, 0
         gain = proposal.state.gains[ALL].value(PROBE_GAIN, PRIOR_STEPS)
-        for probe in proposal.branches:
-            if not probe.probe:
-                continue
+        for probe in filter(_is_probe, proposal.branches):
             more = n + len(probe.tokens)
             if more > room or (price and price.between(n_taken, n_taken + more) > gain * self._token(price)):
                 break
             proposal.taken.append(probe)
             n = more
+        proposal.n_nodes += n
         return n
 
-    def _set_costs(self, asked: Sequence[Proposal], price: Price) -> None:
-        """Set by how many seconds each draft delays the step: host work, and its part of nodes and read-backs."""
-        rows = [one.n_nodes + one.n_read for one in asked]
-        added = price.seconds(sum(one.n_nodes for one in asked), sum(one.n_read for one in asked)) - price.plain
-        for one, n in zip(asked, rows, strict=True):
-            one.draft.cost = self._host[one.draft.arm] + added * n / max(sum(rows), 1)
-            if one.state.trial:
-                self._trials.add(0.0, -price.batch * one.draft.cost, price.batch * price.plain)
+    def _record(self, proposals: Sequence[Proposal], price: Price) -> None:
+        """Record what each draft claims, and by how much it delays the step: host work, nodes and read-backs."""
+        rows = [one.n_nodes + (1 + one.n_nodes if one.arm == ALL else 0) for one in proposals]
+        n_nodes = sum(one.n_nodes for one in proposals)
+        added = price.seconds(n_nodes, sum(rows) - n_nodes) - price.plain
+        for one, n in zip(proposals, rows, strict=True):
+            one.state.draft = DraftRecord(one.arm, self._host[one.arm] + added * n / max(sum(rows), 1), one.claimed)
 
     def _token(self, price: Price) -> float:
         """Return what one more token is worth: the seconds in which the streams of a step make one now."""
@@ -364,15 +332,16 @@ class Auto(PerRequest[StreamState]):
 
     def settle(self, views: Sequence[RequestView], outcomes: Sequence[Outcome], seconds: float) -> Collection[int]:
         """Charge the account, learn, and choose the next arms; return the requests whose rest ends."""
+        learnt, self._learnt = self._learnt, set()
         seen, self._unsettled = self._unsettled, []
+        late = [one for i, one in enumerate(seen) if i not in learnt] if len(learnt) < len(seen) else []
         for view, outcome in zip(views, outcomes, strict=True):
-            seen.append(Observation(view, self.states[view.request_id], outcome))
+            state = self.states[view.request_id]
+            late.append(Observation(view, state, outcome, state.draft if state.rests else None))
+            seen.append(late[-1])
+            state.draft = None
+        self._learn_late(late)
         seen = [one for one in seen if one.view.request_id in self.states]
-        late = [one for one in seen if not one.is_learnt]
-        if late:
-            answered = [one for one in late if one.state.has_begun_all and len(one.outcome.top_ids)]
-            _observe(answered, self._sources.observing)
-            _observe([one for one in late if one not in answered], self._sources.always_observing)
         price = self._price(len(seen))
         if price is None:
             return ()
@@ -385,6 +354,15 @@ class Auto(PerRequest[StreamState]):
         for one in woken:
             one.state.rests = False
         return [one.view.request_id for one in woken]
+
+    def _learn_late(self, late: Sequence[Observation]) -> None:
+        """Let sources observe the outcomes on which no draft depended."""
+        answered = [one for one in late if one.state.has_begun_all and len(one.outcome.top_ids)]
+        if answered:
+            self._learn(answered)
+        for part in self._sources.always_observing:
+            others = [one for one in late if one not in answered]
+            part.observe_batch([one.view for one in others], [one.outcome for one in others])
 
     def _charge(self, seen: Sequence[Observation], price: Price, seconds: float) -> None:
         """Charge the account with the step that was answered, and with the host work before the one that runs now."""
@@ -417,11 +395,15 @@ class Auto(PerRequest[StreamState]):
         """Count what a step gained its request."""
         if one.outcome.n_read:
             return  # a chunk of a prompt
-        one.state.n_steps += 1
-        if one.draft is not None:
+        state, draft = one.state, one.draft
+        state.n_steps += 1
+        if draft is not None:
             n_accepted = len(one.outcome.accepted)
-            one.state.count(one.draft.arm, n_accepted - one.draft.cost * price.batch / price.plain)
-            one.state.calibrate(one.draft, n_accepted)
+            state.count(draft.arm, n_accepted - draft.cost * price.batch / price.plain)
+            state.calibrate(draft, n_accepted)
+            if state.trial:
+                state.trial -= 1
+                self._trials.add(0.0, -price.batch * draft.cost, price.batch * price.plain)
 
     def _look_back(self, seen: Sequence[Observation], price: Price) -> None:
         """Count what a draft from the text would have gained where it was not asked for one, ``LOOK`` tokens ago."""
@@ -441,38 +423,23 @@ class Auto(PerRequest[StreamState]):
                 one.state.count(TEXT, n_right - cost * price.batch / price.plain)
 
     def _choose(self, states: Sequence[StreamState], price: Price | None) -> None:
-        """Choose the arms of the next drafts; start trials of the arm that is not known otherwise."""
-        arms, tried = self._sources.arms, self._sources.arms[-1]
+        """Choose the arms of the next drafts; start a trial of the arm about which nothing else tells."""
+        tried = self._arms[-1]
         if price is None:
             for state in states:
                 state.arm = tried
             return
-        step = price.batch * price.plain
         for state in states:
-            state.choose(arms)
+            state.choose(self._arms)
             if state.arm == tried:
                 state.last_trial = self._n_steps
         idle = [state for state in states if state.arm != tried]
-        if idle and self._trials.room(step) > 0.0:  # one at a time: its cost is known only when it has drafted
+        if idle and self._trials.room(price.batch * price.plain) > 0.0:  # one at a time, as its cost is not known yet
             min(idle, key=lambda state: state.last_trial).try_arm(tried, TRIAL, self._n_steps)
 
 
-def _observe(learning: Sequence[Observation], parts: Sequence[FaultIsolated]) -> None:
-    if not learning:
-        return
-    views, outcomes = [one.view for one in learning], [one.outcome for one in learning]
-    for part in parts:
-        part.observe_batch(views, outcomes)
-    for one in learning:
-        for part in one.state.own:
-            part.observe(one.view, one.outcome)
-
-
-def _drafted(proposal: Proposal) -> Draft:
-    arm, state = proposal.draft.arm, proposal.state
-    decision = (TRIES if state.trial else DRAFTS if proposal.taken else NOTHING)[arm]
-    state.trial = max(state.trial - 1, 0)
-    return Draft(proposal.taken, decision, drafts_next=arm == ALL)
+def _is_probe(branch: Branch) -> bool:
+    return branch.probe
 
 
 def _source_names(settings: AutoConfig, options: SpeculatorOptions) -> list[str]:

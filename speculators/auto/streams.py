@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from speculators.mixing.fault_isolation import FaultIsolated
 
@@ -84,13 +85,12 @@ class ScopeState:
         return min(self.gains[arm].value(prior, 1.0), MOST_PRIOR)
 
 
-@dataclass(slots=True)
-class DraftRecord:
+class DraftRecord(NamedTuple):
     """A draft, until its answer is counted."""
 
     arm: int
-    claimed: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)  # acceptances that its nodes claim, by depth
-    cost: float = 0.0  # seconds by which it delays its step
+    cost: float  # seconds by which it delays its step
+    claimed: Sequence[float] | None = None  # [DEPTHS]: acceptances that its nodes claim; None: it has none
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class StreamState:
 
     def calibrate(self, draft: DraftRecord, n_accepted: int) -> None:
         """Compare what a draft claimed with the number of its nodes that were accepted."""
-        if any(draft.claimed):
+        if draft.claimed is not None:
             for calibrations in (self.calibrations, self.scope.calibrations):
                 calibrations[draft.arm].add(draft.claimed, n_accepted)
 

@@ -72,13 +72,14 @@ class MergedDrafts:
 
 
 def ranked(name: str, branches: Sequence[Branch], budget: int) -> list[Branch]:
-    """Return branches of which any number of first nodes are the ones to keep; each has its ``reach``.
+    """Return branches, without probes, of which any number of first nodes are the ones to keep; each has its ``reach``.
 
     Branches that were drawn from ``q`` keep their order: the acceptance test is valid for draws, not for a choice among
     them. All others become one, of the ``budget`` most probable nodes; ``name`` is of the speculator that merges.
     """
-    drawn = [branch for branch in branches if branch.q is not None]
-    best = _best_of(name, [branch for branch in branches if branch.q is None], budget)
+    drawn = [branch for branch in branches if branch.q is not None and not branch.probe]
+    others = [branch for branch in branches if branch.q is None and not branch.probe]
+    best = _best_of(name, others, budget) if others else None
     found = drawn if best is None else [*drawn, best]
     return [branch if branch.reach is not None else _with_reach(branch) for branch in found]
 

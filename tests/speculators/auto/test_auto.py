@@ -94,11 +94,12 @@ def test_a_draft_is_the_best_part_of_all_proposals(one, other, budget, costs):
     ],
 )
 def test_the_text_arm_asks_sources_without_needs_and_the_mixed_model_replaces_them(sources, text, every):
-    found = create("auto", SpeculatorOptions().with_settings(AutoConfig(sources=sources)))._sources
+    auto = create("auto", SpeculatorOptions().with_settings(AutoConfig(sources=sources)))
+    found = auto._sources
     assert [part.name for part in found.text] == text
     assert [part.name for part in found.all] == every
-    assert found.arms == ((TEXT,) if sources == ("pld",) else (TEXT, ALL))
-    assert [part.name for part, _ in found.of_request] == ["prediction"]
+    assert auto._arms == ([TEXT] if sources == ("pld",) else [TEXT, ALL])
+    assert [part.name for part, _ in found._of_request] == ["prediction"]
 
 
 def test_a_budget_of_zero_drafts_nothing_and_asks_no_source():
