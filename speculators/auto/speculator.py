@@ -119,7 +119,7 @@ class Auto(PerRequest[StreamState]):
         self._step = StepTime(0.0, 1, 1, 0.0)  # the last one
         self._n_steps = 0
         self._unsettled: list[Observation] = []
-        self._learnt: set[int] = set()  # places in ``_unsettled`` that the sources have observed
+        self._learnt: list[int] = []  # places in ``_unsettled`` that the sources have observed
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class Auto(PerRequest[StreamState]):
             for i in learning:
                 self._begin_all(views[i], states[i])
             self._learn([self._unsettled[i] for i in learning])
-            self._learnt = set(learning)
+            self._learnt = learning
             self._spent[ALL] += perf_counter() - began
 
     def _learn(self, learning: Sequence[Observation]) -> None:
@@ -332,7 +332,7 @@ class Auto(PerRequest[StreamState]):
 
     def settle(self, views: Sequence[RequestView], outcomes: Sequence[Outcome], seconds: float) -> Collection[int]:
         """Charge the account, learn, and choose the next arms; return the requests whose rest ends."""
-        learnt, self._learnt = self._learnt, set()
+        learnt, self._learnt = set(self._learnt), []
         seen, self._unsettled = self._unsettled, []
         late = [one for i, one in enumerate(seen) if i not in learnt] if len(learnt) < len(seen) else []
         for view, outcome in zip(views, outcomes, strict=True):
