@@ -1,4 +1,4 @@
-"""Engines that know what time it is: by the clock of this process, or by that of a simulated machine."""
+"""Engines with a clock: that of this process, or that of a simulated machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DraftCounts:
 
 
 class ClockedEngine(Engine):
-    """An engine whose time is what it takes itself.
+    """An engine whose time is that of this process, while it works.
 
     Args:
         target: runs the steps, in this thread.
@@ -57,12 +57,12 @@ class ClockedEngine(Engine):
         self._timed = _TimedTarget(target, clock)
         super().__init__(self._timed, pool, options, costs)
         self._clock = clock
-        self.now = 0.0  # seconds since the engine was made, in which it worked
+        self.now = 0.0  # seconds of work since the engine was made
         self.drafted = DraftCounts()
 
     @property
     def host_s(self) -> float:
-        """Seconds beside the target."""
+        """Seconds outside the target."""
         return self.now - self._timed.seconds
 
     def submit(self, request: Request) -> int:
@@ -73,7 +73,7 @@ class ClockedEngine(Engine):
         return seq
 
     def step(self) -> list[tuple[int, StepEvent]]:
-        """One step, which takes time."""
+        """Run one step, which takes time."""
         began = self._clock()
         events = super().step()
         self.now += self._clock() - began
@@ -86,7 +86,7 @@ class ClockedEngine(Engine):
 
 
 class _TimedTarget:
-    """A target whose time is known."""
+    """A target that measures its own time."""
 
     def __init__(self, target: Target, clock: Clock) -> None:
         self._target, self._clock = target, clock
@@ -102,7 +102,7 @@ class _TimedTarget:
 
 
 class _StepInFlight(NamedTuple):
-    """A step on its way."""
+    """A step that was sent and is not answered yet."""
 
     answered: float  # when its answer is back
     step: Step
@@ -112,17 +112,16 @@ class _StepInFlight(NamedTuple):
 class VirtualEngine(Engine):
     """An engine on a simulated machine, in virtual time.
 
-    The target writes the texts and what is read back, but its time does not count: a step takes what the machine's
-    profile says. What the host does between steps takes the processor time that it takes here: scheduling, drafting,
-    and the messages that a router and its stages exchange. As in a router, as many steps are on their way as the
-    scheduler sends, and the host works while they are.
+    The target's time in this process does not count: a step takes the time in the machine's profile. The host's work
+    (scheduling, drafting, messages between the router and its stages) takes its processor time in this process. As in a
+    router, as many steps are in flight as the scheduler sends, and the host works meanwhile.
 
     Args:
         target: writes the texts.
         pool: speculators.
         options: of the scheduler; its micro-batches are the machine's stages.
         costs: of the simulated machine.
-        machine: whose time passes.
+        machine: gives the time of a step.
         clock: of the host's time.
         eviction: of caches, before the host reads an answer; None: they stay warm. On a real host other work evicts
             them while a step runs; the time of the eviction does not count.
@@ -197,7 +196,7 @@ class VirtualEngine(Engine):
         return True
 
     def _host(self, began: float) -> None:
-        """The host has worked since ``began``."""
+        """Add the host's time since ``began``."""
         taken = self._clock() - began
         self.host_s += taken
         self.now += taken

@@ -19,8 +19,10 @@ TRIP_S = 1e-4  # seconds from the router to the first stage and from the last on
 
 @dataclass(frozen=True, slots=True)
 class PipelineMachine:
-    """A pipeline, and what reading ids back adds to its last stage: a pass over the logits of a row that has them
-    anyway, the head besides where it has not (most rows of a prompt)."""
+    """A pipeline, and the time that reading ids back adds to its last stage.
+
+    A root or node has logits anyway, and a pass over them is added. Most rows of a prompt need the head, too.
+    """
 
     profile: PipelineProfile
     node_read_s: float = 0.0  # seconds per root or node whose best ids are read back
@@ -39,10 +41,10 @@ MACHINES = MappingProxyType(
 
 
 class VirtualStages:
-    """When the steps of one pipeline are over, by a clock that its owner moves.
+    """Computes when the steps of one pipeline end, on a clock that its owner advances.
 
     Args:
-        machine: of the stages.
+        machine: that has the stages.
     """
 
     def __init__(self, machine: PipelineMachine) -> None:
@@ -51,7 +53,7 @@ class VirtualStages:
         self._needs: dict[int, Needs] = {}  # of the sequences that the last stage knows
 
     def seconds(self, step: Step) -> tuple[float, ...]:
-        """What each stage takes for a step, first to last."""
+        """Return the seconds of every stage for a step, first to last."""
         for seq in step.ends:
             self._needs.pop(seq, None)
         self._needs |= {start.seq: start.needs for start in step.starts}
@@ -61,7 +63,7 @@ class VirtualStages:
         return (*inner, last)
 
     def ends(self, step: Step, sent: float, seconds: tuple[float, ...]) -> float:
-        """When the answer to a step that was sent at ``sent`` is back: stages work in the order of arrival."""
+        """Return when the answer to a step that was sent at ``sent`` arrives; stages work in the order of arrival."""
         profile = self._machine.profile
         moment = sent + TRIP_S / 2
         hop = profile.wire_seconds(sum(len(row_tokens(work)) for work in step.work)) + profile.link_latency_s
@@ -71,7 +73,7 @@ class VirtualStages:
         return moment + TRIP_S / 2
 
     def _reading(self, work: Work) -> float:
-        """Seconds that reading ids back adds."""
+        """Return the seconds that reading ids back adds."""
         needs = self._needs.get(work.seq, Needs())
         if work.tree is None:
             return self._machine.prompt_read_s * len(work.tokens) if needs.prompt_top_k else 0.0
@@ -82,7 +84,7 @@ class VirtualStages:
 
 
 def simulated_costs(machine: PipelineMachine, info: TargetInfo) -> StepCosts:
-    """What a server on this machine would have measured at its start."""
+    """Return the step times that a server on this machine would measure at its start."""
     stages = VirtualStages(machine)
     now = 0.0
 
@@ -95,7 +97,7 @@ def simulated_costs(machine: PipelineMachine, info: TargetInfo) -> StepCosts:
 
 
 def costs_by(seconds: Callable[[Step], float], info: TargetInfo) -> StepCosts:
-    """Step times as a server measures them, of steps that take ``seconds``."""
+    """Return step times as a server measures them; ``seconds`` gives the time of a step."""
     steps = measurement(info)
     step = next(steps)
     while True:

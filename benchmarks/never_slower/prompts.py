@@ -13,8 +13,8 @@ from benchmarks.support.prompt_sets import halved, questions
 
 RANDOM, CHAT, CODE, SUMMARISING, EDITS = "random", "chat", "code", "summarising", "edits"
 KINDS = (RANDOM, CHAT, CODE, SUMMARISING, EDITS)
-LONGEST = 1500  # characters of a prompt: a reading of thousands of tokens hides what decoding costs
-RANDOM_TOKENS = 96  # of a prompt that nothing can be learnt from
+LONGEST = 1500  # characters of a prompt: reading thousands of tokens would hide the cost of decoding
+RANDOM_TOKENS = 96  # of a prompt of random tokens
 CHANGES = (
     "Add type hints to this code and change nothing else. Give all of the code.",
     "Rename the arguments of this function to single letters. Give all of the code.",

@@ -1,4 +1,4 @@
-"""Records on disk, so that a run can be cut into pieces: a line of settings, then a line a record."""
+"""Records on disk, so that a run can be stopped and continued: a line of settings, then a line per turn."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Turn = Mapping[str, CellRecord]  # method -> its run
 
 
 class CellRecordFile:
-    """All records of a file, by cell and turn; a turn that was cut off is run again.
+    """All records of a file by cell and turn; an incomplete turn is run again.
 
     Args:
-        path: made with its folder if missing; None: nothing is kept.
-        settings: what decides the content of records.
+        path: created with its folder if missing; None: nothing is written.
+        settings: of the run; they determine the content of records.
 
     Raises:
-        ConfigError: the file holds records of other settings, or is none.
+        ConfigError: the file holds records of other settings, or has another format.
     """
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
@@ -45,18 +45,18 @@ class CellRecordFile:
         path.write_bytes(whole or header + b"\n")
 
     def append(self, turn: Turn) -> None:
-        """Keep a turn."""
+        """Add a turn."""
         self._keep(turn)
         if self._path is not None:
             with self._path.open("ab") as file:
                 file.write(msgspec.json.encode(turn) + b"\n")
 
     def turns(self, cell: Cell) -> list[Turn]:
-        """Of a cell, in order."""
+        """Return the turns of a cell in order."""
         return self._turns.get(cell, [])
 
     def __iter__(self) -> Iterator[tuple[Cell, list[Turn]]]:
-        """Cells that have a turn."""
+        """Iterate over the cells that have a turn."""
         return iter(self._turns.items())
 
     def _keep(self, turn: Turn) -> None:
