@@ -48,13 +48,14 @@ from speculators.pool import SpeculatorPool
 from speculators.testing import HashTarget
 
 VOCABULARY, TOP_K = 32_000, 16
-COSTLY = StepCosts({1: ((1, 129), (0.01, 1.29))})  # a node costs as much as a step
-FREE = StepCosts({1: ((1, 129), (0.01, 0.01))})
+STEP_S = 0.004  # seconds of a plain step, as the target reports them
+COSTLY = StepCosts({1: ((1, 129), (STEP_S, 129 * STEP_S))})  # a node costs as much as a step
+FREE = StepCosts({1: ((1, 129), (STEP_S, STEP_S))})
 REPEATED = (
     256  # tokens of a text that repeats; one of two may follow each, so a draft's next token is right half the time
 )
 NODES = 16  # of a tree, unless a row says otherwise
-WARM_UP = 40  # steps before the measured ones: functions are compiled, and ``auto`` has tried its sources
+WARM_UP = 200  # steps before the measured ones: functions are compiled, and ``auto`` has tried its sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +101,30 @@ class HashText(HashTarget):
 
 
 class InstantTarget:
-    """Implements ``engine.target_model.info.Target``: a hash decides, ids are read back; ``seconds`` is its time."""
+    """Implements ``engine.target_model.info.Target``: a hash decides, and ids are read back.
 
-    def __init__(self, n_blocks: int, repeats: bool) -> None:
+    Args:
+        n_blocks: of its cache.
+        repeats: whether its text does.
+        node_s: seconds that a node adds to the reported time of a step.
+    """
+
+    def __init__(self, n_blocks: int, repeats: bool, node_s: float) -> None:
         spec = ModelSpec("llama", 1, 1, 1, 8, 8, VOCABULARY, 1 << 20, ("full_attention",), (), "float32", None)
         self.info = TargetInfo(spec, n_blocks, 64, 1 << 16)
-        self.seconds = 0.0  # of the last step, processor time
+        self._node_s = node_s
         self.language = HashText(REPEATED if repeats else VOCABULARY, 2 if repeats else VOCABULARY, TOP_K)
         self._ends: dict[int, list[int]] = {}  # sequence -> its last two tokens
         self._needs: dict[int, Needs] = {}  # sequence -> what is read back
 
     def step(self, step: Step) -> StepResult:
         """Answer one micro-batch."""
-        began = time.thread_time()
         self.language.step += 1
         for start in step.starts:
             self._needs[start.seq] = start.needs
         results = [self._answer(work) for work in step.work]
-        self.seconds = time.thread_time() - began
-        return StepResult(step.step_id, results, self.seconds)
+        n_nodes = sum(len(work.tree) for work in step.work if work.tree is not None)
+        return StepResult(step.step_id, results, STEP_S + self._node_s * n_nodes)
 
     def _answer(self, work: Work) -> WorkResult:
         if work.tree is None:
@@ -197,7 +203,7 @@ def _engine(name: str, batch: int, n_context: int, n_steps: int) -> tuple[Engine
     method, _, nodes = row.method.partition("@")
     max_tokens = 2 * (WARM_UP + n_steps) * (1 if method == "autoregressive" else 8)
     n_blocks = batch * (n_context + max_tokens + 256) // 64 + batch
-    target = InstantTarget(n_blocks, row.repeats)
+    target = InstantTarget(n_blocks, row.repeats, STEP_S if row.costs is COSTLY else 0.0)
     options = SpeculatorOptions(step_costs=row.costs).with_settings(AutoConfig(sources=row.sources))
     pool = SpeculatorPool(options, {"nothing": lambda _: Autoregressive()})
     scheduling = SchedulerOptions(max_sequences=batch, max_step_rows=batch * 129, prefill_chunk=4096)
