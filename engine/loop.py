@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ class Engine:
         pool: speculators.
         options: of the batching policy.
         costs: the target's step times, for the batching policy; None: not measured.
+        clock: of the time by which drafting delays a step, in seconds.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Engine:
         pool: DraftPool,
         options: SchedulerOptions | None = None,
         costs: StepCosts | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.target = target
         self.pool = pool
@@ -55,6 +58,7 @@ class Engine:
         self._sequences: dict[int, Sequence] = {}
         self._next_id = 0
         self._next_step = 0
+        self._clock = clock
         self._taken: tuple[list[Commit], DraftRound] | None = None  # that ``settle`` has not seen
 
     def submit(self, request: Request) -> int:
@@ -110,7 +114,7 @@ class Engine:
         sequences = [self._sequences[work.seq] for work in step.work]
         commits = self.scheduler.commit(step, result, sequences)
         draft_round = start_round(commits, self.scheduler)
-        run_round(draft_round, self.pool, self.scheduler)
+        run_round(draft_round, self.pool, self.scheduler, self._clock)
         self._taken = commits, draft_round
 
     def settle(self) -> list[tuple[int, StepEvent]]:

@@ -55,8 +55,7 @@ class ClockedEngine(Engine):
         self, target: Target, pool: DraftPool, options: SchedulerOptions, costs: StepCosts, clock: Clock
     ) -> None:
         self._timed = _TimedTarget(target, clock)
-        super().__init__(self._timed, pool, options, costs)
-        self._clock = clock
+        super().__init__(self._timed, pool, options, costs, clock)
         self.now = 0.0  # seconds of work since the engine was made
         self.drafted = DraftCounts()
 
@@ -99,7 +98,7 @@ class _TimedTarget:
         result = self._target.step(step)
         taken = self._clock() - began
         self.seconds += taken
-        return replace(result, seconds=taken)
+        return replace(result, seconds=taken, stage_seconds=())
 
 
 class _StepInFlight(NamedTuple):
@@ -138,9 +137,8 @@ class VirtualEngine(Engine):
         clock: Clock = time.process_time,
         eviction: CacheEviction | None = None,
     ) -> None:
-        super().__init__(target, pool, options, costs)
+        super().__init__(target, pool, options, costs, clock)
         self._eviction = eviction or CacheEviction(0)
-        self._clock = clock
         self._stages = VirtualStages(machine)
         self._flying: deque[_StepInFlight] = deque()
         self.now = 0.0  # seconds since the engine was made

@@ -6,7 +6,7 @@ Only what the next step needs happens before it is sent. Outcomes of resting req
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
@@ -70,13 +70,15 @@ def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
     return draft_round
 
 
-def run_round(draft_round: DraftRound, pool: DraftPool, scheduler: Scheduler) -> None:
+def run_round(
+    draft_round: DraftRound, pool: DraftPool, scheduler: Scheduler, clock: Callable[[], float] = time.perf_counter
+) -> None:
     """Report and draft in this process, set the trees, and record the time if anything was asked."""
     if draft_round.must_advance:
-        began = time.perf_counter()
+        began = clock()
         apply_drafts(draft_round, pool.advance(draft_round.outcomes, draft_round.budgets), scheduler)
         if draft_round.budgets:
-            draft_round.seconds = time.perf_counter() - began
+            draft_round.seconds = clock() - began
 
 
 def apply_drafts(draft_round: DraftRound, drafts: Mapping[int, Items[Branch]], scheduler: Scheduler) -> None:

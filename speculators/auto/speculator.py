@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add, mul
-from time import perf_counter
 from typing import NamedTuple
 
 from engine.errors import ConfigError
@@ -47,7 +46,7 @@ TRIAL = 8  # steps of a trial: sources that learn from answers draft well after 
 LOOK = 8  # tokens between two looks back: as many as a draft has
 FIRST_HOST = (0.0, 5e-6, 5e-5)  # seconds of host work per stream and step by arm, before any was measured
 HOST_RATE = 0.1  # weight of the newest step in measured host work
-HOST_OUTLIER = 4.0  # a measurement counts as at most this many times the usual one: a paused process takes longer
+HOST_OUTLIER = 4.0  # host work counts as at most this many times the usual: a paused process says nothing about it
 LANE_RATE = 1 / 32  # weight of the newest step in the accepted tokens of all streams
 PROBE_GAIN = 0.35  # tokens a step that probes are expected to gain, before the first steps of a request
 
@@ -113,8 +112,7 @@ class Auto(PerRequest[StreamState]):
         self._account, self._trials = Account(loss, CAPACITY), Account(loss / 2, TRIAL_CAPACITY)
         self._scopes: TenantState[ScopeState] = TenantState()
         self._host = [*FIRST_HOST]  # seconds per stream and step, by arm
-        self._spent = [0.0, 0.0, 0.0]  # seconds of the last draft, by arm
-        self._n_asked = [0, 0, 0]
+        self._n_asked = [0, 0, 0]  # streams of the last draft, by arm
         self._accepted = 0.0  # tokens per stream and step, lately
         self._step = StepTime(0.0, 1, 1, 0.0)  # the last one
         self._n_steps = 0
@@ -178,12 +176,10 @@ class Auto(PerRequest[StreamState]):
         ]
         learning = [i for i, state in enumerate(states) if state.arm == ALL or outcomes[i].prompt_top_ids is not None]
         if learning:
-            began = perf_counter()
             for i in learning:
                 self._begin_all(views[i], states[i])
             self._learn([self._unsettled[i] for i in learning])
             self._learnt = learning
-            self._spent[ALL] += perf_counter() - began
 
     def _learn(self, learning: Sequence[Observation]) -> None:
         self._sources.observe([one.view for one in learning], [one.outcome for one in learning])
@@ -252,7 +248,6 @@ class Auto(PerRequest[StreamState]):
         budgets: Sequence[int],
     ) -> list[Proposal]:
         """Return what the sources of an arm propose for some of the requests, without those that get nothing."""
-        began = perf_counter()
         asked = [views[i] for i in places]
         n_most = [min(budgets[i], int(2.0 * states[i].recent_nodes) + 8) for i in places]
         if arm == ALL:
@@ -266,7 +261,6 @@ class Auto(PerRequest[StreamState]):
         for i, n in zip(places, n_most, strict=True):
             for part in states[i].own:
                 found.setdefault(i, []).extend(part.propose(views[i], n))
-        self._spent[arm] += perf_counter() - began
         self._n_asked[arm] += len(places)
         return [Proposal(i, views[i], states[i], budgets[i], arm, branches) for i, branches in found.items()]
 
@@ -280,7 +274,7 @@ class Auto(PerRequest[StreamState]):
         counts, claimed = [len(branch.tokens) for branch in branches], [[0.0] * DEPTHS] * len(pairs)
         if price is not None and pairs:
             factors, reads = [one.state.factors for one, _ in pairs], [one.arm == ALL for one, _ in pairs]
-            limit = price.plain + self._room(price) - sum(map(mul, self._host, self._n_asked))
+            limit = price.plain + self._room(price) - self._host_seconds()
             token, n_read = self._token(price), self._n_asked[ALL]
             counts, claimed = share_out(branches, factors, reads, n_read, price, token, limit)
         for (one, branch), count, claims in zip(pairs, counts, claimed, strict=True):
@@ -323,6 +317,10 @@ class Auto(PerRequest[StreamState]):
     def _token(self, price: Price) -> float:
         """Return what one more token is worth: the seconds in which the streams of a step make one now."""
         return price.plain / price.batch / (1.0 + self._accepted)
+
+    def _host_seconds(self) -> float:
+        """Return how long the host usually works for the streams that were asked."""
+        return float(sum(map(mul, self._host, self._n_asked)))
 
     def _room(self, price: Price) -> float:
         """Return by how many seconds the account allows the next step to be longer than a plain one."""
@@ -367,13 +365,14 @@ class Auto(PerRequest[StreamState]):
     def _charge(self, seen: Sequence[Observation], price: Price, seconds: float) -> None:
         """Charge the account with the step that was answered, and with the host work before the one that runs now."""
         assert self._prices is not None
-        rest = max(seconds - sum(self._spent), 0.0) / max(sum(self._n_asked), 1)
-        for arm in (TEXT, ALL):
-            if self._n_asked[arm]:
-                taken = min(self._spent[arm] / self._n_asked[arm] + rest, HOST_OUTLIER * self._host[arm])
-                self._host[arm] += HOST_RATE * (taken - self._host[arm])
-        self._spent, self._n_asked = [0.0, 0.0, 0.0], [0, 0, 0]
-        self._account.add(0.0, -price.batch * seconds, price.batch * price.plain)
+        usual = self._host_seconds()
+        if usual:
+            seconds = min(seconds, HOST_OUTLIER * usual)
+            for arm in (TEXT, ALL):
+                if self._n_asked[arm]:  # in a step with both, both change by the same factor
+                    self._host[arm] *= 1.0 + HOST_RATE * (max(seconds / usual, 1.0 / HOST_OUTLIER) - 1.0)
+            self._account.add(0.0, -price.batch * seconds, price.batch * price.plain)
+        self._n_asked = [0, 0, 0]
         step = next((one.outcome.step for one in seen if one.outcome.step is not None), self._step)
         if step is self._step:
             return

@@ -14,7 +14,6 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE, ROOT
-from speculators.auto import speculator
 from speculators.auto.speculator import Auto, AutoConfig
 from speculators.auto.streams import ALL, DEPTHS, TEXT, StreamState
 from speculators.method import SpeculatorOptions
@@ -32,12 +31,6 @@ from tests.speculators.auto.auto_sources import (
     make_request,
 )
 from tests.speculators.drafts import paths_of, tokens_of
-
-
-@pytest.fixture(autouse=True)
-def _instant_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host work takes no time: no decision depends on how busy the machine is."""
-    monkeypatch.setattr(speculator, "perf_counter", lambda: 0.0)
 
 
 @st.composite

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from engine.protocol import Needs, RequestView
 from engine.step_cost import StepCosts
-from speculators.auto import speculator
 from speculators.auto.speculator import CAPACITY, Auto, AutoConfig
 from tests.speculators.auto.simulated_lane import Clock, Lane, Source, TextSource
 
@@ -65,19 +63,6 @@ class Trace:
                 self.lane.replace_stream()
             self.lane.step()
         return self.lane
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The controller reads the clock of the trace that runs."""
-
-    class Current(Trace):
-        def __init__(self, *arguments: Any, **named: Any) -> None:
-            super().__init__(*arguments, **named)
-            monkeypatch.setattr(speculator, "perf_counter", self.clock)
-
-    monkeypatch.setitem(globals(), "Trace", Current)
-    return
 
 
 def always(p: float) -> Callable[[RequestView], float]:
