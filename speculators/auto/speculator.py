@@ -418,8 +418,9 @@ class Auto(PerRequest[StreamState]):
             found = part.look_back([one.view for one in due], [LOOK] * len(due))
             node = price.between(0, LOOK) / LOOK
             for one, (n_drafted, n_right) in zip(due, found, strict=True):
-                cost = self._host[TEXT] + node * min(n_drafted, n_right + 1)
-                one.state.count(TEXT, n_right - cost * price.batch / price.plain)
+                cost = (self._host[TEXT] + node * min(n_drafted, n_right + 1)) * price.batch / price.plain
+                n_steps = LOOK / (1.0 + n_right)  # that the text took at this rate
+                one.state.count(TEXT, n_right - cost * n_steps, n_steps)
 
     def _choose(self, states: Sequence[StreamState], price: Price | None) -> None:
         """Choose the arms of the next drafts; start a trial of the arm about which nothing else tells."""

@@ -11,12 +11,11 @@ from speculators.mixing.fault_isolation import FaultIsolated
 DEPTHS = 6  # depths with a calibration of their own; the last one includes all deeper ones
 OFF, TEXT, ALL = range(3)  # arms: decode plainly, sources that read only the text, all sources
 
-OWN_FADE = 15 / 16  # of a stream's older steps per step: its text changes its nature within some 16 steps
-IDLE_FADE = 63 / 64  # of a stream's steps of an arm per step without it: after some 64 its scope counts again
-SCOPE_FADE = 255 / 256  # of a scope's older steps per step of a stream
-PRIOR_STEPS = 4.0  # weight of the scope against a stream's own steps
-MOST_PRIOR = 0.5  # tokens a step that a scope may promise: a stream that gains nothing is off after some 16 steps
-FIRST_TEXT = 0.1  # tokens a step that the text promises in a scope without experience: asking it costs a tenth of that
+OWN_FADE = 127 / 128  # of a stream's older steps per step: copied passages are some ten to a hundred steps apart
+SCOPE_FADE = 1023 / 1024  # of a scope's older steps per step of a stream: 16 streams for 64 steps
+PRIOR_STEPS = 16.0  # weight of the scope against a stream's own steps
+MOST_PRIOR = 0.5  # tokens a step that a scope may promise: limits what a stream loses that is unlike the others
+FIRST_TEXT = 0.1  # tokens a step that the text promises in a scope without experience: asking it costs less than that
 STEPS_FADE = 7 / 8  # of older requests' steps per request of a scope
 CLAIM_FADE = 0.97  # of older claims per step
 PRIOR_CLAIMS = 4.0  # weight of the scope against a stream's own claims, in claimed tokens
@@ -30,9 +29,10 @@ class Mean:
     total: float = 0.0
     weight: float = 0.0
 
-    def add(self, value: float, fade: float) -> None:
-        self.total = self.total * fade + value
-        self.weight = self.weight * fade + 1.0
+    def add(self, total: float, fade: float, weight: float = 1.0) -> None:
+        """Add ``weight`` values that are ``total`` together."""
+        self.total = self.total * fade + total
+        self.weight = self.weight * fade + weight
 
     def fade(self, share: float) -> None:
         self.total *= share
@@ -116,10 +116,10 @@ class StreamState:
         """Return the net tokens per step that are expected of an arm."""
         return self.gains[arm].value(self.scope.gain(arm), PRIOR_STEPS)
 
-    def count(self, arm: int, gain: float) -> None:
-        """Count a step of an arm that gained so many tokens net."""
-        self.gains[arm].add(gain, OWN_FADE)
-        self.scope.gains[arm].add(gain, SCOPE_FADE)
+    def count(self, arm: int, gain: float, n_steps: float = 1.0) -> None:
+        """Count steps of an arm that gained so many tokens net, together."""
+        self.gains[arm].add(gain, OWN_FADE**n_steps, n_steps)
+        self.scope.gains[arm].add(gain, SCOPE_FADE**n_steps, n_steps)
 
     def calibrate(self, draft: DraftRecord, n_accepted: int) -> None:
         """Compare what a draft claimed with the number of its nodes that were accepted."""
@@ -132,9 +132,8 @@ class StreamState:
         if not self.trial:
             best = max(arms, key=self.gain, default=OFF)
             self.arm = best if best and self.gain(best) > 0.0 else OFF
-        for arm in arms:
-            if arm != self.arm:
-                self.gains[arm].fade(IDLE_FADE)
+        if self.arm != ALL:
+            self.gains[ALL].fade(OWN_FADE)  # nothing new is learnt about it, and the scope counts again
         self.set_factors()
 
     def try_arm(self, arm: int, n_steps: int, now: int) -> None:

@@ -71,12 +71,14 @@ class MergedDrafts:
         return [{} if node is None else self.claims[node] for node in nodes]
 
 
-def ranked(name: str, branches: Sequence[Branch], budget: int) -> list[Branch]:
+def ranked(name: str, branches: list[Branch], budget: int) -> list[Branch]:
     """Return branches, without probes, of which any number of first nodes are the ones to keep; each has its ``reach``.
 
     Branches that were drawn from ``q`` keep their order: the acceptance test is valid for draws, not for a choice among
     them. All others become one, of the ``budget`` most probable nodes; ``name`` is of the speculator that merges.
     """
+    if len(branches) == 1 and branches[0].reach is not None and not branches[0].probe:
+        return branches  # nearly always
     drawn = [branch for branch in branches if branch.q is not None and not branch.probe]
     others = [branch for branch in branches if branch.q is None and not branch.probe]
     best = _best_of(name, others, budget) if others else None
@@ -102,5 +104,13 @@ def first_nodes(branch: Branch, count: int) -> Branch:
     """Return the first ``count`` nodes of a branch."""
     if count == len(branch.tokens):
         return branch
-    lists = {name: getattr(branch, name) for name in ("tokens", "parents", "q", "scores", "proposers", "reach")}
-    return replace(branch, **{name: values[:count] for name, values in lists.items() if values is not None})
+    scores, proposers = branch.scores, branch.proposers
+    return Branch(
+        branch.tokens[:count],
+        branch.source,
+        None if branch.parents is None else branch.parents[:count],
+        branch.probe,
+        None if branch.q is None else branch.q[:count],
+        None if scores is None else scores[:count],
+        None if proposers is None else proposers[:count],
+    )

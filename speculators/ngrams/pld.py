@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Literal, cast
 
 import numpy as np
@@ -73,6 +75,7 @@ class PromptLookup(BatchSpeculator):
             tuple(MATCH_SCORES[min(match + depth, MAX_SCORED_MATCH)] for depth in range(config.draft_tokens))
             for match in range(longest + 1)
         ]  # by matching tokens
+        self._reaches = [tuple(accumulate(scores, mul)) for scores in self._scores]
 
     def begin(self, view: RequestView) -> None:
         self._indexes.begin(view)
@@ -87,7 +90,7 @@ class PromptLookup(BatchSpeculator):
         """Return at most ``max_branches`` chains for each request."""
         if self._config.max_branches > 1:
             return [self._propose_several(view, budget) for view, budget in zip(views, budgets, strict=True)]
-        scores, name, width = self._scores, self.name, 3 + self._config.draft_tokens
+        scores, reaches, name, width = self._scores, self._reaches, self.name, 3 + self._config.draft_tokens
         if len(views) > len(self._rows):
             self._rows = np.empty((2 * len(views), width), np.int32)  # a new array every step takes longer
             self._cells = self._rows.reshape(-1).data
@@ -96,9 +99,11 @@ class PromptLookup(BatchSpeculator):
         if n:
             cells = self._cells[: n * width].tolist()  # faster than NumPy's
             for at in range(0, n * width, width):
-                n_tokens = cells[at + 1]
-                tokens, claims = cells[at + 3 : at + 3 + n_tokens], scores[cells[at + 2]][:n_tokens]
-                drafts[cells[at]].append(Branch(tokens, name, None, False, None, claims))
+                place, n_tokens, match = cells[at : at + 3]
+                tokens, claims, reach = cells[at + 3 : at + 3 + n_tokens], scores[match], reaches[match]
+                if n_tokens < len(claims):
+                    claims, reach = claims[:n_tokens], reach[:n_tokens]
+                drafts[place].append(Branch(tokens, name, None, False, None, claims, None, reach))
         return drafts
 
     def look_back(self, views: Sequence[RequestView], distances: Sequence[int]) -> IntArray:
