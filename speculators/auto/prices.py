@@ -17,8 +17,8 @@ from engine.step_cost import MEASURED_CONTEXT, Seconds, StepCosts
 
 RATE = 1 / 16  # weight of the newest step in a correction: follows a change within some 16 steps, averages noise
 OUTLIER = 2.0  # a step counts as at most this many times its price or less: a paused process says nothing about prices
-PLAIN_EVERY = 64  # steps with drafts after which a plain one is due: costs 1/64 of what drafting saves, at most 1.6 %
-PLAIN_FIRST = 8  # the same before the first plain step of a bucket; twice, three times as many before the next ones
+PLAIN_EVERY = 256  # steps with drafts after which a plain one is due: costs 1/256 of what drafting saves
+PLAIN_FIRST = 8  # the same before the first plain step of a bucket; it doubles with each one
 LOAD_WEIGHT = (
     3.0  # plain steps: weight of the step times that were measured at load, or of the previous bucket's factor
 )
@@ -61,7 +61,7 @@ class _Correction:
     @property
     def is_plain_due(self) -> bool:
         """Whether the next step must be plain; at first more often, until several have been averaged."""
-        return self.since_plain >= min(PLAIN_FIRST * (self.n_plain + 1), PLAIN_EVERY)
+        return self.since_plain >= min(PLAIN_FIRST << self.n_plain, PLAIN_EVERY)
 
 
 @dataclass(slots=True)

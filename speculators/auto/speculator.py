@@ -86,6 +86,16 @@ class Proposal:
     claimed: list[float] | None = None  # [DEPTHS], by these nodes
 
 
+class Plan(NamedTuple):
+    """What the next drafts may cost."""
+
+    price: Price
+    highest: int  # arm whose worst outcome the account holds
+    reason: Decision  # why no higher one is allowed
+    room: float  # seconds by which the step may be longer than a plain one
+    token: float  # seconds that one more token is worth: in which the streams of a step make one now
+
+
 class Observation(NamedTuple):
     """The answer to the last draft of a request."""
 
@@ -115,8 +125,10 @@ class Auto(PerRequest[StreamState]):
         self._n_asked = [0, 0, 0]  # streams of the last draft, by arm
         self._accepted = 0.0  # tokens per stream and step, lately
         self._step = StepTime(0.0, 1, 1, 0.0)  # the last one
+        self._plan: Plan | None = None  # None: no step was measured
         self._n_steps = 0
-        self._unsettled: list[Observation] = []
+        self._empty_drafts: dict[tuple[Decision, bool], Draft] = {}
+        self._unsettled: list[tuple[RequestView, StreamState, Outcome, DraftRecord | None]] = []
         self._learnt: list[int] = []  # places in ``_unsettled`` that the sources have observed
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -147,6 +159,8 @@ class Auto(PerRequest[StreamState]):
             part.begin(view)
         state = StreamState(self._scope(view.request), own, n_looked=len(view.context))
         self._choose([state], self._price(1))
+        if state.arm == ALL:
+            self._begin_all(view, state)
         return state
 
     def end(self, view: RequestView) -> None:
@@ -170,15 +184,12 @@ class Auto(PerRequest[StreamState]):
         if self._unsettled:
             self.settle((), (), 0.0)
         states = [self.states[view.request_id] for view in views]
-        self._unsettled = [
-            Observation(view, state, outcome, state.draft)
-            for view, state, outcome in zip(views, states, outcomes, strict=True)
-        ]
+        self._unsettled = [*zip(views, states, outcomes, [state.draft for state in states], strict=True)]
         learning = [i for i, state in enumerate(states) if state.arm == ALL or outcomes[i].prompt_top_ids is not None]
         if learning:
             for i in learning:
                 self._begin_all(views[i], states[i])
-            self._learn([self._unsettled[i] for i in learning])
+            self._learn([Observation(*self._unsettled[i]) for i in learning])
             self._learnt = learning
 
     def _learn(self, learning: Sequence[Observation]) -> None:
@@ -193,51 +204,60 @@ class Auto(PerRequest[StreamState]):
     def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         """Return the nodes that save the most time over all requests together, with the decision about each request."""
         states = [self.states[view.request_id] for view in views]
-        highest, reason = self._highest_arm([state.arm for state in states])
-        plain, rest = self._empty(reason), self._empty(NOT_WORTH_IT, rests=not self._sources.always_observing)
-        drafts: list[list[Branch]] = [plain if state.arm else rest for state in states]
+        plan = self._plan
+        if plan is None or plan.price.batch < len(views):
+            plan = self._plan = self._make_plan(states)
+        highest, rests = ALL if plan is None else plan.highest, not self._sources.always_observing
+        off = self._empty(BUDGET if plan is None else plan.reason)
+        rest = self._empty(NOT_WORTH_IT, rests)
+        drafts: list[list[Branch]] = []
+        places: tuple[list[int], ...] = ([], [], [])  # by arm
+        for i, state in enumerate(states):
+            arm = min(state.arm, highest) if budgets[i] > 0 else OFF
+            state.draft, state.rests = None, rests and state.arm == OFF
+            drafts.append(off if state.arm else rest)
+            places[arm if arm in self._arms else OFF].append(i)
         proposals: list[Proposal] = []
-        for state in states:
-            state.draft, state.rests = None, state.arm == OFF and rest.rests
         for arm in self._arms:
-            places = [
-                i
-                for i, state in enumerate(states)
-                if budgets[i] > 0 and (state.arm == arm <= highest or (state.arm > highest == arm))
-            ]
-            if places:
+            if places[arm]:
                 nothing, record = self._empty(NOTHING[arm]), DraftRecord(arm, self._host[arm])
-                for i in places:
+                for i in places[arm]:
                     drafts[i], states[i].draft = nothing, record
-                proposals += self._ask(arm, places, views, states, budgets)
-        self._take(proposals)
+                proposals += self._ask(arm, places[arm], views, states, budgets)
+        if proposals:
+            self._take(proposals, plan)
         for one in proposals:
             decision = (TRIES if one.state.trial else DRAFTS if one.taken else NOTHING)[one.arm]
-            drafts[one.place] = Draft(one.taken, decision, drafts_next=one.arm == ALL)
+            drafts[one.place] = Draft(one.taken, decision, False, one.arm == ALL)
         return drafts
 
     def _empty(self, decision: Decision, rests: bool = False) -> Draft:
-        reads_back = decision.reads_back or self._sources.reads_always
-        return Draft((), decision._replace(reads_back=reads_back), rests, drafts_next=decision.tier == "all")
+        """Return a draft without nodes; one object for all requests with the same decision."""
+        found = self._empty_drafts.get((decision, rests))
+        if found is None:
+            reads_back = decision.reads_back or self._sources.reads_always
+            found = Draft((), decision._replace(reads_back=reads_back), rests, decision.tier == "all")
+            self._empty_drafts[decision, rests] = found
+        return found
 
-    def _price(self, batch: int, n_nodes: int = 16) -> Price | None:
+    def _price(self, batch: int, n_nodes: int = 256) -> Price | None:
         """Return the price of the next step, with ``batch`` drafts or more; None: no step was measured."""
         if self._prices is None:
             return None
         return self._prices.of(max(batch, self._step.n_sequences), self._step.context, n_nodes)
 
-    def _highest_arm(self, arms: Sequence[int]) -> tuple[int, Decision]:
-        """Return the highest arm whose worst outcome the account holds, and the reason why no higher one is allowed."""
-        price = self._price(len(arms))
-        if price is None or self._prices is None or not any(arms):
-            return ALL, BUDGET
-        if self._prices.is_plain_due(price.batch, self._step.context):
-            return OFF, PLAIN_DUE
+    def _make_plan(self, states: Sequence[StreamState]) -> Plan | None:
+        """Return the plan for the next drafts, of about these requests; None: no step was measured."""
+        price, arms = self._price(len(states)), [state.arm for state in states]
+        if price is None or self._prices is None:
+            return None
         room, n_text, n_all = self._room(price), arms.count(TEXT), arms.count(ALL)
-        reading = price.seconds(0, n_all) - price.plain
-        if reading + n_text * self._host[TEXT] + n_all * self._host[ALL] <= room:
-            return ALL, BUDGET
-        return (TEXT if (n_text + n_all) * self._host[TEXT] <= room else OFF), BUDGET
+        highest, reason = ALL, BUDGET
+        if self._prices.is_plain_due(price.batch, self._step.context):
+            highest, reason = OFF, PLAIN_DUE
+        elif price.seconds(0, n_all) - price.plain + n_text * self._host[TEXT] + n_all * self._host[ALL] > room:
+            highest = TEXT if (n_text + n_all) * self._host[TEXT] <= room else OFF
+        return Plan(price, highest, reason, room, price.plain / price.batch / (1.0 + self._accepted))
 
     def _ask(
         self,
@@ -264,19 +284,19 @@ class Auto(PerRequest[StreamState]):
         self._n_asked[arm] += len(places)
         return [Proposal(i, views[i], states[i], budgets[i], arm, branches) for i, branches in found.items()]
 
-    def _take(self, proposals: Sequence[Proposal]) -> None:
+    def _take(self, proposals: Sequence[Proposal], plan: Plan | None) -> None:
         """Take the nodes that are worth it over all proposals."""
-        if not proposals:
-            return
-        price = self._price(len(proposals), sum(len(branch.tokens) for one in proposals for branch in one.branches))
         pairs = [(one, branch) for one in proposals for branch in ranked(self.name, one.branches, one.budget)]
-        branches = [branch for _, branch in pairs]
-        counts, claimed = [len(branch.tokens) for branch in branches], [[0.0] * DEPTHS] * len(pairs)
-        if price is not None and pairs:
-            factors, reads = [one.state.factors for one, _ in pairs], [one.arm == ALL for one, _ in pairs]
-            limit = price.plain + self._room(price) - self._host_seconds()
-            token, n_read = self._token(price), self._n_asked[ALL]
-            counts, claimed = share_out(branches, factors, reads, n_read, price, token, limit)
+        counts, claimed = [len(branch.tokens) for _, branch in pairs], [_NO_CLAIMS] * len(pairs)
+        price = None
+        if plan is not None:
+            price = self._price(
+                plan.price.batch, sum(len(branch.tokens) for one in proposals for branch in one.branches)
+            )
+        if plan is not None and price is not None and pairs:
+            requests = [(branch, one.state.factors, one.arm == ALL) for one, branch in pairs]
+            limit = price.plain + plan.room - self._host_seconds()
+            counts, claimed = share_out(requests, self._n_asked[ALL], price, plan.token, limit)
         for (one, branch), count, claims in zip(pairs, counts, claimed, strict=True):
             if count:
                 one.taken.append(first_nodes(branch, count))
@@ -284,13 +304,14 @@ class Auto(PerRequest[StreamState]):
                 one.claimed = claims if one.claimed is None else [*map(add, one.claimed, claims)]
         n_taken = sum(counts)
         for one in proposals:
-            one.state.recent_nodes = max(float(one.n_nodes), 0.75 * one.state.recent_nodes + 0.25 * one.n_nodes)
-            if any(branch.probe for branch in one.branches):
-                n_taken += self._take_probes(one, price, n_taken)
+            n, recent = one.n_nodes, one.state.recent_nodes
+            one.state.recent_nodes = float(n) if n > recent else recent + 0.25 * (n - recent)
+            if len(one.branches) > 1 or one.branches[0].probe:
+                n_taken += self._take_probes(one, price, plan, n_taken)
         if price is not None:
             self._record(proposals, price)
 
-    def _take_probes(self, proposal: Proposal, price: Price | None, n_taken: int) -> int:
+    def _take_probes(self, proposal: Proposal, price: Price | None, plan: Plan | None, n_taken: int) -> int:
         """Take the first probes, as long as they cost less than all sources gain; return how many nodes they have.
 
         A probe claims nothing: it fills dictionaries from which later drafts come.
@@ -299,7 +320,7 @@ class Auto(PerRequest[StreamState]):
         gain = proposal.state.gains[ALL].value(PROBE_GAIN, PRIOR_STEPS)
         for probe in filter(_is_probe, proposal.branches):
             more = n + len(probe.tokens)
-            if more > room or (price and price.between(n_taken, n_taken + more) > gain * self._token(price)):
+            if more > room or (price and plan and price.between(n_taken, n_taken + more) > gain * plan.token):
                 break
             proposal.taken.append(probe)
             n = more
@@ -314,10 +335,6 @@ class Auto(PerRequest[StreamState]):
         for one, n in zip(proposals, rows, strict=True):
             one.state.draft = DraftRecord(one.arm, self._host[one.arm] + added * n / max(sum(rows), 1), one.claimed)
 
-    def _token(self, price: Price) -> float:
-        """Return what one more token is worth: the seconds in which the streams of a step make one now."""
-        return price.plain / price.batch / (1.0 + self._accepted)
-
     def _host_seconds(self) -> float:
         """Return how long the host usually works for the streams that were asked."""
         return float(sum(map(mul, self._host, self._n_asked)))
@@ -331,7 +348,7 @@ class Auto(PerRequest[StreamState]):
     def settle(self, views: Sequence[RequestView], outcomes: Sequence[Outcome], seconds: float) -> Collection[int]:
         """Charge the account, learn, and choose the next arms; return the requests whose rest ends."""
         learnt, self._learnt = set(self._learnt), []
-        seen, self._unsettled = self._unsettled, []
+        seen, self._unsettled = [Observation(*one) for one in self._unsettled], []
         late = [one for i, one in enumerate(seen) if i not in learnt] if len(learnt) < len(seen) else []
         for view, outcome in zip(views, outcomes, strict=True):
             state = self.states[view.request_id]
@@ -347,10 +364,15 @@ class Auto(PerRequest[StreamState]):
         for one in seen:
             self._count(one, price)
         self._look_back(seen, price)
-        self._choose([one.state for one in seen], price)
+        states = [one.state for one in seen]
+        self._choose(states, price)
+        self._plan = self._make_plan(states)
         woken = [one for one in seen if one.state.rests and one.state.arm]
         for one in woken:
             one.state.rests = False
+        for one in seen:
+            if one.state.arm == ALL:  # here, because it may take milliseconds
+                self._begin_all(one.view, one.state)
         return [one.view.request_id for one in woken]
 
     def _learn_late(self, late: Sequence[Observation]) -> None:
@@ -436,6 +458,9 @@ class Auto(PerRequest[StreamState]):
         idle = [state for state in states if state.arm != tried]
         if idle and self._trials.room(price.batch * price.plain) > 0.0:  # one at a time, as its cost is not known yet
             min(idle, key=lambda state: state.last_trial).try_arm(tried, TRIAL, self._n_steps)
+
+
+_NO_CLAIMS = [0.0] * DEPTHS
 
 
 def _is_probe(branch: Branch) -> bool:

@@ -143,7 +143,11 @@ def test_no_other_way_to_share_out_saves_more(reaches, n_others, costs, reads, t
         return (gain * token - seconds) if seconds <= limit or not any(counts) else -math.inf
 
     counts, claimed = share_out(
-        [siblings(reach) for reach in reaches], [ONES] * len(reaches), reads, sum(reads), price, token, limit
+        [(siblings(reach), ONES, read) for reach, read in zip(reaches, reads, strict=True)],
+        sum(reads),
+        price,
+        token,
+        limit,
     )
     ways = itertools.product(*(range(len(reach) + 1) for reach in reaches))
     prefixes = [c for c in ways if _is_best_first(c, reaches)]
@@ -164,10 +168,10 @@ def test_claims_are_calibrated_by_depth_and_never_rise_along_a_branch():
     chain = Branch([1, 2, 3], "", reach=[0.9, 0.81, 0.729])
     price = Prices(FREE).of(1, 0, 3)
     for factors, count in ((ONES, 3), ([1.0, 0.0, 5.0, 1.0, 1.0, 1.0], 1), ([0.0] * DEPTHS, 0)):
-        counts, claimed = share_out([chain], [factors], [False], 0, price, 1.0, 10.0)
+        counts, claimed = share_out([(chain, factors, False)], 0, price, 1.0, 10.0)
         assert counts == [count]
         assert claimed[0][:3] == pytest.approx([0.9, 0.81, 0.729][:count] + [0.0] * (3 - count))
     for reach in ([math.nan, 0.5], [math.inf, 0.5]):
-        counts, claimed = share_out([Branch([1, 2], "", reach=reach)], [ONES], [False], 0, price, 1.0, 10.0)
+        counts, claimed = share_out([(Branch([1, 2], "", reach=reach), ONES, False)], 0, price, 1.0, 10.0)
         assert counts == [0]
         assert claimed == [[0.0] * DEPTHS]
