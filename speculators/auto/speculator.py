@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from operator import add, mul
 from typing import NamedTuple
 
@@ -127,7 +128,6 @@ class Auto(PerRequest[StreamState]):
         self._step = StepTime(0.0, 1, 1, 0.0)  # the last one
         self._plan: Plan | None = None  # None: no step was measured
         self._n_steps = 0
-        self._empty_drafts: dict[tuple[Decision, bool], Draft] = {}
         self._unsettled: list[tuple[RequestView, StreamState, Outcome, DraftRecord | None]] = []
         self._learnt: list[int] = []  # places in ``_unsettled`` that the sources have observed
 
@@ -232,13 +232,7 @@ class Auto(PerRequest[StreamState]):
         return drafts
 
     def _empty(self, decision: Decision, rests: bool = False) -> Draft:
-        """Return a draft without nodes; one object for all requests with the same decision."""
-        found = self._empty_drafts.get((decision, rests))
-        if found is None:
-            reads_back = decision.reads_back or self._sources.reads_always
-            found = Draft((), decision._replace(reads_back=reads_back), rests, decision.tier == "all")
-            self._empty_drafts[decision, rests] = found
-        return found
+        return _empty_draft(decision, decision.reads_back or self._sources.reads_always, rests)
 
     def _price(self, batch: int, n_nodes: int = 256) -> Price | None:
         """Return the price of the next step, with ``batch`` drafts or more; None: no step was measured."""
@@ -458,6 +452,12 @@ class Auto(PerRequest[StreamState]):
         idle = [state for state in states if state.arm != tried]
         if idle and self._trials.room(price.batch * price.plain) > 0.0:  # one at a time, as its cost is not known yet
             min(idle, key=lambda state: state.last_trial).try_arm(tried, TRIAL, self._n_steps)
+
+
+@cache
+def _empty_draft(decision: Decision, reads_back: bool, rests: bool) -> Draft:
+    """Return a draft without nodes; one object for all requests with the same decision."""
+    return Draft((), decision._replace(reads_back=reads_back), rests, decision.tier == "all")
 
 
 _NO_CLAIMS = [0.0] * DEPTHS
