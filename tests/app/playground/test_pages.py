@@ -25,6 +25,8 @@ from app.playground.examples import GENERIC, OF_DEFAULT_MODEL
 from app.playground.files import STATIC
 from app.playground.options import PlaygroundOptions, Victim
 from app.playground.playground import Playground
+from engine.protocol import Decision
+from speculators.auto import speculator as auto
 
 HERE = "http://127.0.0.1:8000"
 VICTIMS = (Victim("router"), Victim("stage", 0), Victim("stage", 1))
@@ -88,6 +90,14 @@ def test_no_script_inserts_text_as_html_or_names_another_server() -> None:
     for file in STATIC.rglob("*.*"):
         text = file.read_text().replace("http://www.w3.org/2000/svg", "")
         assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?://", text), file
+
+
+def test_the_playground_explains_every_decision_of_auto() -> None:
+    values = [value for held in vars(auto).values() for value in (held if type(held) is tuple else (held,))]
+    decisions = {f"{value.tier}:{value.reason}" for value in values if isinstance(value, Decision)}
+    assert "off:unlikely" in decisions
+    explained = re.findall(r'^  "(\w+:\w+)": \[', (STATIC / "js/views/decisions.js").read_text(), re.MULTILINE)
+    assert sorted(explained) == sorted(decisions)
 
 
 async def test_other_paths_and_an_edge_without_a_playground_answer_404(backend: Any) -> None:

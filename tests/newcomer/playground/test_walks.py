@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from app.access.key_file import digest_of, new_key
@@ -18,12 +19,15 @@ from app.api.service import ServiceSettings
 from app.playground.options import PlaygroundOptions
 from app.playground.playground import Playground
 from benchmarks.support.browser import Browser
+from engine.events import RequestStats
 from tests.app.conftest import ScriptedBackend, listening
 from tests.newcomer.playground.walks import OUTCOME, READY, VERDICT, answer_of, choose, send
 from tests.support.server_process import SpectraServer
+from tests.support.tiny_models import tiny_tokenizer
 
 pytestmark = pytest.mark.cluster
 
+DECISIONS = {"text:drafts": 12, "off:unlikely": 30, "all:trial": 8, "new:reason": 10}
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=2</script> & <b>bold</b>'
 
 
@@ -158,3 +162,39 @@ def test_html_that_a_model_writes_is_shown_as_text(window: Browser, backend: Scr
         assert window.text("#answer") == HOSTILE
         assert window.all("#answer img, #answer script, #answer b") == []
         assert window.driver.title == title
+
+
+class DecidingBackend(ScriptedBackend):
+    """Reports ``decisions``, as a model does whose method is ``auto``."""
+
+    decisions = DECISIONS
+
+    def _stats(self, n_prompt: int, steps: list[int]) -> RequestStats:
+        return msgspec.structs.replace(super()._stats(n_prompt, steps), decisions=self.decisions)
+
+
+def test_an_answer_by_auto_shows_the_share_of_each_decision_with_its_meaning(window: Browser) -> None:
+    backend = DecidingBackend(tiny_tokenizer(400))
+    app = create_app(Api(backend, backend.tokenizer, ServiceSettings()), playground=Playground(PlaygroundOptions(True)))
+    with listening(app) as window.base:
+        window.open()
+        send(window)
+        rows = window.run(
+            "return [...document.querySelectorAll('#decisions li')].map((li) => [li.textContent, li.title])"
+        )
+        assert rows == [
+            ["off: no gain expected 30 (50 %)", "Plain decoding: no drafts are expected to save time."],
+            ["text: drafts 12 (20 %)", "Drafts from the text."],
+            ["all sources: trial 8 (13 %)", "Tries all sources, whatever they are expected to gain."],
+            ["new:reason 10 (17 %)", ""],
+        ]
+        widths = window.run(
+            "return [...document.querySelectorAll('#decisions rect')].map((one) => one.width.baseVal.value)"
+        )
+        whole = window.run("return document.querySelector('#decisions svg').clientWidth")
+        assert widths == pytest.approx([whole * n / 60 for n in (30, 12, 8, 10)], rel=0.01)
+        assert window.find("#decisions").is_displayed()
+        backend.decisions = {}
+        send(window)
+        assert not window.find("#decisions").is_displayed()
+    assert window.logged() == []

@@ -11,6 +11,7 @@ export class Figures {
     this.forwards = null; // null: not known yet
     this.bySource = new Map(); // source -> tokens; null: the target itself
     this.drafted = null; // nodes
+    this.decisions = null; // "arm:reason" -> steps; of an answer by `auto` that has ended
   }
 
   /** Count a traced step. */
@@ -35,6 +36,7 @@ export class Figures {
     if (speculative) {
       this.forwards = speculative.num_spec_steps ?? this.forwards;
       this.drafted = speculative.num_draft_tokens ?? this.drafted;
+      this.decisions = speculative.decisions ?? null;
     }
   }
 

@@ -1,6 +1,7 @@
 // One method's part of a race.
 
 import { AnswerView } from "../views/answer_view.js";
+import { showDecisions } from "../views/decisions.js";
 import { showLegend } from "../views/legend.js";
 import { counters, outcome } from "../views/outcome.js";
 
@@ -12,6 +13,7 @@ export class Racer {
     this.chooser = element.querySelector("select");
     this.progress = part("progress");
     this.legend = part("legend");
+    this.decisions = part("decisions");
     this.outcome = part("outcome");
     this.box = part("answer");
     this.view = new AnswerView(this.box, card, (step) => onStep(this, step));
@@ -31,6 +33,7 @@ export class Racer {
     this.progress.value = 0;
     this.outcome.textContent = "";
     this.legend.replaceChildren();
+    showDecisions(this.decisions, null);
   }
 
   /** Show what has come; `most`: tokens of the racer that has most. */
@@ -40,6 +43,7 @@ export class Racer {
     this.show(generation.figures);
     this.progress.value = (generation.figures?.tokens ?? 0) / most;
     if (generation.traced && generation.figures) showLegend(this.legend, generation.figures.bySource);
+    showDecisions(this.decisions, generation.figures?.decisions);
   }
 
   /** Say how it ended. */

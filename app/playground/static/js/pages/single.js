@@ -3,6 +3,7 @@
 import { AnswerView } from "../views/answer_view.js";
 import { byId, drawn } from "../views/dom.js";
 import { bodyOf, Generation } from "../data/generation.js";
+import { showDecisions } from "../views/decisions.js";
 import { showLegend } from "../views/legend.js";
 import { callElements, counters, outcome } from "../views/outcome.js";
 
@@ -52,5 +53,6 @@ export class Single {
     byId("reasoning").textContent = generation.reasoning;
     byId("legend").hidden = !generation.traced;
     if (generation.traced && generation.figures) showLegend(byId("legend"), generation.figures.bySource);
+    showDecisions(byId("decisions"), generation.figures?.decisions);
   }
 }
