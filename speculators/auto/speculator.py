@@ -47,7 +47,7 @@ TRIAL = 8  # steps of a trial: sources that learn from answers draft well after 
 LOOK = 8  # tokens between two looks back: as many as a draft has
 FIRST_HOST = (0.0, 5e-6, 5e-5)  # seconds of host work per stream and step by arm, before any was measured
 HOST_RATE = 0.1  # weight of the newest step in measured host work
-HOST_OUTLIER = 4.0  # host work counts as at most this many times the usual: a paused process says nothing about it
+HOST_OUTLIER = 4.0  # host work counts as at most so many times the usual, or a plain step: a process may have paused
 LANE_RATE = 1 / 32  # weight of the newest step in the accepted tokens of all streams
 PROBE_GAIN = 0.35  # tokens a step that probes are expected to gain, before the first steps of a request
 
@@ -142,7 +142,7 @@ class Auto(PerRequest[StreamState]):
         cost = self._prices.prompt_seconds(len(request.prompt))
         if scope.gains[ALL].weight:
             n_steps = min(scope.steps.value(request.params.max_tokens, 1.0), request.params.max_tokens)
-            saved = min(saved, max(scope.gain(ALL), 0.0) * n_steps * price.plain / price.batch)
+            saved = min(saved, (scope.gain(ALL) * price.plain / price.batch - self._host[ALL]) * n_steps)
         if cost > saved:
             return replace(self.needs, prompt_top_k=0, drafts_first=False)
         if self._n_steps:  # a pool that only answers this question sees no time pass
@@ -208,19 +208,22 @@ class Auto(PerRequest[StreamState]):
         if plan is None or plan.price.batch < len(views):
             plan = self._plan = self._make_plan(states)
         highest, rests = ALL if plan is None else plan.highest, not self._sources.always_observing
-        off = self._empty(BUDGET if plan is None else plan.reason)
+        off = self._empty(BUDGET if plan is None else plan.reason, rests)
         rest = self._empty(NOT_WORTH_IT, rests)
         drafts: list[list[Branch]] = []
         places: tuple[list[int], ...] = ([], [], [])  # by arm
         for i, state in enumerate(states):
-            arm = min(state.arm, highest) if budgets[i] > 0 else OFF
-            state.draft, state.rests = None, rests and state.arm == OFF
-            drafts.append(off if state.arm else rest)
-            places[arm if arm in self._arms else OFF].append(i)
+            arm = self._allowed(state, highest)
+            state.draft, state.rests = None, rests and arm == OFF
+            if budgets[i] > 0:
+                drafts.append(off if state.arm else rest)
+                places[arm].append(i)
+            else:
+                drafts.append(self._empty(NOT_WORTH_IT, state.rests))  # a single token is left
         proposals: list[Proposal] = []
         for arm in self._arms:
             if places[arm]:
-                nothing, record = self._empty(NOTHING[arm]), DraftRecord(arm, self._host[arm])
+                nothing, record = self._empty(NOTHING[arm]), DraftRecord(arm, 0.0)
                 for i in places[arm]:
                     drafts[i], states[i].draft = nothing, record
                 proposals += self._ask(arm, places[arm], views, states, budgets)
@@ -233,6 +236,10 @@ class Auto(PerRequest[StreamState]):
 
     def _empty(self, decision: Decision, rests: bool = False) -> Draft:
         return _empty_draft(decision, decision.reads_back or self._sources.reads_always, rests)
+
+    def _allowed(self, state: StreamState, highest: int) -> int:
+        arm = min(state.arm, highest)
+        return arm if arm in self._arms else OFF
 
     def _price(self, batch: int, n_nodes: int = 256) -> Price | None:
         """Return the price of the next step, with ``batch`` drafts or more; None: no step was measured."""
@@ -322,12 +329,12 @@ class Auto(PerRequest[StreamState]):
         return n
 
     def _record(self, proposals: Sequence[Proposal], price: Price) -> None:
-        """Record what each draft claims, and by how much it delays the step: host work, nodes and read-backs."""
+        """Record what each draft claims, and by how much its nodes and read-backs delay the step."""
         rows = [one.n_nodes + (1 + one.n_nodes if one.arm == ALL else 0) for one in proposals]
         n_nodes = sum(one.n_nodes for one in proposals)
         added = price.seconds(n_nodes, sum(rows) - n_nodes) - price.plain
         for one, n in zip(proposals, rows, strict=True):
-            one.state.draft = DraftRecord(one.arm, self._host[one.arm] + added * n / max(sum(rows), 1), one.claimed)
+            one.state.draft = DraftRecord(one.arm, added * n / max(sum(rows), 1), one.claimed)
 
     def _host_seconds(self) -> float:
         """Return how long the host usually works for the streams that were asked."""
@@ -361,7 +368,8 @@ class Auto(PerRequest[StreamState]):
         states = [one.state for one in seen]
         self._choose(states, price)
         self._plan = self._make_plan(states)
-        woken = [one for one in seen if one.state.rests and one.state.arm]
+        highest = ALL if self._plan is None else self._plan.highest
+        woken = [one for one in seen if one.state.rests and self._allowed(one.state, highest)]
         for one in woken:
             one.state.rests = False
         for one in seen:
@@ -383,7 +391,7 @@ class Auto(PerRequest[StreamState]):
         assert self._prices is not None
         usual = self._host_seconds()
         if usual:
-            seconds = min(seconds, HOST_OUTLIER * usual)
+            seconds = min(seconds, max(HOST_OUTLIER * usual, price.plain))
             for arm in (TEXT, ALL):
                 if self._n_asked[arm]:  # in a step with both, both change by the same factor
                     self._host[arm] *= 1.0 + HOST_RATE * (max(seconds / usual, 1.0 / HOST_OUTLIER) - 1.0)
@@ -418,7 +426,8 @@ class Auto(PerRequest[StreamState]):
             state.calibrate(draft, n_accepted)
             if state.trial:
                 state.trial -= 1
-                self._trials.add(0.0, -price.batch * draft.cost, price.batch * price.plain)
+                cost = draft.cost + self._host[draft.arm]
+                self._trials.add(0.0, -price.batch * cost, price.batch * price.plain)
 
     def _look_back(self, seen: Sequence[Observation], price: Price) -> None:
         """Count what a draft from the text would have gained where it was not asked for one, ``LOOK`` tokens ago."""
@@ -434,7 +443,7 @@ class Auto(PerRequest[StreamState]):
             found = part.look_back([one.view for one in due], [LOOK] * len(due))
             node = price.between(0, LOOK) / LOOK
             for one, (n_drafted, n_right) in zip(due, found, strict=True):
-                cost = (self._host[TEXT] + node * min(n_drafted, n_right + 1)) * price.batch / price.plain
+                cost = node * min(n_drafted, n_right + 1) * price.batch / price.plain
                 n_steps = LOOK / (1.0 + n_right)  # that the text took at this rate
                 one.state.count(TEXT, n_right - cost * n_steps, n_steps)
 
@@ -445,8 +454,9 @@ class Auto(PerRequest[StreamState]):
             for state in states:
                 state.arm = tried
             return
+        costs = [seconds * price.batch / price.plain for seconds in self._host]
         for state in states:
-            state.choose(self._arms)
+            state.choose(self._arms, costs)
             if state.arm == tried:
                 state.last_trial = self._n_steps
         idle = [state for state in states if state.arm != tried]

@@ -75,12 +75,12 @@ class ScopeState:
     __slots__ = ("calibrations", "gains", "steps")
 
     def __init__(self) -> None:
-        self.gains = [Mean(), Mean(), Mean()]  # net tokens per step
+        self.gains = [Mean(), Mean(), Mean()]  # tokens per step, as those of streams
         self.calibrations = [Calibration(), Calibration(), Calibration()]
         self.steps = Mean()  # of a request
 
     def gain(self, arm: int) -> float:
-        """Return the net tokens per step that an arm promises to a new request."""
+        """Return the tokens per step that an arm promises to a new request."""
         prior = FIRST_TEXT if arm == TEXT else 0.0
         return min(self.gains[arm].value(prior, 1.0), MOST_PRIOR)
 
@@ -89,13 +89,13 @@ class DraftRecord(NamedTuple):
     """A draft, until its answer is counted."""
 
     arm: int
-    cost: float  # seconds by which it delays its step
+    cost: float  # seconds by which its nodes and read-backs delay the step
     claimed: Sequence[float] | None = None  # [DEPTHS]: acceptances that its nodes claim; None: it has none
 
 
 @dataclass(slots=True)
 class StreamState:
-    """One request. Gains are net tokens per step: accepted nodes minus the cost of drafting, in plain tokens."""
+    """One request. Gains are tokens per step: accepted nodes minus what nodes and read-backs cost, in plain tokens."""
 
     scope: ScopeState
     own: Sequence[FaultIsolated]  # sources that serve this request and not all
@@ -113,11 +113,11 @@ class StreamState:
     factors: list[float] = field(default_factory=lambda: [1.0] * DEPTHS)  # of claims of the next draft
 
     def gain(self, arm: int) -> float:
-        """Return the net tokens per step that are expected of an arm."""
+        """Return the tokens per step that are expected of an arm."""
         return self.gains[arm].value(self.scope.gain(arm), PRIOR_STEPS)
 
     def count(self, arm: int, gain: float, n_steps: float = 1.0) -> None:
-        """Count steps of an arm that gained so many tokens net, together."""
+        """Count steps of an arm that gained so many tokens together, net of nodes and read-backs."""
         self.gains[arm].add(gain, OWN_FADE**n_steps, n_steps)
         self.scope.gains[arm].add(gain, SCOPE_FADE**n_steps, n_steps)
 
@@ -127,11 +127,17 @@ class StreamState:
             for calibrations in (self.calibrations, self.scope.calibrations):
                 calibrations[draft.arm].add(draft.claimed, n_accepted)
 
-    def choose(self, arms: Sequence[int]) -> None:
-        """Choose the arm of the next draft, of ``arms`` without OFF; a trial keeps its own."""
+    def choose(self, arms: Sequence[int], costs: Sequence[float]) -> None:
+        """Choose the arm of the next draft, of ``arms`` without OFF; a trial keeps its own.
+
+        ``costs`` are of the host's work by arm, in plain tokens per step.
+        """
         if not self.trial:
-            best = max(arms, key=self.gain, default=OFF)
-            self.arm = best if best and self.gain(best) > 0.0 else OFF
+            most, self.arm = 0.0, OFF
+            for arm in arms:
+                net = self.gain(arm) - costs[arm]
+                if net > most:
+                    most, self.arm = net, arm
         if self.arm != ALL:
             self.gains[ALL].fade(OWN_FADE)  # nothing new is learnt about it, and the scope counts again
         self.set_factors()
