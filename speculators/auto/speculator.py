@@ -460,7 +460,8 @@ class Auto(PerRequest[StreamState]):
             if state.arm == tried:
                 state.last_trial = self._n_steps
         idle = [state for state in states if state.arm != tried]
-        if idle and self._trials.room(price.batch * price.plain) > 0.0:  # one at a time, as its cost is not known yet
+        is_affordable = self._trials.room(price.batch * price.plain) > 0.0 and self._room(price) > self._host[tried]
+        if idle and is_affordable:  # one at a time, as its cost is not known yet
             min(idle, key=lambda state: state.last_trial).try_arm(tried, TRIAL, self._n_steps)
 
 
