@@ -17,7 +17,7 @@ from engine.tree import EMPTY_TREE
 from retrieval_store.index.memory import MemoryIndex
 from speculators.auto.prices import Price
 from speculators.auto.sharing import share_out
-from speculators.auto.streams import DEPTHS
+from speculators.auto.streams import CLASSES
 from speculators.ngrams.occurrences import Occurrences
 from speculators.ngrams.pld import PldConfig, PromptLookup
 from speculators.successors.config import SuccessorConfig
@@ -58,7 +58,7 @@ def _draft_once() -> None:
         lookup.begin(view)
         lookup.propose(view, 2)
         lookup.look_back([view], [1])
-    share_out([(Branch([1], "", reach=[0.5]), [1.0] * DEPTHS, True)], 1, Price(1, np.ones(2), 0.0, 0.0), 1.0, 1.0)
+    share_out([(Branch([1], ""), [1.0] * CLASSES, True)], 1, Price(1, np.ones(2), 0.0, 0.0), 1.0, 0.0, 1.0)
     MemoryIndex([[1, 2]])  # compiles queries: the first snapshot may arrive while requests run
     view.context.extend([1])
     outcome = Outcome([1], EMPTY_TREE, (), TopIds(np.array([-1], np.int32), ids, logprobs))

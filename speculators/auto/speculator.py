@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from operator import add, mul
+from operator import mul
 from typing import NamedTuple
 
 from engine.errors import ConfigError
@@ -25,7 +25,6 @@ from speculators.auto.prices import OUTLIER, Account, Price, Prices
 from speculators.auto.sharing import share_out
 from speculators.auto.streams import (
     ALL,
-    DEPTHS,
     OFF,
     PRIOR_STEPS,
     STEPS_FADE,
@@ -49,6 +48,7 @@ FIRST_HOST = (0.0, 5e-6, 5e-5)  # seconds of host work per stream and step by ar
 HOST_RATE = 0.1  # weight of the newest step in measured host work
 HOST_OUTLIER = 4.0  # host work counts as at most so many times the usual, or a plain step: a process may have paused
 LANE_RATE = 1 / 32  # weight of the newest step in the accepted tokens of all streams
+READ_GAIN = 0.01  # share of the accepted tokens of a step that reading back one more answer adds to later drafts
 PROBE_GAIN = 0.35  # tokens a step that probes are expected to gain, before the first steps of a request
 
 NOT_WORTH_IT = Decision("off", "unlikely", False)  # no arm is expected to save time
@@ -84,7 +84,6 @@ class Proposal:
     branches: list[Branch] = field(default_factory=list)
     taken: list[Branch] = field(default_factory=list)
     n_nodes: int = 0  # of ``taken``
-    claimed: list[float] | None = None  # [DEPTHS], by these nodes
 
 
 class Plan(NamedTuple):
@@ -125,6 +124,7 @@ class Auto(PerRequest[StreamState]):
         self._host = [*FIRST_HOST]  # seconds per stream and step, by arm
         self._n_asked = [0, 0, 0]  # streams of the last draft, by arm
         self._accepted = 0.0  # tokens per stream and step, lately
+        self._slowness = 1.0  # seconds of a step over those of a plain one, lately
         self._step = StepTime(0.0, 1, 1, 0.0)  # the last one
         self._plan: Plan | None = None  # None: no step was measured
         self._n_steps = 0
@@ -258,7 +258,7 @@ class Auto(PerRequest[StreamState]):
             highest, reason = OFF, PLAIN_DUE
         elif price.seconds(0, n_all) - price.plain + n_text * self._host[TEXT] + n_all * self._host[ALL] > room:
             highest = TEXT if (n_text + n_all) * self._host[TEXT] <= room else OFF
-        return Plan(price, highest, reason, room, price.plain / price.batch / (1.0 + self._accepted))
+        return Plan(price, highest, reason, room, price.plain / price.batch * self._slowness / (1.0 + self._accepted))
 
     def _ask(
         self,
@@ -288,7 +288,7 @@ class Auto(PerRequest[StreamState]):
     def _take(self, proposals: Sequence[Proposal], plan: Plan | None) -> None:
         """Take the nodes that are worth it over all proposals."""
         pairs = [(one, branch) for one in proposals for branch in ranked(self.name, one.branches, one.budget)]
-        counts, claimed = [len(branch.tokens) for _, branch in pairs], [_NO_CLAIMS] * len(pairs)
+        counts = [len(branch.tokens) for _, branch in pairs]
         price = None
         if plan is not None:
             price = self._price(
@@ -297,12 +297,12 @@ class Auto(PerRequest[StreamState]):
         if plan is not None and price is not None and pairs:
             requests = [(branch, one.state.factors, one.arm == ALL) for one, branch in pairs]
             limit = price.plain + plan.room - self._host_seconds()
-            counts, claimed = share_out(requests, self._n_asked[ALL], price, plan.token, limit)
-        for (one, branch), count, claims in zip(pairs, counts, claimed, strict=True):
+            read = READ_GAIN * self._accepted
+            counts = share_out(requests, self._n_asked[ALL], price, plan.token, read, limit)
+        for (one, branch), count in zip(pairs, counts, strict=True):
             if count:
                 one.taken.append(first_nodes(branch, count))
                 one.n_nodes += count
-                one.claimed = claims if one.claimed is None else [*map(add, one.claimed, claims)]
         n_taken = sum(counts)
         for one in proposals:
             n, recent = one.n_nodes, one.state.recent_nodes
@@ -329,12 +329,12 @@ class Auto(PerRequest[StreamState]):
         return n
 
     def _record(self, proposals: Sequence[Proposal], price: Price) -> None:
-        """Record what each draft claims, and by how much its nodes and read-backs delay the step."""
+        """Record by how much the nodes and read-backs of each draft delay the step."""
         rows = [one.n_nodes + (1 + one.n_nodes if one.arm == ALL else 0) for one in proposals]
         n_nodes = sum(one.n_nodes for one in proposals)
         added = price.seconds(n_nodes, sum(rows) - n_nodes) - price.plain
         for one, n in zip(proposals, rows, strict=True):
-            one.state.draft = DraftRecord(one.arm, added * n / max(sum(rows), 1), one.claimed)
+            one.state.draft = DraftRecord(one.arm, added * n / max(sum(rows), 1))
 
     def _host_seconds(self) -> float:
         """Return how long the host usually works for the streams that were asked."""
@@ -410,6 +410,7 @@ class Auto(PerRequest[StreamState]):
         n_tokens = sum(len(one.tokens) for one in mine) + step.n_sequences - len(mine)
         self._accepted += LANE_RATE * (n_tokens / step.n_sequences - 1.0 - self._accepted)
         plain = self._prices.of(step.n_sequences, step.context, 0).plain
+        self._slowness += LANE_RATE * ((passed / step.n_sequences + seconds) / plain - self._slowness)
         gained = n_tokens * plain - passed if n_nodes or n_read else 0.0
         self._account.add(passed, gained, step.n_sequences * plain)
         self._trials.add(passed, 0.0, step.n_sequences * plain)
@@ -423,7 +424,8 @@ class Auto(PerRequest[StreamState]):
         if draft is not None:
             n_accepted = len(one.outcome.accepted)
             state.count(draft.arm, n_accepted - draft.cost * price.batch / price.plain)
-            state.calibrate(draft, n_accepted)
+            if len(one.outcome.tree):
+                state.calibrate(draft.arm, one.outcome.tree, one.outcome.accepted)
             if state.trial:
                 state.trial -= 1
                 cost = draft.cost + self._host[draft.arm]
@@ -469,9 +471,6 @@ class Auto(PerRequest[StreamState]):
 def _empty_draft(decision: Decision, reads_back: bool, rests: bool) -> Draft:
     """Return a draft without nodes; one object for all requests with the same decision."""
     return Draft((), decision._replace(reads_back=reads_back), rests, decision.tier == "all")
-
-
-_NO_CLAIMS = [0.0] * DEPTHS
 
 
 def _is_probe(branch: Branch) -> bool:

@@ -6,20 +6,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.compiled import compiled_in_place
+from engine.tree import ROOT, TokenTree
 from speculators.mixing.fault_isolation import FaultIsolated
+from speculators.mixing.merged import DEFAULT_CLAIM
 
-DEPTHS = 6  # depths with a calibration of their own; the last one includes all deeper ones
+CLASSES = 6  # of claims, in halves: above 1/2, above 1/4, .. the last one includes all below 1/32
 OFF, TEXT, ALL = range(3)  # arms: decode plainly, sources that read only the text, all sources
 
 OWN_FADE = 127 / 128  # of a stream's older steps per step: copied passages are some ten to a hundred steps apart
 SCOPE_FADE = 1023 / 1024  # of a scope's older steps per step of a stream: 16 streams for 64 steps
-PRIOR_STEPS = 16.0  # weight of the scope against a stream's own steps
-MOST_PRIOR = 0.5  # tokens a step that a scope may promise: limits what a stream loses that is unlike the others
+PRIOR_STEPS = 16.0  # weight of the scope against a stream's own steps ...
+PRIOR_TOKENS = (
+    8.0  # ... of which it promises at most so many tokens: limits what a stream loses that is unlike the others
+)
 FIRST_TEXT = 0.1  # tokens a step that the text promises in a scope without experience: asking it costs less than that
 STEPS_FADE = 7 / 8  # of older requests' steps per request of a scope
 CLAIM_FADE = 0.97  # of older claims per step
 PRIOR_CLAIMS = 4.0  # weight of the scope against a stream's own claims, in claimed tokens
 LEAST_FACTOR, MOST_FACTOR = 0.02, 8.0  # a factor outside says that the source does not know its own probabilities
+
+
+@compiled_in_place
+def class_of(claim: float) -> int:
+    """Return the class of a claim."""
+    found = 0
+    while claim <= 0.5 and found < CLASSES - 1:
+        claim *= 2.0
+        found += 1
+    return found
 
 
 @dataclass(slots=True)
@@ -44,22 +59,27 @@ class Mean:
 
 
 class Calibration:
-    """Claimed and true acceptances by depth, ``[DEPTHS]`` each."""
+    """Claimed and true acceptances by class of the claim, ``[CLASSES]`` each.
+
+    A claim is the probability of a node once its parent is accepted; it is compared when the parent was accepted.
+    """
 
     __slots__ = ("claimed", "hits")
 
     def __init__(self) -> None:
-        self.claimed, self.hits = [0.0] * DEPTHS, [0.0] * DEPTHS
+        self.claimed, self.hits = [0.0] * CLASSES, [0.0] * CLASSES
 
-    def add(self, claimed: Sequence[float], n_accepted: int) -> None:
-        """Add one step: what its nodes claimed, and that the first ``n_accepted`` depths were accepted."""
-        for depth in range(DEPTHS):
-            hit = float(n_accepted > depth) if depth < DEPTHS - 1 else float(max(n_accepted - depth, 0))
-            self.claimed[depth] = CLAIM_FADE * self.claimed[depth] + claimed[depth]
-            self.hits[depth] = CLAIM_FADE * self.hits[depth] + hit
+    def add(self, claims: Sequence[float], hits: Sequence[float]) -> None:
+        """Add the claims of one step, and those of the nodes that were accepted."""
+        self.claimed = [CLAIM_FADE * before for before in self.claimed]
+        self.hits = [CLAIM_FADE * before for before in self.hits]
+        for claim in claims:
+            self.claimed[class_of(claim)] += claim
+        for claim in hits:
+            self.hits[class_of(claim)] += 1.0
 
     def factors(self, scope: Calibration) -> list[float]:
-        """Return hits per claimed hit by depth; ``scope`` counts as ``PRIOR_CLAIMS`` claims."""
+        """Return hits per claimed hit by class; ``scope`` counts as ``PRIOR_CLAIMS`` claims."""
         found = []
         for claimed, hits, all_claimed, all_hits in zip(
             self.claimed, self.hits, scope.claimed, scope.hits, strict=True
@@ -82,7 +102,7 @@ class ScopeState:
     def gain(self, arm: int) -> float:
         """Return the tokens per step that an arm promises to a new request."""
         prior = FIRST_TEXT if arm == TEXT else 0.0
-        return min(self.gains[arm].value(prior, 1.0), MOST_PRIOR)
+        return self.gains[arm].value(prior, 1.0)
 
 
 class DraftRecord(NamedTuple):
@@ -90,7 +110,6 @@ class DraftRecord(NamedTuple):
 
     arm: int
     cost: float  # seconds by which its nodes and read-backs delay the step
-    claimed: Sequence[float] | None = None  # [DEPTHS]: acceptances that its nodes claim; None: it has none
 
 
 @dataclass(slots=True)
@@ -110,22 +129,26 @@ class StreamState:
     has_begun_all: bool = False
     gains: list[Mean] = field(default_factory=lambda: [Mean(), Mean(), Mean()])  # by arm
     calibrations: list[Calibration] = field(default_factory=lambda: [Calibration(), Calibration(), Calibration()])
-    factors: list[float] = field(default_factory=lambda: [1.0] * DEPTHS)  # of claims of the next draft
+    factors: list[float] = field(default_factory=lambda: [1.0] * CLASSES)  # of claims of the next draft
 
     def gain(self, arm: int) -> float:
         """Return the tokens per step that are expected of an arm."""
-        return self.gains[arm].value(self.scope.gain(arm), PRIOR_STEPS)
+        prior = self.scope.gain(arm)
+        return self.gains[arm].value(prior, PRIOR_STEPS if prior * PRIOR_STEPS < PRIOR_TOKENS else PRIOR_TOKENS / prior)
 
     def count(self, arm: int, gain: float, n_steps: float = 1.0) -> None:
         """Count steps of an arm that gained so many tokens together, net of nodes and read-backs."""
         self.gains[arm].add(gain, OWN_FADE**n_steps, n_steps)
         self.scope.gains[arm].add(gain, SCOPE_FADE**n_steps, n_steps)
 
-    def calibrate(self, draft: DraftRecord, n_accepted: int) -> None:
-        """Compare what a draft claimed with the number of its nodes that were accepted."""
-        if draft.claimed is not None:
-            for calibrations in (self.calibrations, self.scope.calibrations):
-                calibrations[draft.arm].add(draft.claimed, n_accepted)
+    def calibrate(self, arm: int, tree: TokenTree, accepted: Sequence[int]) -> None:
+        """Compare what the nodes of a draft claimed with what was accepted."""
+        claims = [DEFAULT_CLAIM] * len(tree) if tree.scores is None else tree.scores
+        tried = [claims[node] for above in (ROOT, *accepted) for node in tree.children[above + 1]]
+        tried = [claim if 0.0 <= claim <= 1.0 else DEFAULT_CLAIM for claim in tried]  # NaN: none was made
+        hits = [claims[node] if 0.0 <= claims[node] <= 1.0 else DEFAULT_CLAIM for node in accepted]
+        for calibrations in (self.calibrations, self.scope.calibrations):
+            calibrations[arm].add(tried, hits)
 
     def choose(self, arms: Sequence[int], costs: Sequence[float]) -> None:
         """Choose the arm of the next draft, of ``arms`` without OFF; a trial keeps its own.

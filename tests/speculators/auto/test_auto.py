@@ -15,7 +15,7 @@ from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.auto.speculator import Auto, AutoConfig
-from speculators.auto.streams import ALL, DEPTHS, TEXT, StreamState
+from speculators.auto.streams import ALL, TEXT, StreamState
 from speculators.method import SpeculatorOptions
 from speculators.mixing.merged import ranked
 from speculators.registry import create
@@ -324,10 +324,10 @@ def test_factors_are_those_of_the_scope_until_a_stream_knows_better():
     state: StreamState = auto.states[0]
     state.trial = 0
     for _ in range(100):
-        state.scope.calibrations[ALL].add([1.0] + [0.0] * (DEPTHS - 1), 0)
+        state.scope.calibrations[ALL].add([1.0], [])
     state.set_factors()
     assert state.factors[0] < 0.05
     for _ in range(100):
-        state.calibrations[ALL].add([1.0] + [0.0] * (DEPTHS - 1), 1)
+        state.calibrations[ALL].add([1.0], [1.0])
     state.set_factors()
     assert state.factors[0] == pytest.approx(0.9, abs=0.1)

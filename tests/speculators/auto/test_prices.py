@@ -14,7 +14,7 @@ from engine.protocol import Branch, StepTime
 from engine.step_cost import StepCosts
 from speculators.auto.prices import PLAIN_EVERY, Account, Prices
 from speculators.auto.sharing import share_out
-from speculators.auto.streams import DEPTHS
+from speculators.auto.streams import CLASSES, class_of
 from tests.speculators.auto.auto_sources import FREE, line
 
 PRICED = StepCosts(
@@ -116,11 +116,11 @@ def step_costs(draw):
 
 PROBABILITIES = st.lists(st.floats(1e-3, 1.0), max_size=4).map(lambda values: sorted(values, reverse=True))
 REACHES = st.lists(PROBABILITIES, min_size=1, max_size=3)
-ONES = [1.0] * DEPTHS
+ONES = [1.0] * CLASSES
 
 
 def siblings(reach):
-    return Branch(range(len(reach)), "", [-1] * len(reach), reach=reach)
+    return Branch(range(len(reach)), "", [-1] * len(reach), scores=reach)
 
 
 @given(
@@ -129,9 +129,10 @@ def siblings(reach):
     step_costs() | st.sampled_from([FREE, line(1.01)]),
     st.lists(st.booleans(), min_size=3, max_size=3),
     st.sampled_from([1e-4, 1e-3, 0.5]),
+    st.sampled_from([0.0, 0.05]),
     st.sampled_from([1.5e-3, 5e-3, 10.0]),
 )
-def test_no_other_way_to_share_out_saves_more(reaches, n_others, costs, reads, token, limit):
+def test_no_other_way_to_share_out_saves_more(reaches, n_others, costs, reads, token, read, limit):
     batch = len(reaches) + n_others
     reads = reads[: len(reaches)]
     price = Prices(costs).of(batch, 0, sum(map(len, reaches)))
@@ -140,21 +141,20 @@ def test_no_other_way_to_share_out_saves_more(reaches, n_others, costs, reads, t
     def value(counts):
         seconds = price.seconds(sum(counts), sum(reads) + sum(n for n, read in zip(counts, reads, strict=True) if read))
         gain = sum(sum(reach[:n]) for reach, n in zip(reaches, counts, strict=True))
+        gain += read * sum(n for n, is_read in zip(counts, reads, strict=True) if is_read)
         return (gain * token - seconds) if seconds <= limit or not any(counts) else -math.inf
 
-    counts, claimed = share_out(
+    counts = share_out(
         [(siblings(reach), ONES, read) for reach, read in zip(reaches, reads, strict=True)],
         sum(reads),
         price,
         token,
+        read,
         limit,
     )
     ways = itertools.product(*(range(len(reach) + 1) for reach in reaches))
     prefixes = [c for c in ways if _is_best_first(c, reaches)]
     assert value(counts) == pytest.approx(max(map(value, prefixes)), rel=1e-6, abs=1e-9)
-    assert [row[0] for row in claimed] == pytest.approx(
-        [sum(reach[:n]) for reach, n in zip(reaches, counts, strict=True)]
-    )
 
 
 def _is_best_first(counts, reaches):
@@ -164,14 +164,18 @@ def _is_best_first(counts, reaches):
     return min(taken, default=1.0) >= max(left, default=0.0)
 
 
-def test_claims_are_calibrated_by_depth_and_never_rise_along_a_branch():
-    chain = Branch([1, 2, 3], "", reach=[0.9, 0.81, 0.729])
+def test_claims_are_calibrated_by_class_and_never_rise_along_a_branch():
     price = Prices(FREE).of(1, 0, 3)
-    for factors, count in ((ONES, 3), ([1.0, 0.0, 5.0, 1.0, 1.0, 1.0], 1), ([0.0] * DEPTHS, 0)):
-        counts, claimed = share_out([(chain, factors, False)], 0, price, 1.0, 10.0)
-        assert counts == [count]
-        assert claimed[0][:3] == pytest.approx([0.9, 0.81, 0.729][:count] + [0.0] * (3 - count))
-    for reach in ([math.nan, 0.5], [math.inf, 0.5]):
-        counts, claimed = share_out([(Branch([1, 2], "", reach=reach), ONES, False)], 0, price, 1.0, 10.0)
-        assert counts == [0]
-        assert claimed == [[0.0] * DEPTHS]
+    chain = Branch([1, 2, 3], "", scores=[0.9, 0.5, 0.2])
+    for factors, count in ((ONES, 3), ([1.0, 0.0, 5.0, 1.0, 1.0, 1.0], 1), ([0.0] * CLASSES, 0)):
+        assert share_out([(chain, factors, False)], 0, price, 1.0, 0.0, 10.0) == [count]
+    for scores in ([math.nan, 0.5], [math.inf, 0.5]):
+        assert share_out([(Branch([1, 2], "", scores=scores), ONES, False)], 0, price, 1.0, 0.0, 10.0) == [0]
+    tree = Branch([1, 2, 3, 4], "", [-1, -1, 0, 1], scores=[0.6, 0.3, 0.9, 0.9])
+    expensive = Prices(line(0.4)).of(1, 0, 4)  # a node must be worth 0.4
+    assert share_out([(tree, ONES, False)], 0, expensive, 1.0, 0.0, 10.0) == [1], "0.6, 0.3, 0.54 and 0.27"
+    assert share_out([(tree, [2.0] * CLASSES, False)], 0, expensive, 1.0, 0.0, 10.0) == [4]
+
+
+def test_classes_halve():
+    assert [class_of(p) for p in (1.0, 0.51, 0.5, 0.26, 0.25, 0.1, 1 / 31, 1 / 33, 0.0)] == [0, 0, 1, 1, 2, 3, 4, 5, 5]
