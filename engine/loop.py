@@ -41,7 +41,7 @@ class Engine:
         pool: speculators.
         options: of the batching policy.
         costs: the target's step times, for the batching policy; None: not measured.
-        clock: of the time by which drafting delays a step, in seconds.
+        clock: of the host's time between an answer and the next send, in seconds.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Engine:
         self._next_id = 0
         self._next_step = 0
         self._clock = clock
+        self._took_at = 0.0
         self._taken: tuple[list[Commit], DraftRound] | None = None  # that ``settle`` has not seen
 
     def submit(self, request: Request) -> int:
@@ -111,20 +112,25 @@ class Engine:
     def take(self, step: Step, result: StepResult) -> None:
         """Commit a step's answer and draft, so that the next step can be sent; ``settle`` does the rest."""
         assert self._taken is None, "settle() has not followed the last take()"
+        self._took_at = self._clock()
         sequences = [self._sequences[work.seq] for work in step.work]
         commits = self.scheduler.commit(step, result, sequences)
         draft_round = start_round(commits, self.scheduler)
-        run_round(draft_round, self.pool, self.scheduler, self._clock)
+        run_round(draft_round, self.pool, self.scheduler)
         self._taken = commits, draft_round
 
-    def settle(self) -> list[tuple[int, StepEvent]]:
-        """Do the work after ``take`` that the next step does not need; return (number, event) of its sequences."""
+    def settle(self, seconds: float | None = None) -> list[tuple[int, StepEvent]]:
+        """Do the work after ``take`` that the next step does not need; return (number, event) of its sequences.
+
+        ``seconds`` is the host's time between the answer and the next send; None: all time since ``take`` began.
+        """
         if self._taken is None:
             return []
+        seconds = self._clock() - self._took_at if seconds is None else seconds
         (commits, draft_round), self._taken = self._taken, None
         events = self.scheduler.build_events(commits)
         if draft_round.must_settle:
-            for seq in self.pool.settle(draft_round.resting_outcomes, draft_round.seconds):
+            for seq in self.pool.settle(draft_round.resting_outcomes, seconds):
                 if seq in self._sequences:
                     self._sequences[seq].rests = False
         for sequence in draft_round.finished:

@@ -249,7 +249,7 @@ class Settling(Protocol):
         Args:
             views: resting requests with an outcome; their contexts already hold the committed tokens.
             outcomes: of ``views``, in order.
-            seconds: by which drafting delayed the send, of all methods together (``DraftPool.settle``).
+            seconds: of the host between the answer and the send (``DraftPool.settle``).
         """
 
 
@@ -277,8 +277,7 @@ class DraftPool(Protocol):
 
         Args:
             outcomes: of requests that rest; their tokens are not in the contexts yet.
-            seconds: that the last ``advance`` and the composing of its drafts took, which is the time by which drafting
-                delayed the send; 0.0 if nothing was asked.
+            seconds: of the host between the answer and the send: ``advance``, and all work that a step takes anyway.
 
         Returns:
             The requests whose rest ends. They are reported and asked before the send from the next answer on. Requests

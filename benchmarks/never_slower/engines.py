@@ -160,12 +160,12 @@ class VirtualEngine(Engine):
         sent = self._flying.popleft()
         self.now = max(self.now, sent.answered)
         self._eviction.evict()
-        began = self._clock()
+        began, before = self._clock(), self.host_s
         self.take(sent.step, decode_result(sent.answer))
         self._host(began)
         self._send_all()
         began = self._clock()
-        events = self.settle()
+        events = self.settle(self.host_s - before)
         self._host(began)
         return events
 

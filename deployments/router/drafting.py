@@ -93,14 +93,15 @@ class DraftRounds:
         self._sessions = sessions
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: DraftRound | None = None  # of the last commit; ``settle`` ends it
-        self._seconds = 0.0  # by which the rounds that ended since the last ``settle`` delayed a send
+        self._started_at = 0.0
+        self._seconds = 0.0  # by which rounds in actors that ended since the last ``settle`` delayed a send
 
     def start(self, lane: Lane, commits: list[Commit]) -> None:
         """Start the round of one step; inline clients draft in this call, others in a task."""
+        began = self._started_at = time.perf_counter()
         draft_round = self._started = start_round(commits, lane.scheduler)
         if not draft_round.must_advance:
             return
-        began = time.perf_counter()
         drafts = self._draft_client.draft(draft_round)
         if inspect.isawaitable(drafts):
             self._run(self._finish(lane, draft_round, drafts, began))
@@ -115,7 +116,7 @@ class DraftRounds:
         draft_round, self._started = self._started, None
         if draft_round is None or not draft_round.must_settle:
             return
-        seconds, self._seconds = self._seconds, 0.0
+        seconds, self._seconds = time.perf_counter() - self._started_at + self._seconds, 0.0
         ended = self._draft_client.settle(draft_round, seconds)
         if inspect.isawaitable(ended):
             self._run(self._end_rests(draft_round, ended))
@@ -151,6 +152,7 @@ class DraftRounds:
             drafts = {}
         self._apply(lane, draft_round, drafts, began)
         lane.dispatch()
+        self._seconds += time.perf_counter() - began
 
     def _apply(self, lane: Lane, draft_round: DraftRound, drafts: Drafts, began: float) -> None:
         if self._spans is not None:
@@ -163,5 +165,3 @@ class DraftRounds:
         except Exception:
             logger.exception("a draft is not a tree; %d sequences continue without drafts", len(here))
             apply_drafts(draft_round, {}, lane.scheduler)
-        if draft_round.budgets:
-            self._seconds += time.perf_counter() - began

@@ -5,8 +5,7 @@ Only what the next step needs happens before it is sent. Outcomes of resting req
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
@@ -29,7 +28,6 @@ class DraftRound:
     drafting: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     resting: list[Commit] = field(default_factory=list)  # of sequences that rest; reported after the send
-    seconds: float = 0.0  # by which drafting delayed the send
 
     @property
     def must_advance(self) -> bool:
@@ -70,15 +68,10 @@ def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
     return draft_round
 
 
-def run_round(
-    draft_round: DraftRound, pool: DraftPool, scheduler: Scheduler, clock: Callable[[], float] = time.perf_counter
-) -> None:
-    """Report and draft in this process, set the trees, and record the time if anything was asked."""
+def run_round(draft_round: DraftRound, pool: DraftPool, scheduler: Scheduler) -> None:
+    """Report and draft in this process, and set the trees."""
     if draft_round.must_advance:
-        began = clock()
         apply_drafts(draft_round, pool.advance(draft_round.outcomes, draft_round.budgets), scheduler)
-        if draft_round.budgets:
-            draft_round.seconds = clock() - began
 
 
 def apply_drafts(draft_round: DraftRound, drafts: Mapping[int, Items[Branch]], scheduler: Scheduler) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from operator import mul
 from typing import NamedTuple
 
 from engine.errors import ConfigError
@@ -46,6 +45,7 @@ TRIAL = 8  # steps of a trial: sources that learn from answers draft well after 
 LOOK = 8  # tokens between two looks back: as many as a draft has
 FIRST_HOST = (0.0, 5e-6, 5e-5)  # seconds of host work per stream and step by arm, before any was measured
 HOST_RATE = 0.1  # weight of the newest step in measured host work
+HOST_WEIGHT = 1.5  # of host work when arms are compared: what it causes after the send is not measured, and not free
 HOST_OUTLIER = 4.0  # host work counts as at most so many times the usual, or a plain step: a process may have paused
 LANE_RATE = 1 / 32  # weight of the newest step in the accepted tokens of all streams
 READ_GAIN = 0.01  # share of the accepted tokens of a step that reading back one more answer adds to later drafts
@@ -121,7 +121,7 @@ class Auto(PerRequest[StreamState]):
         loss = (config or AutoConfig()).loss
         self._account, self._trials = Account(loss, CAPACITY), Account(loss / 2, TRIAL_CAPACITY)
         self._scopes: TenantState[ScopeState] = TenantState()
-        self._host = [*FIRST_HOST]  # seconds per stream and step, by arm
+        self._host = [*FIRST_HOST]  # seconds per stream and step by arm, those of ``all`` and ``text`` above ``off``
         self._n_asked = [0, 0, 0]  # streams of the last draft, by arm
         self._accepted = 0.0  # tokens per stream and step, lately
         self._slowness = 1.0  # seconds of a step over those of a plain one, lately
@@ -142,7 +142,7 @@ class Auto(PerRequest[StreamState]):
         cost = self._prices.prompt_seconds(len(request.prompt))
         if scope.gains[ALL].weight:
             n_steps = min(scope.steps.value(request.params.max_tokens, 1.0), request.params.max_tokens)
-            saved = min(saved, (scope.gain(ALL) * price.plain / price.batch - self._host[ALL]) * n_steps)
+            saved = min(saved, (scope.gain(ALL) * self._share(price) - self._host[ALL]) * n_steps)
         if cost > saved:
             return replace(self.needs, prompt_top_k=0, drafts_first=False)
         if self._n_steps:  # a pool that only answers this question sees no time pass
@@ -258,7 +258,7 @@ class Auto(PerRequest[StreamState]):
             highest, reason = OFF, PLAIN_DUE
         elif price.seconds(0, n_all) - price.plain + n_text * self._host[TEXT] + n_all * self._host[ALL] > room:
             highest = TEXT if (n_text + n_all) * self._host[TEXT] <= room else OFF
-        return Plan(price, highest, reason, room, price.plain / price.batch * self._slowness / (1.0 + self._accepted))
+        return Plan(price, highest, reason, room, self._share(price) * self._slowness / (1.0 + self._accepted))
 
     def _ask(
         self,
@@ -338,7 +338,11 @@ class Auto(PerRequest[StreamState]):
 
     def _host_seconds(self) -> float:
         """Return how long the host usually works for the streams that were asked."""
-        return float(sum(map(mul, self._host, self._n_asked)))
+        return self._host[TEXT] * self._n_asked[TEXT] + self._host[ALL] * self._n_asked[ALL]
+
+    def _share(self, price: Price) -> float:
+        """Return the seconds per token of plain decoding: a stream's part of a step, and its host work."""
+        return price.plain / price.batch + self._host[OFF]
 
     def _room(self, price: Price) -> float:
         """Return by how many seconds the account allows the next step to be longer than a plain one."""
@@ -389,9 +393,11 @@ class Auto(PerRequest[StreamState]):
     def _charge(self, seen: Sequence[Observation], price: Price, seconds: float) -> None:
         """Charge the account with the step that was answered, and with the host work before the one that runs now."""
         assert self._prices is not None
-        usual = self._host_seconds()
-        if usual:
-            seconds = min(seconds, max(HOST_OUTLIER * usual, price.plain))
+        usual, spent = self._host_seconds(), max(seconds - self._host[OFF] * price.batch, 0.0)
+        if not usual:
+            self._host[OFF] += HOST_RATE * (seconds / price.batch - self._host[OFF])
+        else:
+            seconds = min(spent, max(HOST_OUTLIER * usual, price.plain))
             for arm in (TEXT, ALL):
                 if self._n_asked[arm]:  # in a step with both, both change by the same factor
                     self._host[arm] *= 1.0 + HOST_RATE * (max(seconds / usual, 1.0 / HOST_OUTLIER) - 1.0)
@@ -406,11 +412,14 @@ class Auto(PerRequest[StreamState]):
         expected = self._prices.observe(step)
         known = expected.seconds(step.n_rows - step.n_sequences, step.n_read)
         others = known - expected.seconds(n_nodes, n_read)  # what the drafts of other methods add is not ours
-        passed = step.n_sequences * (min(step.seconds, OUTLIER * known) - others + step.draft_seconds)
+        idle = self._host[OFF] * step.n_sequences
+        passed = step.n_sequences * (min(step.seconds, OUTLIER * known) - others + step.draft_seconds + idle)
         n_tokens = sum(len(one.tokens) for one in mine) + step.n_sequences - len(mine)
         self._accepted += LANE_RATE * (n_tokens / step.n_sequences - 1.0 - self._accepted)
-        plain = self._prices.of(step.n_sequences, step.context, 0).plain
-        self._slowness += LANE_RATE * ((passed / step.n_sequences + seconds) / plain - self._slowness)
+        plain = self._prices.of(step.n_sequences, step.context, 0).plain + idle
+        self._slowness += LANE_RATE * (
+            (passed / step.n_sequences + (seconds if usual else 0.0)) / plain - self._slowness
+        )
         gained = n_tokens * plain - passed if n_nodes or n_read else 0.0
         self._account.add(passed, gained, step.n_sequences * plain)
         self._trials.add(passed, 0.0, step.n_sequences * plain)
@@ -423,7 +432,7 @@ class Auto(PerRequest[StreamState]):
         state.n_steps += 1
         if draft is not None:
             n_accepted = len(one.outcome.accepted)
-            state.count(draft.arm, n_accepted - draft.cost * price.batch / price.plain)
+            state.count(draft.arm, n_accepted - draft.cost / self._share(price))
             if len(one.outcome.tree):
                 state.calibrate(draft.arm, one.outcome.tree, one.outcome.accepted)
             if state.trial:
@@ -445,7 +454,7 @@ class Auto(PerRequest[StreamState]):
             found = part.look_back([one.view for one in due], [LOOK] * len(due))
             node = price.between(0, LOOK) / LOOK
             for one, (n_drafted, n_right) in zip(due, found, strict=True):
-                cost = node * min(n_drafted, n_right + 1) * price.batch / price.plain
+                cost = node * min(n_drafted, n_right + 1) / self._share(price)
                 n_steps = LOOK / (1.0 + n_right)  # that the text took at this rate
                 one.state.count(TEXT, n_right - cost * n_steps, n_steps)
 
@@ -456,7 +465,7 @@ class Auto(PerRequest[StreamState]):
             for state in states:
                 state.arm = tried
             return
-        costs = [seconds * price.batch / price.plain for seconds in self._host]
+        costs = [0.0, *(HOST_WEIGHT * seconds / self._share(price) for seconds in self._host[TEXT:])]
         for state in states:
             state.choose(self._arms, costs)
             if state.arm == tried:

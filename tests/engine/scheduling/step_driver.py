@@ -132,7 +132,7 @@ class StepDriver:
     def settle(self, commits: Items[Commit], draft_round: DraftRound) -> None:
         """Do what a router does after it has sent steps."""
         self.engine.scheduler.build_events(commits)
-        for seq in self.engine.pool.settle(draft_round.resting_outcomes, draft_round.seconds):
+        for seq in self.engine.pool.settle(draft_round.resting_outcomes, 0.0):
             self.requests[seq].rests = False
 
     def tick(self, rng: random.Random) -> None:

@@ -70,16 +70,13 @@ def test_a_speculator_is_asked_again_when_its_rest_is_over(n_steps: int) -> None
     assert engine.scheduler.decisions[RESTING] == done.stats.decisions["off:rests"] == 24
 
 
-def test_a_speculator_learns_how_long_drafting_delayed_the_send() -> None:
+def test_a_speculator_learns_how_long_the_host_took_between_answer_and_send() -> None:
     speculator = Resting([0, 3])
     complete_all(
         resting_engine(speculator), [Request(random_prompts(1)[0], SamplingParams(max_tokens=25), "resting")], 1
     )
-    assert 0.0 < max(speculator.seconds) < 1.0
-    # The outcome of the last step is not reported. After the others: the prompt and a draft, then a draft or a rest.
-    n_asked = len(speculator.asked[0])
-    assert sum(seconds > 0.0 for seconds in speculator.seconds) == n_asked
-    assert len(speculator.seconds) > n_asked
+    assert all(0.0 < seconds < 10.0 for seconds in speculator.seconds)
+    assert len(speculator.seconds) > len(speculator.asked[0])  # steps of rests, too
 
 
 @pytest.mark.parametrize(("n_steps", "drafts_next", "first"), [(0, True, True), (3, True, False), (3, False, True)])
