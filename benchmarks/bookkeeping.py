@@ -41,7 +41,7 @@ from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
 from engine.target_model.info import TargetInfo
 from engine.top_ids import NO_TOP_IDS, TopIds
-from speculators.auto.speculator import AutoConfig
+from speculators.auto.config import AutoConfig
 from speculators.autoregressive import Autoregressive
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool

@@ -29,7 +29,7 @@ from retrieval_store.index.index import FixedLibrary, Library
 from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
-from speculators.auto.speculator import AutoConfig
+from speculators.auto.config import AutoConfig
 from speculators.method import SpeculatorOptions
 from speculators.registry import available, create
 from speculators.testing import HashTarget

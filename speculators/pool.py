@@ -89,7 +89,7 @@ class SpeculatorPool:
 
         Args:
             outcomes: (request id, outcome) of requests that rest; their tokens are appended first.
-            seconds: by which drafting delayed the send; 0.0 if nothing was asked.
+            seconds: of the host between the answer and the send.
         """
         groups: dict[FaultIsolated, list[tuple[RequestView, Outcome]]] = {one: [] for one in self._advanced}
         self._advanced.clear()

@@ -14,7 +14,7 @@ from app.config.serve import ServeConfig
 from app.inputs.models import drafter_path, model_path, target_name, texts_path
 from deployments.options import SpeculatorPlacement
 from engine.model.spec import ModelSpec
-from speculators.auto.speculator import AutoConfig
+from speculators.auto.config import AutoConfig
 from speculators.draft_model.config import DraftModelConfig
 from speculators.grammar import GrammarConfig
 from speculators.method import SpeculatorOptions

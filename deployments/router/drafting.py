@@ -42,7 +42,7 @@ class DraftClient(Protocol):
 
         Args:
             draft_round: its resting sequences are reported.
-            seconds: by which drafting delayed the send.
+            seconds: of the host between the answer and the send.
         """
 
     def end(self, sequence: Sequence) -> None:

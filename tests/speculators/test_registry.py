@@ -13,7 +13,7 @@ from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import BatchSpeculator, Needs, Speculator
 from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
-from speculators.auto.speculator import AutoConfig
+from speculators.auto.config import AutoConfig
 from speculators.corpus.rest import RestConfig
 from speculators.draft_model.config import DraftModelConfig
 from speculators.method import SpeculatorOptions

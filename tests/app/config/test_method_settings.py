@@ -13,7 +13,7 @@ from app.composition.speculation import speculator_options
 from app.config.errors import config_of
 from app.config.serve import ServeConfig
 from engine.errors import ConfigError, UnknownMethodError
-from speculators.auto.speculator import AutoConfig
+from speculators.auto.config import AutoConfig
 from speculators.mixing.combined import CombinationConfig
 from speculators.ngrams.suffix import SuffixConfig
 from speculators.peers.goose import GooseConfig

@@ -18,7 +18,7 @@ from app.inputs.prompts import encode_chat
 from app.inputs.tokenizers import load_tokenizer
 from engine.errors import ConfigError
 from engine.simulated.profile import PROFILES, PipelineProfile
-from speculators.auto.speculator import AutoConfig
+from speculators.auto.config import AutoConfig
 
 
 def configured(**flags: Any) -> ServeConfig:

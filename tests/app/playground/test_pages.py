@@ -26,6 +26,7 @@ from app.playground.files import STATIC
 from app.playground.options import PlaygroundOptions, Victim
 from app.playground.playground import Playground
 from engine.protocol import Decision
+from speculators.auto import lane
 from speculators.auto import speculator as auto
 
 HERE = "http://127.0.0.1:8000"
@@ -93,7 +94,8 @@ def test_no_script_inserts_text_as_html_or_names_another_server() -> None:
 
 
 def test_the_playground_explains_every_decision_of_auto() -> None:
-    values = [value for held in vars(auto).values() for value in (held if type(held) is tuple else (held,))]
+    held_by = [*vars(auto).values(), *vars(lane).values()]
+    values = [value for held in held_by for value in (held if type(held) is tuple else (held,))]
     decisions = {f"{value.tier}:{value.reason}" for value in values if isinstance(value, Decision)}
     assert "off:unlikely" in decisions
     explained = re.findall(r'^  "(\w+:\w+)": \[', (STATIC / "js/views/decisions.js").read_text(), re.MULTILINE)

@@ -181,7 +181,7 @@ class Lane:
                 outcomes.append(outcome)
         self._round(asked, outcomes, resting)
         if n_nodes or n_read:
-            known = self.auto._prices.of(n, context, 0).plain
+            known = self.auto._lane.prices.of(n, context, 0).plain
             self.overestimated += n_tokens / n * (known - plain)
         self.plain += n_tokens / n * plain
         self.taken += self.clock.now - began

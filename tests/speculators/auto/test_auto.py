@@ -14,7 +14,8 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE, ROOT
-from speculators.auto.speculator import Auto, AutoConfig
+from speculators.auto.config import AutoConfig
+from speculators.auto.speculator import Auto
 from speculators.auto.streams import ALL, TEXT, StreamState
 from speculators.method import SpeculatorOptions
 from speculators.mixing.merged import ranked
@@ -286,7 +287,7 @@ def test_prompts_are_read_back_where_drafts_save_more_than_that_takes(accuracy, 
 def test_sources_begin_when_they_are_first_asked_or_when_a_prompt_was_read_back():
     quick, full = TextSource(claim=0.9, name="quick"), PromptSource(claim=0.9, name="full")
     auto = Auto([full, quick], line(0.01))
-    auto._trials.add(0.0, -1e9, 1.0)  # no trial begins
+    auto._lane.trials.add(0.0, -1e9, 1.0)  # no trial begins
     first, second = make_request(1), make_request(2)
     for request in (first, second):
         auto.begin(request)

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from engine.protocol import Needs, RequestView
 from engine.step_cost import StepCosts
-from speculators.auto.speculator import CAPACITY, Auto, AutoConfig
+from speculators.auto.config import AutoConfig
+from speculators.auto.lane import CAPACITY
+from speculators.auto.speculator import Auto
 from tests.speculators.auto.simulated_lane import Clock, Lane, Source, TextSource
 
 Seconds = Callable[[float, int, int, int], float]

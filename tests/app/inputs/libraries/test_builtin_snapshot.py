@@ -26,7 +26,7 @@ from engine.model.identity import tokenizer_hash
 from retrieval_store.index.index import Limits
 from retrieval_store.snapshots.snapshot import read_manifest
 from retrieval_store.snapshots.snapshot_index import open_snapshot
-from speculators.auto.speculator import AutoConfig
+from speculators.auto.config import AutoConfig
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
 from tests.app.inputs.libraries.conftest import write

@@ -1,0 +1,133 @@
+"""What the steps of a lane cost: prices, host work, and the account that drafting is charged to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.protocol import Decision, Outcome, StepTime
+from engine.step_cost import StepCosts
+from speculators.auto.prices import OUTLIER, Account, Price, Prices
+from speculators.auto.streams import ALL, OFF, TEXT
+
+CAPACITY = 4.0  # plain steps that drafting may lose at once: an unlucky run of drafts that pay ends within that
+TRIAL_CAPACITY = 2.0  # plain steps that trials may lose at once: enough for the first request of a server
+FIRST_HOST = (0.0, 5e-6, 5e-5)  # seconds of host work per stream and step by arm, before any was measured
+HOST_RATE = 0.1  # weight of the newest step in measured host work
+HOST_WEIGHT = 1.5  # of host work when arms are compared: what it causes after the send is not measured, and not free
+HOST_OUTLIER = 4.0  # host work counts as at most so many times the usual, or a plain step: a process may have paused
+LANE_RATE = 1 / 32  # weight of the newest step in the accepted tokens of all streams
+
+BUDGET = Decision("off", "budget", False)  # the account does not hold the worst outcome of a draft
+PLAIN_DUE = Decision("off", "price", False)  # a plain step measures the price of plain steps
+
+
+class Plan(NamedTuple):
+    """What the next drafts may cost."""
+
+    price: Price
+    highest: int  # arm whose worst outcome the account holds
+    reason: Decision  # why no higher one is allowed
+    room: float  # seconds by which the step may be longer than a plain one
+    token: float  # seconds that one more token is worth: in which the streams of a step make one now
+
+
+class Lane:
+    """The steps of one lane, as they come.
+
+    Args:
+        costs: step times that were measured at load.
+        loss: share of the time that drafting may lose.
+    """
+
+    def __init__(self, costs: StepCosts, loss: float) -> None:
+        self.prices = Prices(costs)
+        self.account, self.trials = Account(loss, CAPACITY), Account(loss / 2, TRIAL_CAPACITY)
+        self.host = [*FIRST_HOST]  # seconds per stream and step by arm; those of ``text`` and ``all`` above ``off``
+        self.n_asked = [0, 0, 0]  # streams of the last draft, by arm
+        self.n_steps = 0
+        self.accepted = 0.0  # tokens per stream and step, lately
+        self._slowness = 1.0  # seconds of a step over those of a plain one, lately
+        self._step = StepTime(0.0, 1, 1, 0.0)  # the last one
+
+    def price(self, batch: int, n_nodes: int = 256) -> Price:
+        """Return the price of the next step, with ``batch`` drafts or more."""
+        return self.prices.of(max(batch, self._step.n_sequences), self._step.context, n_nodes)
+
+    def share(self, price: Price) -> float:
+        """Return the seconds per token of plain decoding: a stream's part of a step, and its host work."""
+        return price.plain / price.batch + self.host[OFF]
+
+    def room(self, price: Price) -> float:
+        """Return by how many seconds the account allows the next step to be longer than a plain one."""
+        return self.account.room(price.batch * price.plain) / price.batch
+
+    @property
+    def host_seconds(self) -> float:
+        """How long the host usually works for the streams that were asked."""
+        return self.host[TEXT] * self.n_asked[TEXT] + self.host[ALL] * self.n_asked[ALL]
+
+    def arm_costs(self, price: Price) -> list[float]:
+        """Return what the host's work for an arm costs a stream, in tokens of plain decoding."""
+        return [0.0, *(HOST_WEIGHT * seconds / self.share(price) for seconds in self.host[TEXT:])]
+
+    def plan(self, arms: Sequence[int]) -> Plan:
+        """Return the plan for the next drafts, of about these arms."""
+        price = self.price(len(arms))
+        room, n_text, n_all = self.room(price), arms.count(TEXT), arms.count(ALL)
+        highest, reason = ALL, BUDGET
+        if self.prices.is_plain_due(price.batch, self._step.context):
+            highest, reason = OFF, PLAIN_DUE
+        elif price.seconds(0, n_all) - price.plain + n_text * self.host[TEXT] + n_all * self.host[ALL] > room:
+            highest = TEXT if (n_text + n_all) * self.host[TEXT] <= room else OFF
+        return Plan(price, highest, reason, room, self.share(price) * self._slowness / (1.0 + self.accepted))
+
+    def can_try(self, arm: int, price: Price) -> bool:
+        """Return whether a trial may begin; what it costs is charged step by step."""
+        return self.trials.room(price.batch * price.plain) > 0.0 and self.room(price) > self.host[arm]
+
+    def charge_trial(self, arm: int, seconds: float, price: Price) -> None:
+        """Charge the account of trials with a step of which one stream's nodes and read-backs took ``seconds``."""
+        self.trials.add(0.0, -price.batch * (seconds + self.host[arm]), price.batch * price.plain)
+
+    def charge_prompt(self, seconds: float, price: Price) -> None:
+        """Charge the account with reading a prompt back, which delays all streams."""
+        if self.n_steps:  # a pool that is asked for needs alone sees no time pass
+            self.account.add(0.0, -price.batch * seconds, price.batch * price.plain)
+
+    def charge(self, outcomes: Sequence[Outcome], price: Price, seconds: float) -> None:
+        """Charge the account with the step that was answered, and with ``seconds`` of host work after it."""
+        spent = self._charge_host(price, seconds)
+        step = next((one.step for one in outcomes if one.step is not None), self._step)
+        if step is self._step:
+            return
+        self._step, self.n_steps = step, self.n_steps + 1
+        mine = [one for one in outcomes if one.step is step]
+        n_nodes, n_read = sum(len(one.tree) for one in mine), sum(len(one.top_ids) for one in mine)
+        expected = self.prices.observe(step)
+        known = expected.seconds(step.n_rows - step.n_sequences, step.n_read)
+        others = known - expected.seconds(n_nodes, n_read)  # what the drafts of other methods add is not ours
+        idle = self.host[OFF] * step.n_sequences
+        taken = min(step.seconds, OUTLIER * known) - others + step.draft_seconds + idle
+        plain = self.prices.of(step.n_sequences, step.context, 0).plain + idle
+        n_tokens = sum(len(one.tokens) for one in mine) + step.n_sequences - len(mine)
+        self.accepted += LANE_RATE * (n_tokens / step.n_sequences - 1.0 - self.accepted)
+        self._slowness += LANE_RATE * ((taken + spent) / plain - self._slowness)
+        passed = step.n_sequences * taken
+        gained = n_tokens * plain - passed if n_nodes or n_read else 0.0
+        self.account.add(passed, gained, step.n_sequences * plain)
+        self.trials.add(passed, 0.0, step.n_sequences * plain)
+
+    def _charge_host(self, price: Price, seconds: float) -> float:
+        """Charge the account with the host work for drafts, and return it; without drafts, learn what a step takes."""
+        usual, own, n_asked = self.host_seconds, self.host[OFF] * price.batch, self.n_asked
+        self.n_asked = [0, 0, 0]
+        if not usual:
+            self.host[OFF] += HOST_RATE * (seconds / price.batch - self.host[OFF])
+            return 0.0
+        spent = min(max(seconds - own, 0.0), max(HOST_OUTLIER * usual, price.plain))
+        for arm in (TEXT, ALL):
+            if n_asked[arm]:  # in a step with both, both change by the same factor
+                self.host[arm] *= 1.0 + HOST_RATE * (max(spent / usual, 1.0 / HOST_OUTLIER) - 1.0)
+        self.account.add(0.0, -price.batch * spent, price.batch * price.plain)
+        return spent
