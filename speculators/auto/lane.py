@@ -12,7 +12,7 @@ from speculators.auto.streams import ALL, OFF, TEXT
 
 CAPACITY = 4.0  # plain steps that drafting may lose at once: an unlucky run of drafts that pay ends within that
 TRIAL_CAPACITY = 2.0  # plain steps that trials may lose at once: enough for the first request of a server
-FIRST_HOST = (0.0, 5e-6, 5e-5)  # seconds of host work per stream and step by arm, before any was measured
+FIRST_HOST = (1e-5, 5e-6, 5e-5)  # seconds of host work per stream and step by arm, before any was measured
 HOST_RATE = 0.1  # weight of the newest step in measured host work
 HOST_WEIGHT = 1.5  # of host work when arms are compared: what it causes after the send is not measured, and not free
 HOST_OUTLIER = 4.0  # host work counts as at most so many times the usual, or a plain step: a process may have paused
@@ -45,6 +45,7 @@ class Lane:
         self.account, self.trials = Account(loss, CAPACITY), Account(loss / 2, TRIAL_CAPACITY)
         self.host = [*FIRST_HOST]  # seconds per stream and step by arm; those of ``text`` and ``all`` above ``off``
         self.n_asked = [0, 0, 0]  # streams of the last draft, by arm
+        self.has_learnt = False  # whether sources observed outcomes before the last draft
         self.n_steps = 0
         self.accepted = 0.0  # tokens per stream and step, lately
         self._slowness = 1.0  # seconds of a step over those of a plain one, lately
@@ -121,8 +122,8 @@ class Lane:
     def _charge_host(self, price: Price, seconds: float) -> float:
         """Charge the account with the host work for drafts, and return it; without drafts, learn what a step takes."""
         usual, own, n_asked = self.host_seconds, self.host[OFF] * price.batch, self.n_asked
-        self.n_asked = [0, 0, 0]
-        if not usual:
+        is_plain, self.n_asked, self.has_learnt = not (usual or self.has_learnt), [0, 0, 0], False
+        if is_plain:
             self.host[OFF] += HOST_RATE * (seconds / price.batch - self.host[OFF])
             return 0.0
         spent = min(max(seconds - own, 0.0), max(HOST_OUTLIER * usual, price.plain))

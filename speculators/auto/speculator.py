@@ -124,6 +124,8 @@ class Auto(PerRequest[StreamState]):
                 self._begin_all(views[i], states[i])
             self._learn([Observation(*self._unsettled[i]) for i in learning])
             self._learnt = learning
+            if self._lane is not None:
+                self._lane.has_learnt = True
 
     def _learn(self, learning: Sequence[Observation]) -> None:
         self._sources.observe([one.view for one in learning], [one.outcome for one in learning])

@@ -16,6 +16,7 @@ from engine.tree import EMPTY_TREE
 from tests.speculators.drafts import view
 
 RIGHT, WRONG = 1, 2  # every text is a run of the first token
+HOST = 1.5e-5  # seconds of host work per stream and step, whether or not anything is drafted
 
 
 class Clock:
@@ -120,6 +121,7 @@ class Lane:
         self, asked: list[RequestView], outcomes: list[Outcome], resting: list[tuple[RequestView, Outcome]]
     ) -> None:
         began = self.clock.now
+        self.clock.now += HOST * len(self._streams)
         self.auto.observe_batch(asked, outcomes)
         drafts = self.auto.propose_batch(asked, [16] * len(asked)) if asked else []
         spent = self.clock.now - began
@@ -154,6 +156,7 @@ class Lane:
         self._settle()
         n, n_nodes = len(self._streams), sum(len(tree) for tree, _ in trees)
         plain = self._seconds(began, n, 0, 0)
+        cycle = plain + HOST * n
         seconds = self._seconds(began, n, n_nodes, n_read) * max(0.2, self._chance.gauss(1.0, self._noise))
         self.clock.now += seconds
         context = sum(len(stream.context) for stream in self._streams) / n
@@ -183,7 +186,7 @@ class Lane:
         if n_nodes or n_read:
             known = self.auto._lane.prices.of(n, context, 0).plain
             self.overestimated += n_tokens / n * (known - plain)
-        self.plain += n_tokens / n * plain
+        self.plain += n_tokens / n * cycle
         self.taken += self.clock.now - began
         self.n_steps += 1
 
