@@ -118,7 +118,12 @@ class Auto(PerRequest[StreamState]):
             self.settle((), (), 0.0)
         states = [self.states[view.request_id] for view in views]
         self._unsettled = [*zip(views, states, outcomes, [state.draft for state in states], strict=True)]
-        learning = [i for i, state in enumerate(states) if state.arm == ALL or outcomes[i].prompt_top_ids is not None]
+        can_learn = self._plan is None or self._plan.highest == ALL
+        learning = [
+            i
+            for i, state in enumerate(states)
+            if (can_learn and state.arm == ALL) or outcomes[i].prompt_top_ids is not None
+        ]
         if learning:
             for i in learning:
                 self._begin_all(views[i], states[i])
@@ -292,7 +297,8 @@ class Auto(PerRequest[StreamState]):
             if state.arm == tried:
                 state.last_trial = lane.n_steps
         idle = [state for state in states if state.arm != tried]
-        if idle and lane.can_try(tried, price):  # one at a time, as its cost is not known yet
+        is_trying = any(state.trial for state in states)  # one at a time, as its cost is not known yet
+        if idle and not is_trying and lane.can_try(tried, price):
             min(idle, key=lambda state: state.last_trial).try_arm(tried, TRIAL, lane.n_steps)
 
 
