@@ -128,7 +128,7 @@ class _NodesOffText:
 
 
 @dataclass(slots=True)
-class _ReplayedSequence:
+class _RecordedSequence:
     """State of one sequence."""
 
     text: int
@@ -150,11 +150,11 @@ class ReplayedTarget:
     def __init__(self, info: TargetInfo, rows: RecordedRows) -> None:
         self.info = info
         self._rows = rows
-        self._sequences: dict[int, _ReplayedSequence] = {}
+        self._sequences: dict[int, _RecordedSequence] = {}
 
     def assign(self, seq: int, text: int) -> None:
         """Let sequence ``seq`` write a text; call it before the sequence's first step."""
-        self._sequences[seq] = _ReplayedSequence(text)
+        self._sequences[seq] = _RecordedSequence(text)
 
     def step(self, step: Step) -> StepResult:
         """Answer one micro-batch."""
@@ -174,7 +174,7 @@ class ReplayedTarget:
         ]
         return StepResult(step.step_id, results, time.perf_counter() - began)
 
-    def _places(self, work: Work, sequence: _ReplayedSequence, off: _NodesOffText) -> Places | None:
+    def _places(self, work: Work, sequence: _RecordedSequence, off: _NodesOffText) -> Places | None:
         """Return the rows that a work reads back, in order; nodes off the text have -1 and are added to ``off``."""
         needs, first, text = sequence.needs, self._rows.firsts[sequence.text], self._rows.texts[sequence.text]
         if not work.reads_back:
@@ -198,7 +198,7 @@ class ReplayedTarget:
             off.tokens += [tokens[i] for i in strangers]
         return rows
 
-    def _answer(self, work: Work, sequence: _ReplayedSequence, places: Places | None) -> WorkResult:
+    def _answer(self, work: Work, sequence: _RecordedSequence, places: Places | None) -> WorkResult:
         text, needs = self._rows.texts[sequence.text], sequence.needs
         written = work.n_cached + len(work.tokens)
         assert text[work.n_cached : written] == work.tokens, "the request has left its recorded text"

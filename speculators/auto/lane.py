@@ -32,7 +32,7 @@ class Plan(NamedTuple):
     token: float  # seconds that one more token is worth: in which the streams of a step make one now
 
 
-class Lane:
+class LaneCosts:
     """The steps of one lane, as they come.
 
     Args:

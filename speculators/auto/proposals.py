@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.protocol import Branch, RequestView
-from speculators.auto.lane import Lane, Plan
+from speculators.auto.lane import LaneCosts, Plan
 from speculators.auto.prices import Price
 from speculators.auto.sharing import share_out
 from speculators.auto.streams import ALL, PRIOR_STEPS, DraftRecord, StreamState
@@ -30,7 +30,7 @@ class Proposal:
     n_nodes: int = 0  # of ``taken``
 
 
-def take_nodes(name: str, proposals: Sequence[Proposal], lane: Lane | None, plan: Plan | None) -> None:
+def take_nodes(name: str, proposals: Sequence[Proposal], lane: LaneCosts | None, plan: Plan | None) -> None:
     """Take the nodes that are worth it over all proposals, all of them without a plan; ``name`` merges branches."""
     pairs = [(one, branch) for one in proposals for branch in ranked(name, one.branches, one.budget)]
     counts = [len(branch.tokens) for _, branch in pairs]

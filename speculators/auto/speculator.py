@@ -20,7 +20,7 @@ from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView
 from engine.request import Request
 from engine.step_cost import StepCosts
 from speculators.auto.config import AutoConfig, source_names
-from speculators.auto.lane import BUDGET, Lane, Plan
+from speculators.auto.lane import BUDGET, LaneCosts, Plan
 from speculators.auto.prices import Price
 from speculators.auto.proposals import Proposal, take_nodes
 from speculators.auto.streams import ALL, OFF, STEPS_FADE, TEXT, DraftRecord, ScopeState, StreamState
@@ -59,7 +59,7 @@ class Auto(PerRequest[StreamState]):
         self._sources = Sources(parts)
         self.needs = self._sources.needs
         self._arms = [arm for arm, is_one in ((TEXT, self._sources.text), (ALL, self._sources.answers_help)) if is_one]
-        self._lane = None if costs is None else Lane(costs, (config or AutoConfig()).loss)
+        self._lane = None if costs is None else LaneCosts(costs, (config or AutoConfig()).loss)
         self._plan: Plan | None = None  # None: no step was measured
         self._scopes: TenantState[ScopeState] = TenantState()
         self._unsettled: list[tuple[RequestView, StreamState, Outcome, DraftRecord | None]] = []
@@ -250,7 +250,7 @@ class Auto(PerRequest[StreamState]):
             part.observe_batch([one.view for one in others], [one.outcome for one in others])
 
     @staticmethod
-    def _count(one: Observation, lane: Lane, price: Price) -> None:
+    def _count(one: Observation, lane: LaneCosts, price: Price) -> None:
         """Count what a step gained its request."""
         if one.outcome.n_read:
             return  # a chunk of a prompt
@@ -265,7 +265,7 @@ class Auto(PerRequest[StreamState]):
                 state.trial -= 1
                 lane.charge_trial(draft.arm, draft.cost, price)
 
-    def _look_back(self, seen: Sequence[Observation], lane: Lane, price: Price) -> None:
+    def _look_back(self, seen: Sequence[Observation], lane: LaneCosts, price: Price) -> None:
         """Count what a draft from the text would have gained where it was not asked for one, ``LOOK`` tokens ago."""
         due: list[Observation] = []
         for one in seen:

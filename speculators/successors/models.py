@@ -9,12 +9,11 @@ import numpy as np
 
 from engine.protocol import RequestView
 from retrieval_store.index.addresses import Addresses, addresses_of, opener
-from speculators.successors.arena import Arena
 from speculators.successors.candidates import make_candidates
 from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
 from speculators.successors.corpora import make_lookup
 from speculators.successors.mix import SuccessorModel, initial_trusts
-from speculators.successors.table import NONE, bytes_of_table, clear_table, make_table, table_size
+from speculators.successors.table import NONE, Arena, bytes_of_table, clear_table, make_table, table_size
 from speculators.successors.vocabulary import VocabularyRows
 from speculators.tenant_state import TenantState
 

@@ -21,15 +21,20 @@ from engine.top_ids import NO_TOP_IDS, TopIds
 from retrieval_store.index.index import Library
 from speculators.per_request import PerRequest
 from speculators.pieces import PIECE, tokens_to_learn
-from speculators.successors.answers import StepAnswers
 from speculators.successors.batch import draft_steps, learn_steps
 from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
 from speculators.successors.corpora import corpora_of
 from speculators.successors.growth import PROPOSERS, draft
 from speculators.successors.learning import learn_prompt, learn_step
 from speculators.successors.models import SuccessorModels
-from speculators.successors.rooms import DraftRoom, ModelSlots
-from speculators.successors.state import SuccessorState, learn_until, sampling_of
+from speculators.successors.step_arrays import (
+    DraftRoom,
+    ModelSlots,
+    StepAnswers,
+    SuccessorState,
+    learn_until,
+    sampling_of,
+)
 from speculators.successors.vocabulary import VocabularyRows
 
 _NO_WEIGHTS = np.empty((0, 0), np.float32)

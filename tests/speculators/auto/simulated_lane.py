@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.structs import replace
-
 from engine.composer import compose
 from engine.protocol import Branch, Needs, Outcome, RequestView, StepTime
 from engine.top_ids import NO_TOP_IDS
@@ -58,7 +56,7 @@ class Source:
         return [Branch(tokens, self.name, scores=[self.claim] * len(tokens))] if p else []
 
 
-class TextSource(Source):
+class GuessingTextSource(Source):
     def look_back(self, views: list[RequestView], distances: list[int]) -> list[tuple[int, int]]:
         found = []
         for one, distance in zip(views, distances, strict=True):
@@ -69,7 +67,7 @@ class TextSource(Source):
         return found
 
 
-class Lane:
+class SimulatedLane:
     """Streams that decode in one step after another.
 
     Args:
@@ -206,6 +204,3 @@ class _Read(dict[int, list[int]]):
 
     def __init__(self, n: int) -> None:
         super().__init__({node: [] for node in range(-1, n - 1)})
-
-
-__all__ = ["Clock", "Lane", "Source", "TextSource", "replace"]

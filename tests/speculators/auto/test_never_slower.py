@@ -14,7 +14,7 @@ from engine.step_cost import StepCosts
 from speculators.auto.config import AutoConfig
 from speculators.auto.lane import CAPACITY
 from speculators.auto.speculator import Auto
-from tests.speculators.auto.simulated_lane import Clock, Lane, Source, TextSource
+from tests.speculators.auto.simulated_lane import Clock, GuessingTextSource, SimulatedLane, Source
 
 Seconds = Callable[[float, int, int, int], float]
 LOSS = AutoConfig().loss
@@ -52,13 +52,13 @@ class Trace:
     ) -> None:
         self.clock = Clock()
         self.sources = [
-            TextSource("text", self.clock, text, 4e-6, claim),
+            GuessingTextSource("text", self.clock, text, 4e-6, claim),
             Source("every", self.clock, every, 25e-6, claim, needs=Needs(node_top_k=4)),
         ]
         self.auto = Auto(self.sources, measured(known or seconds))  # type: ignore[arg-type]
-        self.lane = Lane(self.auto, self.clock, seconds, noise)
+        self.lane = SimulatedLane(self.auto, self.clock, seconds, noise)
 
-    def run(self, n_steps: int, streams: Callable[[int], int], life: int = 200) -> Lane:
+    def run(self, n_steps: int, streams: Callable[[int], int], life: int = 200) -> SimulatedLane:
         for number in range(n_steps):
             self.lane.set_streams(streams(number))
             if number % max(life // streams(number), 1) == life // 2:
@@ -71,7 +71,7 @@ def always(p: float) -> Callable[[RequestView], float]:
     return lambda request: p
 
 
-def promised(lane: Lane) -> float:
+def promised(lane: SimulatedLane) -> float:
     """The ratio that the page promises: the account's share and capacity, and the error of the plain price."""
     return 1.0 - LOSS - max(lane.price_error, 0.0) - (CAPACITY + CHARGED_LATE) / lane.n_steps
 
