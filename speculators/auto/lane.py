@@ -12,9 +12,14 @@ from speculators.auto.streams import ALL, OFF, TEXT
 
 CAPACITY = 4.0  # plain steps that drafting may lose at once: an unlucky run of drafts that pay ends within that
 TRIAL_CAPACITY = 2.0  # plain steps that trials may lose at once: enough for the first request of a server
-FIRST_HOST = (1e-5, 5e-6, 5e-5)  # seconds of host work per stream and step by arm, before any was measured
+FIRST_HOST = (1e-5, 1e-5, 5e-5)  # seconds of host work per stream and step by arm, before any was measured
+FIXED_STREAMS = 4  # streams that take the host as long as what a step with drafts takes whatever their number
 HOST_RATE = 0.1  # weight of the newest step in measured host work
-HOST_WEIGHT = 1.5  # of host work when arms are compared: what it causes after the send is not measured, and not free
+HOST_WEIGHTS = (
+    0.0,
+    1.0,
+    2.5,
+)  # of host work by arm in the choice: what read-backs cause after the send is not measured
 HOST_OUTLIER = 4.0  # host work counts as at most so many times the usual, or a plain step: a process may have paused
 LANE_RATE = 1 / 32  # weight of the newest step in the accepted tokens of all streams
 
@@ -63,24 +68,23 @@ class LaneCosts:
         """Return by how many seconds the account allows the next step to be longer than a plain one."""
         return self.account.room(price.batch * price.plain) / price.batch
 
-    @property
-    def host_seconds(self) -> float:
-        """How long the host usually works for the streams that were asked."""
-        return self.host[TEXT] * self.n_asked[TEXT] + self.host[ALL] * self.n_asked[ALL]
+    def host_seconds(self, n_asked: Sequence[int]) -> float:
+        """Return how long the host usually works for drafts of so many streams, by arm."""
+        return sum(self.host[arm] * (n_asked[arm] + FIXED_STREAMS) for arm in (TEXT, ALL) if n_asked[arm])
 
     def arm_costs(self, price: Price) -> list[float]:
         """Return what the host's work for an arm costs a stream, in tokens of plain decoding."""
-        return [0.0, *(HOST_WEIGHT * seconds / self.share(price) for seconds in self.host[TEXT:])]
+        return [weight * seconds / self.share(price) for weight, seconds in zip(HOST_WEIGHTS, self.host, strict=True)]
 
     def plan(self, arms: Sequence[int]) -> Plan:
         """Return the plan for the next drafts, of about these arms."""
         price = self.price(len(arms))
-        room, n_text, n_all = self.room(price), arms.count(TEXT), arms.count(ALL)
+        room, n_asked = self.room(price), [0, arms.count(TEXT), arms.count(ALL)]
         highest, reason = ALL, BUDGET
         if self.prices.is_plain_due(price.batch, self._step.context):
             highest, reason = OFF, PLAIN_DUE
-        elif price.seconds(0, n_all) - price.plain + n_text * self.host[TEXT] + n_all * self.host[ALL] > room:
-            highest = TEXT if (n_text + n_all) * self.host[TEXT] <= room else OFF
+        elif price.seconds(0, n_asked[ALL]) - price.plain + self.host_seconds(n_asked) > room:
+            highest = TEXT if self.host_seconds([0, sum(n_asked), 0]) <= room else OFF
         return Plan(price, highest, reason, room, self.share(price) * self._slowness / (1.0 + self.accepted))
 
     def can_try(self, arm: int, price: Price) -> bool:
@@ -121,7 +125,7 @@ class LaneCosts:
 
     def _charge_host(self, price: Price, seconds: float) -> float:
         """Charge the account with the host work for drafts, and return it; without drafts, learn what a step takes."""
-        usual, own, n_asked = self.host_seconds, self.host[OFF] * price.batch, self.n_asked
+        usual, own, n_asked = self.host_seconds(self.n_asked), self.host[OFF] * price.batch, self.n_asked
         is_plain, self.n_asked, self.has_learnt = not (usual or self.has_learnt), [0, 0, 0], False
         if is_plain:
             self.host[OFF] += HOST_RATE * (seconds / price.batch - self.host[OFF])

@@ -39,7 +39,7 @@ def take_nodes(name: str, proposals: Sequence[Proposal], lane: LaneCosts | None,
         price = lane.price(plan.price.batch, sum(len(branch.tokens) for one in proposals for branch in one.branches))
         if pairs:
             drafts = [(branch, one.state.factors, one.arm == ALL) for one, branch in pairs]
-            limit = price.plain + plan.room - lane.host_seconds
+            limit = price.plain + plan.room - lane.host_seconds(lane.n_asked)
             counts = share_out(drafts, lane.n_asked[ALL], price, plan.token, READ_GAIN * lane.accepted, limit)
     for (one, branch), count in zip(pairs, counts, strict=True):
         if count:

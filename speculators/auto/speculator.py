@@ -29,6 +29,7 @@ from speculators.mixing.sources import Sources
 from speculators.per_request import PerRequest
 from speculators.tenant_state import TenantState
 
+LEARN_SECONDS = 2e-6  # of the host per token of a prompt that was read back
 TRIAL = 8  # steps of a trial: sources that learn from answers draft well after some steps
 LOOK = 8  # tokens between two looks back: as many as a draft has
 
@@ -77,7 +78,8 @@ class Auto(PerRequest[StreamState]):
         if scope.gains[ALL].weight:
             n_steps = min(scope.steps.value(request.params.max_tokens, 1.0), request.params.max_tokens)
             saved = min(saved, (scope.gain(ALL) * lane.share(price) - lane.host[ALL]) * n_steps)
-        if cost > saved:
+        is_blocked = self._plan is not None and self._plan.highest < ALL
+        if is_blocked or cost + len(request.prompt) * LEARN_SECONDS > saved:
             return replace(self.needs, prompt_top_k=0, drafts_first=False)
         lane.charge_prompt(cost, price)
         return self.needs
