@@ -16,6 +16,7 @@ from engine.protocol import StepTime
 from engine.step_cost import MEASURED_CONTEXT, Seconds, StepCosts
 
 RATE = 1 / 16  # weight of the newest step in a correction: follows a change within some 16 steps, averages noise
+MOST_DEBT = 2.0  # plain steps: more comes of work that does not come again, such as the first use of memory
 OUTLIER = 2.0  # a step counts as at most this many times its price or less: a paused process says nothing about prices
 PLAIN_EVERY = 256  # steps with drafts after which a plain one is due: costs 1/256 of what drafting saves
 PLAIN_FIRST = 8  # the same before the first plain step of a bucket; it doubles with each one
@@ -46,7 +47,8 @@ class Account:
 
     def add(self, passed: float, gained: float, step: float) -> None:
         """Add the stream-seconds that ``passed``, and what drafts ``gained`` in them; negative: lost."""
-        self._held = min(self.room(step) + self._share * passed + gained, self._capacity * step)
+        after = self.room(step) + self._share * passed + gained
+        self._held = min(max(after, -MOST_DEBT * step), self._capacity * step)
 
 
 @dataclass(slots=True)

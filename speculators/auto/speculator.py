@@ -85,8 +85,9 @@ class Auto(PerRequest[StreamState]):
         return self.needs
 
     def _scope(self, request: Request) -> ScopeState:
-        """Return the experience of similar requests; a prediction changes what a request gains."""
-        return self._scopes.of(f"{request.scope} predicted" if request.prediction else request.scope, ScopeState)
+        """Return the experience of similar requests: predictions and sampling change what a request gains."""
+        kind = " predicted" * bool(request.prediction) + " sampled" * (not request.params.is_greedy)
+        return self._scopes.of(request.scope + kind, ScopeState)
 
     def new_state(self, view: RequestView) -> StreamState:
         own = self._sources.of(view.request)
