@@ -33,7 +33,8 @@ class Account:
 
     Every stream-second that passes adds ``share`` of itself, the time that drafts save is added, and the time that they
     cost is subtracted. The account holds at most ``capacity`` plain steps, and is full at first. As nothing is spent
-    that it does not hold, drafting loses at most ``share`` of any period and ``capacity`` plain steps.
+    that it does not hold, drafting loses at most ``share`` of any period and ``capacity`` plain steps, where steps take
+    what their prices say; debt is at most ``MOST_DEBT`` plain steps.
     """
 
     def __init__(self, share: float, capacity: float) -> None:
