@@ -94,29 +94,31 @@ class DraftRounds:
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: DraftRound | None = None  # of the last commit; ``settle`` ends it
         self._started_at = 0.0
-        self._seconds = 0.0  # by which rounds in actors that ended since the last ``settle`` delayed a send
 
     def start(self, lane: Lane, commits: list[Commit]) -> None:
         """Start the round of one step; inline clients draft in this call, others in a task."""
+        if self._started is not None:  # its lane failed before it settled
+            self.settle()
         began = self._started_at = time.perf_counter()
         draft_round = self._started = start_round(commits, lane.scheduler)
         if not draft_round.must_advance:
             return
         drafts = self._draft_client.draft(draft_round)
         if inspect.isawaitable(drafts):
+            self._started = None  # ``_finish`` settles it
             self._run(self._finish(lane, draft_round, drafts, began))
         else:
             self._apply(lane, draft_round, drafts, began)
 
     def settle(self) -> None:
-        """Settle the round that was started last, once its lane has sent the next step.
-
-        A round in actors has not ended then, so its seconds are reported one step later.
-        """
+        """Settle the round that was started last, once its lane has sent the next step; rounds in actors end later."""
         draft_round, self._started = self._started, None
-        if draft_round is None or not draft_round.must_settle:
+        if draft_round is not None:
+            self._settle(draft_round, time.perf_counter() - self._started_at)
+
+    def _settle(self, draft_round: DraftRound, seconds: float) -> None:
+        if not draft_round.must_settle:
             return
-        seconds, self._seconds = time.perf_counter() - self._started_at + self._seconds, 0.0
         ended = self._draft_client.settle(draft_round, seconds)
         if inspect.isawaitable(ended):
             self._run(self._end_rests(draft_round, ended))
@@ -152,7 +154,7 @@ class DraftRounds:
             drafts = {}
         self._apply(lane, draft_round, drafts, began)
         lane.dispatch()
-        self._seconds += time.perf_counter() - began
+        self._settle(draft_round, time.perf_counter() - began)
 
     def _apply(self, lane: Lane, draft_round: DraftRound, drafts: Drafts, began: float) -> None:
         if self._spans is not None:

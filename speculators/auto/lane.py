@@ -14,6 +14,7 @@ CAPACITY = 4.0  # plain steps that drafting may lose at once: an unlucky run of 
 TRIAL_CAPACITY = 2.0  # plain steps that trials may lose at once: enough for the first request of a server
 FIRST_HOST = (1e-5, 1e-5, 5e-5)  # seconds of host work per stream and step by arm, before any was measured
 FIXED_STREAMS = 4  # streams that take the host as long as what a step with drafts takes whatever their number
+LEAST_HOST = 1e-6  # seconds: no host does less
 HOST_RATE = 0.1  # weight of the newest step in measured host work
 HOST_WEIGHTS = (
     0.0,
@@ -109,11 +110,12 @@ class LaneCosts:
         self._step, self.n_steps = step, self.n_steps + 1
         mine = [one for one in outcomes if one.step is step]
         n_nodes, n_read = sum(len(one.tree) for one in mine), sum(len(one.top_ids) for one in mine)
-        expected = self.prices.observe(step)
+        expected = self.prices.observe(step, is_ours=bool(n_nodes or n_read))
         known = expected.seconds(step.n_rows - step.n_sequences, step.n_read)
         others = known - expected.seconds(n_nodes, n_read)  # what the drafts of other methods add is not ours
         idle = self.host[OFF] * step.n_sequences
-        taken = min(step.seconds, OUTLIER * known) - others + step.draft_seconds + idle
+        drafter = step.draft_seconds if any(one.draft is not None for one in mine) else 0.0
+        taken = min(step.seconds, OUTLIER * known) - others + drafter + idle
         plain = self.prices.of(step.n_sequences, step.context, 0).plain + idle
         n_tokens = sum(len(one.tokens) for one in mine) + step.n_sequences - len(mine)
         self.accepted += LANE_RATE * (n_tokens / step.n_sequences - 1.0 - self.accepted)
@@ -126,13 +128,17 @@ class LaneCosts:
     def _charge_host(self, price: Price, seconds: float) -> float:
         """Charge the account with the host work for drafts, and return it; without drafts, learn what a step takes."""
         usual, own, n_asked = self.host_seconds(self.n_asked), self.host[OFF] * price.batch, self.n_asked
-        is_plain, self.n_asked, self.has_learnt = not (usual or self.has_learnt), [0, 0, 0], False
-        if is_plain:
-            self.host[OFF] += HOST_RATE * (seconds / price.batch - self.host[OFF])
+        has_learnt, self.n_asked, self.has_learnt = self.has_learnt, [0, 0, 0], False
+        if not usual:
+            if has_learnt:
+                return 0.0  # from a prompt, which was charged when it was decided to read it
+            each = min(seconds / price.batch, HOST_OUTLIER * self.host[OFF])
+            self.host[OFF] += HOST_RATE * (max(each, LEAST_HOST) - self.host[OFF])
             return 0.0
         spent = min(max(seconds - own, 0.0), max(HOST_OUTLIER * usual, price.plain))
         for arm in (TEXT, ALL):
             if n_asked[arm]:  # in a step with both, both change by the same factor
-                self.host[arm] *= 1.0 + HOST_RATE * (max(spent / usual, 1.0 / HOST_OUTLIER) - 1.0)
+                factor = 1.0 + HOST_RATE * (max(spent / usual, 1.0 / HOST_OUTLIER) - 1.0)
+                self.host[arm] = max(self.host[arm] * factor, LEAST_HOST)
         self.account.add(0.0, -price.batch * spent, price.batch * price.plain)
         return spent

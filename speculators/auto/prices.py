@@ -16,7 +16,7 @@ from engine.protocol import StepTime
 from engine.step_cost import MEASURED_CONTEXT, Seconds, StepCosts
 
 RATE = 1 / 16  # weight of the newest step in a correction: follows a change within some 16 steps, averages noise
-MOST_DEBT = 2.0  # plain steps: more comes of work that does not come again, such as the first use of memory
+MOST_DEBT = 0.25  # plain steps: more comes of work that does not come again, such as the first use of memory
 OUTLIER = 2.0  # a step counts as at most this many times its price or less: a paused process says nothing about prices
 PLAIN_EVERY = 256  # steps with drafts after which a plain one is due: costs 1/256 of what drafting saves
 PLAIN_FIRST = 8  # the same before the first plain step of a bucket; it doubles with each one
@@ -39,17 +39,19 @@ class Account:
 
     def __init__(self, share: float, capacity: float) -> None:
         self._share, self._capacity = share, capacity
+        self._most = 0.0  # stream-seconds: small steps between large ones do not empty the account
         self._held: float | None = None  # None: nothing was added
 
     def room(self, step: float) -> float:
         """Return what may be lost now, where a plain step takes ``step`` stream-seconds."""
-        most = self._capacity * step
+        most = max(self._capacity * step, self._most)
         return most if self._held is None else min(self._held, most)
 
     def add(self, passed: float, gained: float, step: float) -> None:
         """Add the stream-seconds that ``passed``, and what drafts ``gained`` in them; negative: lost."""
         after = self.room(step) + self._share * passed + gained
-        self._held = min(max(after, -MOST_DEBT * step), self._capacity * step)
+        self._most = max(self._capacity * step, 0.99 * self._most)
+        self._held = min(max(after, -MOST_DEBT * step), self._most)
 
 
 @dataclass(slots=True)
@@ -125,8 +127,11 @@ class Prices:
         """Return whether the next step must be plain, because the plain price may be out of date."""
         return self._correction(batch, context).is_plain_due
 
-    def observe(self, step: StepTime) -> Price:
-        """Correct the prices of similar steps by the time of one; return the price that was expected."""
+    def observe(self, step: StepTime, is_ours: bool = True) -> Price:
+        """Correct the prices of similar steps by the time of one; return the price that was expected.
+
+        ``is_ours`` is whether ``auto`` drafted: a plain step is due only then.
+        """
         n_nodes = step.n_rows - step.n_sequences
         price = self.of(step.n_sequences, step.context, n_nodes)
         correction = self._correction(step.n_sequences, step.context)
@@ -136,7 +141,7 @@ class Prices:
             limit = float(price.by_nodes[0])
             extra = correction.extra + RATE * (seconds - expected) / correction.factor
             correction.extra = min(max(extra, -0.5 * limit), limit)
-            correction.since_plain += 1
+            correction.since_plain = correction.since_plain + 1 if is_ours else 0
         else:
             correction.n_plain += 1
             rate = max(RATE, 1.0 / (LOAD_WEIGHT + correction.n_plain))

@@ -59,7 +59,8 @@ class Auto(PerRequest[StreamState]):
         super().__init__()
         self._sources = Sources(parts)
         self.needs = self._sources.needs
-        self._arms = [arm for arm, is_one in ((TEXT, self._sources.text), (ALL, self._sources.answers_help)) if is_one]
+        has_text = self._sources.text or not self._sources.answers_help
+        self._arms = [arm for arm, is_one in ((TEXT, has_text), (ALL, self._sources.answers_help)) if is_one]
         self._lane = None if costs is None else LaneCosts(costs, (config or AutoConfig()).loss)
         self._plan: Plan | None = None  # None: no step was measured
         self._scopes: TenantState[ScopeState] = TenantState()
@@ -71,15 +72,16 @@ class Auto(PerRequest[StreamState]):
     def needs_of(self, request: Request) -> Needs:
         """Return what is read back for a request: its prompt only where drafts save more time than that takes."""
         lane = self._lane
-        if lane is None or ALL not in self._arms:
+        if lane is None or ALL not in self._arms or not request.max_nodes:
             return self.needs
         price, scope = lane.price(1), self._scope(request)
-        cost, saved = lane.prices.prompt_seconds(len(request.prompt)), lane.room(price)
+        n_tokens, saved = len(request.prompt), lane.room(price)
+        cost = lane.prices.prompt_seconds(n_tokens) + n_tokens * LEARN_SECONDS
         if scope.gains[ALL].weight:
             n_steps = min(scope.steps.value(request.params.max_tokens, 1.0), request.params.max_tokens)
             saved = min(saved, (scope.gain(ALL) * lane.share(price) - lane.host[ALL]) * n_steps)
         is_blocked = self._plan is not None and self._plan.highest < ALL
-        if is_blocked or cost + len(request.prompt) * LEARN_SECONDS > saved:
+        if is_blocked or cost > saved:
             return replace(self.needs, prompt_top_k=0, drafts_first=False)
         lane.charge_prompt(cost, price)
         return self.needs
@@ -205,7 +207,9 @@ class Auto(PerRequest[StreamState]):
                     found.setdefault(i, []).extend(branches)
         for i, n in zip(places, n_most, strict=True):
             for part in states[i].own:
-                found.setdefault(i, []).extend(part.propose(views[i], n))
+                branches = part.propose(views[i], n)
+                if branches:
+                    found.setdefault(i, []).extend(branches)
         if self._lane is not None:
             self._lane.n_asked[arm] += len(places)
         return [Proposal(i, views[i], states[i], budgets[i], arm, branches) for i, branches in found.items()]
@@ -222,7 +226,7 @@ class Auto(PerRequest[StreamState]):
             late.append(Observation(view, state, outcome, state.draft if state.rests else None))
             seen.append(late[-1])
             state.draft = None
-        self._learn_late(late)
+        self._learn_late([one for one in late if one.view.request_id in self.states])
         seen = [one for one in seen if one.view.request_id in self.states]
         lane = self._lane
         if lane is None:
@@ -235,7 +239,12 @@ class Auto(PerRequest[StreamState]):
         states = [one.state for one in seen]
         self._choose(states)
         self._plan = lane.plan([state.arm for state in states])
-        woken = [one for one in seen if one.state.rests and self._allowed(one.state, self._plan.highest)]
+        resting = {view.request_id for view in views}  # as their owner sees it, which is late in actors
+        woken = [
+            one
+            for one in seen
+            if (one.state.rests or one.view.request_id in resting) and self._allowed(one.state, self._plan.highest)
+        ]
         for one in woken:
             one.state.rests = False
         for one in seen:
@@ -249,7 +258,8 @@ class Auto(PerRequest[StreamState]):
         if answered:
             self._learn(answered)
         for part in self._sources.always_observing:
-            others = [one for one in late if one not in answered]
+            known = set(map(id, answered))
+            others = [one for one in late if id(one) not in known]
             part.observe_batch([one.view for one in others], [one.outcome for one in others])
 
     @staticmethod
@@ -300,7 +310,9 @@ class Auto(PerRequest[StreamState]):
             if state.arm == tried:
                 state.last_trial = lane.n_steps
         idle = [state for state in states if state.arm != tried]
-        is_trying = any(state.trial for state in states)  # one at a time, as its cost is not known yet
+        is_trying = any(
+            state.trial for state in (*states, *self.states.values())
+        )  # one at a time, as its cost is not known yet
         if idle and not is_trying and lane.can_try(tried, price):
             min(idle, key=lambda state: state.last_trial).try_arm(tried, TRIAL, lane.n_steps)
 
