@@ -177,6 +177,7 @@ def test_an_answer_by_auto_shows_the_share_of_each_decision_with_its_meaning(win
     backend = DecidingBackend(tiny_tokenizer(400))
     app = create_app(Api(backend, backend.tokenizer, ServiceSettings()), playground=Playground(PlaygroundOptions(True)))
     with listening(app) as window.base:
+        window.logged()  # drops what earlier pages of this window logged
         window.open()
         send(window)
         rows = window.run(
