@@ -32,7 +32,7 @@ class Plan(NamedTuple):
     """What the next drafts may cost."""
 
     price: Price
-    highest: int  # arm whose worst outcome the account holds
+    highest: int  # highest arm that the account can pay for if no node is accepted
     reason: Decision  # why no higher one is allowed
     room: float  # seconds by which the step may be longer than a plain one
     token: float  # seconds that one more token is worth: in which the streams of a step make one now
@@ -58,7 +58,7 @@ class LaneCosts:
         self._step = StepTime(0.0, 1, 1, 0.0)  # the last one
 
     def price(self, batch: int, n_nodes: int = 256) -> Price:
-        """Return the price of the next step, with ``batch`` drafts or more."""
+        """Return the price of the next step: for ``batch`` sequences, or those of the last step if they were more."""
         return self.prices.of(max(batch, self._step.n_sequences), self._step.context, n_nodes)
 
     def share(self, price: Price) -> float:

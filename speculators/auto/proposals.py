@@ -12,7 +12,7 @@ from speculators.auto.sharing import share_out
 from speculators.auto.streams import ALL, PRIOR_STEPS, DraftRecord, StreamState
 from speculators.mixing.merged import first_nodes, ranked
 
-READ_GAIN = 0.01  # share of the accepted tokens of a step that reading back one more answer adds to later drafts
+READ_GAIN = 0.01  # tokens that one more answer adds to later drafts, as a share of the accepted tokens per step
 PROBE_GAIN = 0.35  # tokens a step that probes are expected to gain, before the first steps of a request
 
 

@@ -1,12 +1,12 @@
 """``auto``: drafts only what is expected to save time, from an account that bounds what it can lose.
 
 Every stream has one of three arms: *off* (plain decoding), *text* (sources that read only the text) and *all* sources.
-For each arm a stream knows how many tokens a step gained net of its cost, with its scope as the prior. The best arm
-drafts, if it gains anything. The nodes of a step are shared out over all its drafts by measured step times
-(``speculators.auto.sharing``). Every step that is not plain is charged to an account (``speculators.auto.prices``), and
-nothing drafts whose worst outcome the account does not hold. The next arm is chosen after a step is sent (``settle``),
-while the target computes it. docs/methods/auto.md explains all of this on one page. The account is an idea of
-conservative bandits (Wu et al., ICML 2016, arXiv 1602.04282).
+For each arm, a stream keeps the mean gain of a step: accepted tokens minus its cost in tokens. A new stream begins with
+the mean of its scope. The best arm drafts, if it gains anything. The nodes of a step are shared out over all its drafts
+by measured step times (``speculators.auto.sharing``). Every step that is not plain is charged to an account
+(``speculators.auto.prices``), and an arm drafts only if the account can pay for the step even if no node is accepted.
+The next arm is chosen after a step is sent (``settle``), while the target computes it. docs/methods/auto.md explains
+all of this on one page. The account is an idea of conservative bandits (Wu et al., ICML 2016, arXiv 1602.04282).
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ class Auto(PerRequest[StreamState]):
                 one.state.count(TEXT, n_right - cost * n_steps, n_steps)
 
     def _choose(self, states: Sequence[StreamState]) -> None:
-        """Choose the arms of the next drafts; start a trial of the arm about which nothing else tells."""
+        """Choose the arms of the next drafts, and start a trial of all sources where the account allows one."""
         lane, tried = self._lane, self._arms[-1]
         if lane is None:
             for state in states:

@@ -24,7 +24,7 @@ FIRST_TEXT = 0.1  # tokens a step that the text promises in a scope without expe
 STEPS_FADE = 7 / 8  # of older requests' steps per request of a scope
 CLAIM_FADE = 0.97  # of older claims per step
 PRIOR_CLAIMS = 4.0  # weight of the scope against a stream's own claims, in claimed tokens
-LEAST_FACTOR, MOST_FACTOR = 0.02, 8.0  # a factor outside says that the source does not know its own probabilities
+LEAST_FACTOR, MOST_FACTOR = 0.02, 8.0  # limits of the correction of claims
 
 
 @compiled_in_place
@@ -122,7 +122,7 @@ class StreamState:
     draft: DraftRecord | None = None  # the last one; None: no source was asked
     rests: bool = False  # whether the speculator is not asked until the request wakes
     trial: int = 0  # steps left of a trial of ``arm``
-    last_trial: int = -1  # step of the controller before which the arm of trials was chosen last
+    last_trial: int = -1  # number of steps of the lane when this stream last had the arm that trials try; -1: never
     n_looked: int = 0  # tokens of the context up to which the text was looked back at
     n_steps: int = 0
     recent_nodes: float = 16.0  # nodes that were worth it; rises at once and falls slowly
