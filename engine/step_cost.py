@@ -17,7 +17,7 @@ from engine.kept_files import in_cache, keep_json
 Seconds = npt.NDArray[np.float64]
 Curve = tuple[tuple[int, ...], tuple[float, ...]]  # rows, seconds; both ascending
 Rows = npt.NDArray[np.integer] | npt.NDArray[np.float64] | Sequence[int]
-FORMAT = 3  # of the file
+FORMAT = 4  # of the file
 TOKENS_PER_DOUBLING = 0.31  # that twice as many nodes add per forward pass, from 1 node on (measured, SmolLM2-135M)
 MEASURED_CONTEXT = 256  # tokens before the roots of the timed steps
 
@@ -143,10 +143,10 @@ def _is_curve(curve: Curve) -> bool:
 
 
 def _along(curve: Curve, rows: Rows) -> Seconds:
-    """Return the seconds of a curve at ``rows``; it continues by its slope."""
+    """Return the seconds of a curve at ``rows``; it continues by its steepest slope to the end."""
     xs, ys = (np.asarray(values, np.float64) for values in curve)
     at = np.asarray(rows, np.float64)
-    slope = (ys[-1] - ys[0]) / max(xs[-1] - xs[0], 1.0)
+    slope = float(np.max((ys[-1] - ys[:-1]) / (xs[-1] - xs[:-1]), initial=0.0))
     beyond = np.maximum(at - xs[-1], 0.0) * slope
     return np.asarray(np.interp(at, xs, ys) + beyond, np.float64)
 

@@ -177,9 +177,14 @@ def method_names(method: str, available: Collection[str] | None = None) -> list[
     """Return the names that ``method`` joins with ``+``, in priority order.
 
     Raises:
-        UnknownMethodError: a name is not among ``available`` (by default all methods); or as ``normalised``.
+        UnknownMethodError: a name is not among ``available`` (by default all methods); ``auto`` is joined with others,
+            among which it could not choose; or as ``normalised``.
     """
     names = normalised(method).split("+")
+    if "auto" in names and len(names) > 1:
+        raise UnknownMethodError(
+            f"method {method!r} joins 'auto' with others; name them in its setting sources", "method"
+        )
     for name in names:
         check_name(name, available)
     return names
@@ -195,7 +200,7 @@ def check_allowed(method: str, allowed: Collection[str]) -> None:
 
 def chooses_nodes(method: str) -> bool:
     """Return whether a method drafts only as many nodes as save time, however many it may draft."""
-    return "auto" in map(str.strip, method.split("+"))
+    return method.strip() == "auto"
 
 
 def reads_prediction(method: str) -> bool:

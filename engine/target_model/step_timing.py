@@ -21,7 +21,9 @@ GRID = {  # batch size -> nodes per sequence
     4: (0, 2, 8, 32),
     8: (0, 2, 16),
     16: (0, 1, 4, 16),
+    64: (0, 1, 4, 16),
 }
+LARGEST = max(GRID)  # measured where steps are not TOO_LONG: a GPU computes so many rows no faster than a prompt's
 PROMPT_ROWS = (1, 64, 256, 512)  # rows of a chunk
 FAR = 2048  # tokens of context of a chunk far from the beginning of its text
 REPEATS = 8
@@ -55,10 +57,12 @@ def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step,
     grids = {batch: [n for n in grid if _fits(info, batch, n)] for batch, grid in GRID.items()}
     fitting = [batch for batch, nodes in grids.items() if nodes]
     for batch in fitting:
+        if batch == LARGEST and max(seconds[0] for _, seconds in curves.values()) > TOO_LONG:
+            break
         nodes = grids[batch]
         yield _begin(info, step_id, batch, _blocks(info, max(nodes)), needs or READ_BACK)
         steps = {batch * (n + 1): partial(_decode, info, batch, n, True) for n in nodes}
-        if batch in (fitting[0], fitting[-1]):
+        if batch in (fitting[0], *fitting[-2:]):
             steps = {NOTHING_READ: partial(_decode, info, batch, 0, False)} | steps
         step_id, taken = yield from _times(step_id + 1, steps)
         if NOTHING_READ in taken:
@@ -122,7 +126,7 @@ def _rising(taken: Mapping[int, float]) -> Curve:
 
 
 def measure(target: Target, needs: Needs | None = None) -> StepCosts:
-    """Measure a target of this process in at most about 280 steps."""
+    """Measure a target of this process in at most about 320 steps."""
     steps = measurement(target.info, needs)
     taken = 0.0
     step = next(steps)

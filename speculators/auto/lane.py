@@ -12,8 +12,10 @@ from speculators.auto.streams import ALL, OFF, TEXT
 
 CAPACITY = 4.0  # plain steps that drafting may lose at once: an unlucky run of drafts that pay ends within that
 TRIAL_CAPACITY = 2.0  # plain steps that trials may lose at once: enough for the first request of a server
+TRIAL_ROOM = 2.0  # plain steps that the account must hold before a trial: the rest is for drafts that are likely to pay
+RESUME = 0.5  # plain steps that an account which could not pay must hold again: with less, drafts have hardly a node
 FIRST_HOST = (1e-5, 1e-5, 5e-5)  # seconds of host work per stream and step by arm, before any was measured
-FIXED_STREAMS = 4  # streams that take the host as long as what a step with drafts takes whatever their number
+FIXED_STREAMS = (0, 16, 8)  # by arm: so many streams take the host as long as an arm takes whatever their number
 LEAST_HOST = 1e-6  # seconds: no host does less
 HOST_RATE = 0.1  # weight of the newest step in measured host work
 HOST_WEIGHTS = (
@@ -51,8 +53,9 @@ class LaneCosts:
         self.account, self.trials = Account(loss, CAPACITY), Account(loss / 2, TRIAL_CAPACITY)
         self.host = [*FIRST_HOST]  # seconds per stream and step by arm; those of ``text`` and ``all`` above ``off``
         self.n_asked = [0, 0, 0]  # streams of the last draft, by arm
-        self.has_learnt = False  # whether sources observed outcomes before the last draft
         self.n_steps = 0
+        self._reserved = 0.0  # seconds of prompts that will be read back
+        self._is_saving = False  # whether the account could not pay, and must fill before drafts come again
         self.accepted = 0.0  # tokens per stream and step, lately
         self._slowness = 1.0  # seconds of a step over those of a plain one, lately
         self._step = StepTime(0.0, 1, 1, 0.0)  # the last one
@@ -71,7 +74,11 @@ class LaneCosts:
 
     def host_seconds(self, n_asked: Sequence[int]) -> float:
         """Return how long the host usually works for drafts of so many streams, by arm."""
-        return sum(self.host[arm] * (n_asked[arm] + FIXED_STREAMS) for arm in (TEXT, ALL) if n_asked[arm])
+        return sum(self.host[arm] * (n_asked[arm] + FIXED_STREAMS[arm]) for arm in (TEXT, ALL) if n_asked[arm])
+
+    def host_each(self, arm: int, price: Price) -> float:
+        """Return a stream's part of the host's work if all streams draft by an arm."""
+        return self.host[arm] * (1.0 + FIXED_STREAMS[arm] / price.batch)
 
     def arm_costs(self, price: Price) -> list[float]:
         """Return what the host's work for an arm costs a stream, in tokens of plain decoding."""
@@ -84,39 +91,57 @@ class LaneCosts:
         highest, reason = ALL, BUDGET
         if self.prices.is_plain_due(price.batch, self._step.context):
             highest, reason = OFF, PLAIN_DUE
+        elif self._is_saving and room < RESUME * price.plain:
+            highest = OFF
         elif price.seconds(0, n_asked[ALL]) - price.plain + self.host_seconds(n_asked) > room:
             highest = TEXT if self.host_seconds([0, sum(n_asked), 0]) <= room else OFF
+        self._is_saving = highest == OFF and reason is BUDGET
         return Plan(price, highest, reason, room, self.share(price) * self._slowness / (1.0 + self.accepted))
 
     def can_try(self, arm: int, price: Price) -> bool:
         """Return whether a trial may begin; what it costs is charged step by step."""
-        return self.trials.room(price.batch * price.plain) > 0.0 and self.room(price) > self.host[arm]
+        return self.trials.room(price.batch * price.plain) > 0.0 and self.room(price) > TRIAL_ROOM * price.plain
 
     def charge_trial(self, arm: int, seconds: float, price: Price) -> None:
         """Charge the account of trials with a step of which one stream's nodes and read-backs took ``seconds``."""
-        self.trials.add(0.0, -price.batch * (seconds + self.host[arm]), price.batch * price.plain)
+        self.trials.add(0.0, -price.batch * (seconds + self._host_of_one(arm)), price.batch * price.plain)
 
-    def charge_prompt(self, seconds: float, price: Price) -> None:
-        """Charge the account with reading a prompt back, which delays all streams."""
-        if self.n_steps:  # a pool that is asked for needs alone sees no time pass
-            self.account.add(0.0, -price.batch * seconds, price.batch * price.plain)
+    def _host_of_one(self, arm: int) -> float:
+        return self.host[arm] * (1 + FIXED_STREAMS[arm])
+
+    def reserve_prompt(self, seconds: float, price: Price) -> bool:
+        """Return whether the account can pay for a prompt that is read back, and reserve what it costs until then."""
+        if self._reserved + seconds > self.room(price) - bool(self._reserved) * TRIAL_ROOM * price.plain:
+            return False
+        self._reserved += seconds
+        return True
+
+    def charge_prompt(self, n_rows: int) -> None:
+        """Charge the account with ``n_rows`` of a prompt that were read back, which delays all streams."""
+        price = self.price(1)
+        self.account.add(0.0, -price.batch * self.prices.prompt_seconds(n_rows), price.batch * price.plain)
 
     def charge(self, outcomes: Sequence[Outcome], price: Price, seconds: float) -> None:
         """Charge the account with the step that was answered, and with ``seconds`` of host work after it."""
         spent = self._charge_host(price, seconds)
-        step = next((one.step for one in outcomes if one.step is not None), self._step)
-        if step is self._step:
-            return
-        self._step, self.n_steps = step, self.n_steps + 1
-        mine = [one for one in outcomes if one.step is step]
+        mine = [one for one in outcomes if one.tokens and not one.n_read]  # without prompts
         n_nodes, n_read = sum(len(one.tree) for one in mine), sum(len(one.top_ids) for one in mine)
-        expected = self.prices.observe(step, is_ours=bool(n_nodes or n_read))
+        step = next((one.step for one in mine if one.step is not None), None)
+        if step is not None:
+            self._step, self._reserved = step, 0.0
+            expected = self.prices.observe(step, is_ours=bool(n_nodes or n_read))
+        elif mine:  # with prompt chunks: they would take their time without drafts, too
+            expected, n = self.price(len(mine), n_nodes), len(mine)
+            step = StepTime(expected.seconds(n_nodes, n_read), n, n + n_nodes, self._step.context, n_read)
+        else:
+            return
+        self.n_steps += 1
         known = expected.seconds(step.n_rows - step.n_sequences, step.n_read)
         others = known - expected.seconds(n_nodes, n_read)  # what the drafts of other methods add is not ours
         idle = self.host[OFF] * step.n_sequences
         drafter = step.draft_seconds if any(one.draft is not None for one in mine) else 0.0
         taken = min(step.seconds, OUTLIER * known) - others + drafter + idle
-        plain = self.prices.of(step.n_sequences, step.context, 0).plain + idle
+        plain = expected.plain + idle
         n_tokens = sum(len(one.tokens) for one in mine) + step.n_sequences - len(mine)
         self.accepted += LANE_RATE * (n_tokens / step.n_sequences - 1.0 - self.accepted)
         self._slowness += LANE_RATE * ((taken + spent) / plain - self._slowness)
@@ -128,10 +153,8 @@ class LaneCosts:
     def _charge_host(self, price: Price, seconds: float) -> float:
         """Charge the account with the host work for drafts, and return it; without drafts, learn what a step takes."""
         usual, own, n_asked = self.host_seconds(self.n_asked), self.host[OFF] * price.batch, self.n_asked
-        has_learnt, self.n_asked, self.has_learnt = self.has_learnt, [0, 0, 0], False
+        self.n_asked = [0, 0, 0]
         if not usual:
-            if has_learnt:
-                return 0.0  # from a prompt, which was charged when it was decided to read it
             each = min(seconds / price.batch, HOST_OUTLIER * self.host[OFF])
             self.host[OFF] += HOST_RATE * (max(each, LEAST_HOST) - self.host[OFF])
             return 0.0

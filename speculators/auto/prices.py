@@ -2,7 +2,8 @@
 
 A step is *plain* if it has no nodes and reads nothing back. Prices come from step times that were measured when the
 model was loaded (``engine.step_cost``). Two corrections per bucket of batches and contexts follow the steps that run:
-plain steps alone move ``factor``, by which all prices are multiplied; other steps move ``extra``.
+plain steps alone move ``factor``, by which all prices are multiplied; other steps move ``slope``, which multiplies what
+nodes and read-backs add.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from engine.protocol import StepTime
 from engine.step_cost import MEASURED_CONTEXT, Seconds, StepCosts
 
 RATE = 1 / 16  # weight of the newest step in a correction: follows a change within some 16 steps, averages noise
-MOST_DEBT = 0.25  # plain steps: more comes of work that does not come again, such as the first use of memory
+LEAST_SLOPE, MOST_SLOPE = 1 / 16, 256.0  # of nodes and read-backs: they never seem free, and become cheap again
+LEAST_ADDED = 0.0004  # square of the plain steps that nodes add: below 2 %, noise says more about a step than they do
 OUTLIER = 2.0  # a step counts as at most this many times its price or less: a paused process says nothing about prices
 PLAIN_EVERY = 256  # steps with drafts after which a plain one is due: costs 1/256 of what drafting saves
 PLAIN_FIRST = 8  # the same before the first plain step of a bucket; it doubles with each one
@@ -34,7 +36,7 @@ class Account:
     Every stream-second that passes adds ``share`` of itself, the time that drafts save is added, and the time that they
     cost is subtracted. The account holds at most ``capacity`` plain steps, and is full at first. As nothing is spent
     that it does not hold, drafting loses at most ``share`` of any period and ``capacity`` plain steps, where steps take
-    what their prices say; debt is at most ``MOST_DEBT`` plain steps.
+    what their prices say. A step that takes longer leaves a debt.
     """
 
     def __init__(self, share: float, capacity: float) -> None:
@@ -51,7 +53,7 @@ class Account:
         """Add the stream-seconds that ``passed``, and what drafts ``gained`` in them; negative: lost."""
         after = self.room(step) + self._share * passed + gained
         self._most = max(self._capacity * step, 0.99 * self._most)
-        self._held = min(max(after, -MOST_DEBT * step), self._most)
+        self._held = min(after, self._most)
 
 
 @dataclass(slots=True)
@@ -59,7 +61,7 @@ class _Correction:
     """Corrections of one bucket."""
 
     factor: float
-    extra: float = 0.0  # seconds, before ``factor``, that a step with nodes or read-backs takes in addition
+    slope: float = 1.0  # of what nodes and read-backs add, besides ``factor``
     n_plain: int = 0  # plain steps observed
     since_plain: int = 0  # other steps since then
 
@@ -78,7 +80,7 @@ class Price:
     reading: float  # added if anything is read back
     read_row: float  # added for every row that is read back
     factor: float = 1.0
-    extra: float = 0.0
+    slope: float = 1.0
 
     @property
     def plain(self) -> float:
@@ -87,14 +89,13 @@ class Price:
 
     def between(self, n_nodes: int, more: int) -> float:
         """Return by how much ``more`` nodes take longer than ``n_nodes``."""
-        return self.factor * float(self.by_nodes[more] - self.by_nodes[n_nodes])
+        return self.factor * self.slope * float(self.by_nodes[more] - self.by_nodes[n_nodes])
 
     def seconds(self, n_nodes: int, n_read: int) -> float:
         """Return the seconds of a step with ``n_nodes``, of which ``n_read`` rows are read back."""
-        found = float(self.by_nodes[n_nodes])
-        if n_nodes or n_read:
-            found += self.extra + (self.reading + self.read_row * n_read if n_read else 0.0)
-        return self.factor * found
+        plain, with_nodes = float(self.by_nodes[0]), float(self.by_nodes[n_nodes])
+        reading = self.reading + self.read_row * n_read if n_read else 0.0
+        return self.factor * (plain + self.slope * (with_nodes - plain + reading))
 
 
 class Prices:
@@ -116,7 +117,7 @@ class Prices:
             by_nodes = self._seconds(batch, bucket, np.arange(2 * n_nodes + 1))
             price = self._known[batch, bucket] = Price(batch, by_nodes, *self._costs.read_back)
         correction = self._correction(batch, context)
-        price.factor, price.extra = correction.factor, correction.extra
+        price.factor, price.slope = correction.factor, correction.slope
         return price
 
     def prompt_seconds(self, n_tokens: int) -> float:
@@ -138,9 +139,9 @@ class Prices:
         expected = price.seconds(n_nodes, step.n_read)
         seconds = min(max(step.seconds, expected / OUTLIER), expected * OUTLIER)
         if n_nodes or step.n_read:
-            limit = float(price.by_nodes[0])
-            extra = correction.extra + RATE * (seconds - expected) / correction.factor
-            correction.extra = min(max(extra, -0.5 * limit), limit)
+            added = (expected - price.plain) / (correction.slope * price.plain)
+            slope = correction.slope + RATE * (seconds - expected) / price.plain * added / (added * added + LEAST_ADDED)
+            correction.slope = min(max(slope, LEAST_SLOPE), MOST_SLOPE)
             correction.since_plain = correction.since_plain + 1 if is_ours else 0
         else:
             correction.n_plain += 1

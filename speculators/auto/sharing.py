@@ -38,7 +38,7 @@ def share_out(
         read: tokens that reading back one answer is worth.
         limit: most seconds of the step.
     """
-    packed = [price.factor, price.extra, price.reading, price.read_row, token, limit, n_read, read]
+    packed = [price.factor, price.slope, price.reading, price.read_row, token, limit, n_read, read]
     for branch, factors, is_read in drafts:
         n = len(branch.tokens)
         packed += (n, is_read, branch.parents is not None)
@@ -53,7 +53,7 @@ def share_out(
 @compiled
 def _share_out(packed: Floats, by_nodes: Floats, found: Floats) -> None:
     """Set ``found[i]`` to the count of draft i; ``packed`` is what ``share_out`` makes."""
-    factor, extra, reading, read_row, token, limit, n_read, read = packed[:HEADER]
+    factor, slope, reading, read_row, token, limit, n_read, read = packed[:HEADER]
     n_lists = len(found)
     starts, ends = np.empty(n_lists, np.int64), np.empty(n_lists, np.int64)
     is_read = np.empty(n_lists, np.bool_)
@@ -75,7 +75,8 @@ def _share_out(packed: Floats, by_nodes: Floats, found: Floats) -> None:
             end += 1
     places = starts.copy()  # of the best node of each list that was not taken
     best_places = starts.copy()
-    base = factor * (by_nodes[0] + (extra + reading + read_row * n_read if n_read else 0.0))
+    plain, slope = factor * by_nodes[0], factor * slope
+    base = plain + slope * (reading + read_row * n_read if n_read else 0.0)
     gain, best_value, rows_read = 0.0, 0.0, n_read
     for n in range(1, end + 1):
         best = -1
@@ -85,7 +86,7 @@ def _share_out(packed: Floats, by_nodes: Floats, found: Floats) -> None:
         gain += p[places[best]] + read * is_read[best]
         places[best] += 1
         rows_read += is_read[best]
-        seconds = factor * (by_nodes[n] + extra + (reading + read_row * rows_read if rows_read else 0.0))
+        seconds = plain + slope * (by_nodes[n] - by_nodes[0] + (reading + read_row * rows_read if rows_read else 0.0))
         if seconds > limit:
             break
         if gain * token - (seconds - base) > best_value:

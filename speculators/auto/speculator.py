@@ -11,6 +11,7 @@ all of this on one page. The account is an idea of conservative bandits (Wu et a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
@@ -20,7 +21,7 @@ from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView
 from engine.request import Request
 from engine.step_cost import StepCosts
 from speculators.auto.config import AutoConfig, source_names
-from speculators.auto.lane import BUDGET, LaneCosts, Plan
+from speculators.auto.lane import BUDGET, FIXED_STREAMS, LaneCosts, Plan
 from speculators.auto.prices import Price
 from speculators.auto.proposals import Proposal, take_nodes
 from speculators.auto.streams import ALL, OFF, STEPS_FADE, TEXT, DraftRecord, ScopeState, StreamState
@@ -29,9 +30,9 @@ from speculators.mixing.sources import Sources
 from speculators.per_request import PerRequest
 from speculators.tenant_state import TenantState
 
-LEARN_SECONDS = 2e-6  # of the host per token of a prompt that was read back
 TRIAL = 8  # steps of a trial: sources that learn from answers draft well after some steps
 LOOK = 8  # tokens between two looks back: as many as a draft has
+LEARN_SHARE = 0.5  # of a plain step: time after a send in which requests begin in all sources; the others wait
 
 NOT_WORTH_IT = Decision("off", "unlikely", False)  # no arm is expected to save time
 NOTHING = (NOT_WORTH_IT, Decision("text", "nothing", False), Decision("all", "nothing"))  # no node is worth it; by arm
@@ -63,7 +64,7 @@ class Auto(PerRequest[StreamState]):
         self._arms = [arm for arm, is_one in ((TEXT, has_text), (ALL, self._sources.answers_help)) if is_one]
         self._lane = None if costs is None else LaneCosts(costs, (config or AutoConfig()).loss)
         self._plan: Plan | None = None  # None: no step was measured
-        self._scopes: TenantState[ScopeState] = TenantState()
+        self._scopes: list[TenantState[ScopeState]] = [TenantState() for _ in range(4)]  # by kind of request
         self._unsettled: list[tuple[RequestView, StreamState, Outcome, DraftRecord | None]] = []
         self._learnt: list[int] = []  # places in ``_unsettled`` that the sources have observed
 
@@ -74,43 +75,54 @@ class Auto(PerRequest[StreamState]):
         lane = self._lane
         if lane is None or ALL not in self._arms or not request.max_nodes:
             return self.needs
-        price, scope = lane.price(1), self._scope(request)
-        n_tokens, saved = len(request.prompt), lane.room(price)
-        cost = lane.prices.prompt_seconds(n_tokens) + n_tokens * LEARN_SECONDS
+        scope, price = self._scope(request), lane.price(1 + len(self.states))  # a burst of requests decodes together
+        cost = lane.prices.prompt_seconds(len(request.prompt))
         if scope.gains[ALL].weight:
             n_steps = min(scope.steps.value(request.params.max_tokens, 1.0), request.params.max_tokens)
-            saved = min(saved, (scope.gain(ALL) * lane.share(price) - lane.host[ALL]) * n_steps)
-        is_blocked = self._plan is not None and self._plan.highest < ALL
-        if is_blocked or cost > saved:
-            return replace(self.needs, prompt_top_k=0, drafts_first=False)
-        lane.charge_prompt(cost, price)
-        return self.needs
+            gain = scope.gain(ALL) - max(scope.gain(TEXT), 0.0)
+            reads_prompt = cost < (gain * lane.share(price) - lane.host_each(ALL, price)) * n_steps
+        else:
+            reads_prompt = not scope.n_live  # what that gains is not known yet: one request finds out
+        is_allowed = self._plan is None or self._plan.highest == ALL
+        if reads_prompt and is_allowed and lane.reserve_prompt(cost, price):
+            return self.needs
+        return replace(self.needs, prompt_top_k=0, drafts_first=False)
 
     def _scope(self, request: Request) -> ScopeState:
         """Return the experience of similar requests: predictions and sampling change what a request gains."""
-        kind = " predicted" * bool(request.prediction) + " sampled" * (not request.params.is_greedy)
-        return self._scopes.of(request.scope + kind, ScopeState)
+        kind = 2 * bool(request.prediction) + request.params.is_greedy
+        return self._scopes[kind].of(request.scope, ScopeState)
 
     def new_state(self, view: RequestView) -> StreamState:
         own = self._sources.of(view.request)
         for part in (*self._sources.at_once, *own):
             part.begin(view)
-        state = StreamState(self._scope(view.request), own, n_looked=len(view.context))
-        self._choose([state])
-        if state.arm == ALL:
+        scope = self._scope(view.request)
+        scope.n_live += 1
+        state = StreamState(scope, own, n_looked=len(view.context))
+        if self._lane is None:
+            state.arm = self._arms[-1]
             self._begin_all(view, state)
+        else:
+            state.choose(self._arms, self._lane.arm_costs(self._lane.price(1)))
+            state.set_factors()
         return state
 
     def end(self, view: RequestView) -> None:
         state = self.states.pop(view.request_id, None)
         if state is not None:
+            state.scope.n_live -= 1
             state.scope.steps.add(state.n_steps, STEPS_FADE)
             self._sources.end(view, state.has_begun_all, state.own)
 
     def _begin_all(self, view: RequestView, state: StreamState) -> None:
+        """Begin a request in all sources, and let them observe the answers after its prompt."""
         if not state.has_begun_all:
             state.has_begun_all = True
             self._sources.begin_all(view)
+            for outcome in state.prompt_outcomes:
+                self._sources.observe_prompt(view, outcome)
+            state.prompt_outcomes.clear()
 
     # -- before the next step is sent ----------------------------------------------------------------------------
 
@@ -123,19 +135,14 @@ class Auto(PerRequest[StreamState]):
             self.settle((), (), 0.0)
         states = [self.states[view.request_id] for view in views]
         self._unsettled = [*zip(views, states, outcomes, [state.draft for state in states], strict=True)]
-        can_learn = self._plan is None or self._plan.highest == ALL
-        learning = [
-            i
-            for i, state in enumerate(states)
-            if (can_learn and state.arm == ALL) or outcomes[i].prompt_top_ids is not None
-        ]
-        if learning:
-            for i in learning:
-                self._begin_all(views[i], states[i])
-            self._learn([Observation(*self._unsettled[i]) for i in learning])
-            self._learnt = learning
-            if self._lane is not None:
-                self._lane.has_learnt = True
+        if self._plan is None or self._plan.highest == ALL:
+            self._learnt = [
+                i
+                for i, state in enumerate(states)
+                if state.arm == ALL and state.has_begun_all and outcomes[i].prompt_top_ids is None
+            ]
+            if self._learnt:
+                self._learn([Observation(*self._unsettled[i]) for i in self._learnt])
 
     def _learn(self, learning: Sequence[Observation]) -> None:
         self._sources.observe([one.view for one in learning], [one.outcome for one in learning])
@@ -183,7 +190,8 @@ class Auto(PerRequest[StreamState]):
         return _empty_draft(decision, decision.reads_back or self._sources.reads_always, rests)
 
     def _allowed(self, state: StreamState, highest: int) -> int:
-        arm = min(state.arm, highest)
+        """Return the arm that drafts: the stream's own, if the account allows it and the request has begun there."""
+        arm = min(state.arm, highest, ALL if state.has_begun_all else TEXT)
         return arm if arm in self._arms else OFF
 
     def _ask(
@@ -197,9 +205,6 @@ class Auto(PerRequest[StreamState]):
         """Return what the sources of an arm propose for some of the requests, without those that get nothing."""
         asked = [views[i] for i in places]
         n_most = [min(budgets[i], int(2.0 * states[i].recent_nodes) + 8) for i in places]
-        if arm == ALL:
-            for i in places:
-                self._begin_all(views[i], states[i])
         found: dict[int, list[Branch]] = {}
         for part in self._sources.text if arm == TEXT else self._sources.all:
             for i, branches in zip(places, part.propose_batch(asked, n_most), strict=True):
@@ -247,16 +252,32 @@ class Auto(PerRequest[StreamState]):
         ]
         for one in woken:
             one.state.rests = False
-        for one in seen:
-            if one.state.arm == ALL:  # here, because it may take milliseconds
-                self._begin_all(one.view, one.state)
+        self._begin_some(seen, price.plain)
         return [one.view.request_id for one in woken]
+
+    def _begin_some(self, seen: Sequence[Observation], step: float) -> None:
+        """Begin requests in all sources, those of whom drafts come next first, while that delays no answer."""
+        until = time.perf_counter() + LEARN_SHARE * step
+        for one in seen:
+            if one.state.arm == ALL and not one.state.has_begun_all:
+                self._begin_all(one.view, one.state)
+                if time.perf_counter() > until:
+                    break
 
     def _learn_late(self, late: Sequence[Observation]) -> None:
         """Let sources observe the outcomes on which no draft depended."""
         answered = [one for one in late if one.state.has_begun_all and len(one.outcome.top_ids)]
         if answered:
             self._learn(answered)
+        for one in late:
+            rows = one.outcome.prompt_top_ids
+            if rows is not None:
+                if self._lane is not None:
+                    self._lane.charge_prompt(len(rows))
+                if one.state.has_begun_all:
+                    self._sources.observe_prompt(one.view, one.outcome)
+                else:
+                    one.state.prompt_outcomes.append(one.outcome)
         for part in self._sources.always_observing:
             known = set(map(id, answered))
             others = [one for one in late if id(one) not in known]
@@ -274,7 +295,7 @@ class Auto(PerRequest[StreamState]):
             state.count(draft.arm, n_accepted - draft.cost / lane.share(price))
             if len(one.outcome.tree):
                 state.calibrate(draft.arm, one.outcome.tree, one.outcome.accepted)
-            if state.trial:
+            if state.trial and state.arm == draft.arm:
                 state.trial -= 1
                 lane.charge_trial(draft.arm, draft.cost, price)
 
@@ -307,12 +328,17 @@ class Auto(PerRequest[StreamState]):
         costs = lane.arm_costs(price)
         for state in states:
             state.choose(self._arms, costs)
+        for arm in reversed(self._arms):
+            users = [state for state in states if state.arm == arm and not state.trial]
+            if sum(state.surplus for state in users) < FIXED_STREAMS[arm] * costs[arm]:  # not worth what a step takes
+                for state in users:
+                    state.take_next_best(costs)
+        for state in states:
+            state.set_factors()
             if state.arm == tried:
                 state.last_trial = lane.n_steps
         idle = [state for state in states if state.arm != tried]
-        is_trying = any(
-            state.trial for state in (*states, *self.states.values())
-        )  # one at a time, as its cost is not known yet
+        is_trying = any(state.trial for state in (*states, *self.states.values()))  # one at a time
         if idle and not is_trying and lane.can_try(tried, price):
             min(idle, key=lambda state: state.last_trial).try_arm(tried, TRIAL, lane.n_steps)
 

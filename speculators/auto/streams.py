@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.compiled import compiled_in_place
+from engine.protocol import Outcome
 from engine.tree import ROOT, TokenTree
 from speculators.mixing.fault_isolation import FaultIsolated
 from speculators.mixing.merged import DEFAULT_CLAIM
@@ -92,12 +93,13 @@ class Calibration:
 class ScopeState:
     """Experience of all requests of a scope, by arm."""
 
-    __slots__ = ("calibrations", "gains", "steps")
+    __slots__ = ("calibrations", "gains", "n_live", "steps")
 
     def __init__(self) -> None:
         self.gains = [Mean(), Mean(), Mean()]  # tokens per step, as those of streams
         self.calibrations = [Calibration(), Calibration(), Calibration()]
         self.steps = Mean()  # of a request
+        self.n_live = 0  # requests
 
     def gain(self, arm: int) -> float:
         """Return the tokens per step that an arm promises to a new request."""
@@ -120,13 +122,16 @@ class StreamState:
     own: Sequence[FaultIsolated]  # sources that serve this request and not all
     arm: int = OFF  # of the next draft
     draft: DraftRecord | None = None  # the last one; None: no source was asked
+    next_best: int = OFF  # arm if ``arm`` is not worth what it adds to a step
+    surplus: float = 0.0  # tokens per step that ``arm`` gains above ``next_best``
     rests: bool = False  # whether the speculator is not asked until the request wakes
     trial: int = 0  # steps left of a trial of ``arm``
     last_trial: int = -1  # number of steps of the lane when this stream last had the arm that trials try; -1: never
     n_looked: int = 0  # tokens of the context up to which the text was looked back at
     n_steps: int = 0
     recent_nodes: float = 16.0  # nodes that were worth it; rises at once and falls slowly
-    has_begun_all: bool = False
+    has_begun_all: bool = False  # whether all sources know the request
+    prompt_outcomes: list[Outcome] = field(default_factory=list)  # until then: answers after its prompt
     gains: list[Mean] = field(default_factory=lambda: [Mean(), Mean(), Mean()])  # by arm
     calibrations: list[Calibration] = field(default_factory=lambda: [Calibration(), Calibration(), Calibration()])
     factors: list[float] = field(default_factory=lambda: [1.0] * CLASSES)  # of claims of the next draft
@@ -156,14 +161,19 @@ class StreamState:
         ``costs`` are of the host's work by arm, in plain tokens per step.
         """
         if not self.trial:
-            most, self.arm = 0.0, OFF
+            self.arm, self.next_best, self.surplus = OFF, OFF, 0.0
+            most = 0.0
             for arm in arms:
                 net = self.gain(arm) - costs[arm]
                 if net > most:
-                    most, self.arm = net, arm
+                    self.next_best, self.surplus, self.arm, most = self.arm, net - most, arm, net
         if self.arm != ALL:
             self.gains[ALL].fade(OWN_FADE)  # nothing new is learnt about it, and the scope counts again
-        self.set_factors()
+
+    def take_next_best(self, costs: Sequence[float]) -> None:
+        """Draft by the next best arm, because the best one is not worth what it adds to a step."""
+        self.arm, self.next_best = self.next_best, OFF
+        self.surplus = self.gain(self.arm) - costs[self.arm] if self.arm else 0.0
 
     def try_arm(self, arm: int, n_steps: int, now: int) -> None:
         """Draft by an arm for ``n_steps`` steps, whatever it is expected to gain, and believe what it claims."""

@@ -54,6 +54,12 @@ class Sources:
         for part in self._observing:
             part.observe_batch(views, outcomes)
 
+    def observe_prompt(self, view: RequestView, outcome: Outcome) -> None:
+        """Let the sources that catch up observe the answers after a prompt; the others have observed them."""
+        for part in self._observing:
+            if part not in self.always_observing:
+                part.observe(view, outcome)
+
     def end(self, view: RequestView, has_begun_all: bool, own: Sequence[FaultIsolated]) -> None:
         """Drop the state of a request."""
         for part in (*self.at_once, *own, *(self._later if has_begun_all else ())):

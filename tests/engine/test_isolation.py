@@ -24,7 +24,7 @@ from tests.support.methods import STANDALONE
 from tests.support.tiny_models import random_prompts
 
 BOTH = "suffix+token-recycling"
-JOINED = ("pld+spectra-core", BOTH, f"{BOTH}+spectra-retrieval", f"{BOTH}+rest+auto")
+JOINED = ("pld+spectra-core", BOTH, f"{BOTH}+spectra-retrieval", f"{BOTH}+rest")
 # Earlier requests change the later drafts of these methods.
 LEARNING = ("auto", "goose", "stand", "suffix", "token-recycling", "rest", "spectra-retrieval", "spectra", *JOINED)
 OTHERS = [pytest.param(method, "mixed", marks=pytest.mark.matrix) for method in STANDALONE if method not in LEARNING]

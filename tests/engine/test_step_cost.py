@@ -19,10 +19,10 @@ MORE = (5.0 - (1.6 + 12 * 0.1)) / 12  # seconds per further sequence beyond 16, 
     ("costs", "batch", "rows", "seconds"),
     [
         (COSTS, 1, [1, 2, 3, 4, 5], [1.0, 1.5, 3.0, 4.5, 6.0]),
-        (COSTS, 1, [7, 9], [6.0 + 2 * 1.25, 6.0 + 4 * 1.25]),  # beyond: 5 seconds over 4 rows
+        (COSTS, 1, [7, 9], [6.0 + 2 * 1.5, 6.0 + 4 * 1.5]),  # beyond: the steepest slope to the last point
         (COSTS, 16, [16, 24, 320], [8.0, 8.0, 8.0]),
         (COSTS, 1, [0], [1.0]),  # no step takes less than the first point
-        (COSTS, 2, [8], [2 / 3 * (6.0 + 3 * 1.25) + 1 / 3 * 4.0]),
+        (COSTS, 2, [8], [2 / 3 * (6.0 + 3 * 1.5) + 1 / 3 * 4.0]),
         (COSTS, 64, [64, 200], [8.0, 8.0]),
         (StepCosts({4: ((4, 8), (2.0, 4.0))}), 1, [4, 6, 10], [2.0, 3.0, 5.0]),
         (StepCosts({4: ((4, 8), (2.0, 4.0))}), 9, [4, 6, 10], [2.0, 3.0, 5.0]),

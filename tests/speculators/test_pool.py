@@ -92,6 +92,8 @@ def keys_of(speculator: Any) -> Iterator[Any]:
         elif isinstance(value, dict | set):
             yield from value
         for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, TenantState) and inner is not value:
+                yield from inner
             if hasattr(inner, "propose") or isinstance(inner, SuccessorModels):
                 yield from keys_of(inner)
 

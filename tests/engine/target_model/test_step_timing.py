@@ -33,19 +33,19 @@ def n_rows(step: Step) -> int:
 
 
 def test_the_costs_are_the_times_of_the_steps_over_the_whole_grid() -> None:
-    info = replace(make_target("llama").info, n_blocks=300)
-    costs, _ = answered(info, lambda step: 0.01 * len(step.work) + 0.001 * n_rows(step))
+    info = replace(make_target("llama").info, n_blocks=1300)
+    costs, _ = answered(info, lambda step: 1e-3 * len(step.work) + 1e-4 * n_rows(step))
     assert {batch: [rows // batch - 1 for rows in curve[0]] for batch, curve in costs.curves.items()} == {
         batch: list(nodes) for batch, nodes in GRID.items()
     }
     for batch, (rows, seconds) in costs.curves.items():
-        assert seconds == pytest.approx([0.01 * batch + 0.001 * n for n in rows])
+        assert seconds == pytest.approx([1e-3 * batch + 1e-4 * n for n in rows])
     assert {context: rows for context, (rows, _) in costs.prompts.items()} == {0: (1, 64, 256)}  # 500 tokens at most
-    assert costs.prompts[0][1] == pytest.approx([0.01 + 0.001 * n for n in (1, 64, 256)])
+    assert costs.prompts[0][1] == pytest.approx([1e-3 + 1e-4 * n for n in (1, 64, 256)])
 
 
 def test_large_steps_of_a_slow_target_are_not_measured() -> None:
-    info = replace(make_target("llama").info, n_blocks=300)
+    info = replace(make_target("llama").info, n_blocks=1300)
     costs, steps = answered(info, lambda step: 0.1 * n_rows(step))
     assert costs.prompts[0][0] == (1, 64)
     assert sum(0.1 * n_rows(step) for step in steps if step.work[:1] and step.work[0].tree is not None) < 60
@@ -100,7 +100,14 @@ def test_every_step_is_one_that_a_scheduler_could_have_made() -> None:
 
 @pytest.mark.parametrize(
     ("n_blocks", "batches"),
-    [(24, [1, 2]), (72, [1, 2, 4]), (144, [1, 2, 4, 8]), (299, [1, 2, 4, 8, 16]), (4, [1, 2])],
+    [
+        (24, [1, 2]),
+        (72, [1, 2, 4]),
+        (144, [1, 2, 4, 8]),
+        (299, [1, 2, 4, 8, 16]),
+        (1300, [1, 2, 4, 8, 16, 64]),
+        (4, [1, 2]),
+    ],
 )
 def test_batches_that_the_cache_cannot_hold_are_left_out(n_blocks: int, batches: list[int]) -> None:
     info = make_target("llama").info
@@ -113,7 +120,7 @@ def test_batches_that_the_cache_cannot_hold_are_left_out(n_blocks: int, batches:
 @pytest.mark.parametrize(
     ("family", "stages", "max_model_len", "shape"),
     [
-        ("llama", 2, 500, {"n_blocks": 300}),
+        ("llama", 2, 500, {"n_blocks": 1300}),
         ("gemma3", 1, 40, {}),
         ("llama", 1, 1, {}),
         ("llama", 1, 3, {"n_blocks": 4, "block_size": 1}),

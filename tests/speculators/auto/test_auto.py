@@ -175,6 +175,7 @@ def test_probes_are_kept_whole_as_far_as_they_are_worth_it(per_row, least, most)
     branches = [Branch([row, 1, 2, 3], "source", probe=True) for row in range(8)]
     auto, request = Auto([ProbingSource(branches=branches)], line(per_row)), make_request()
     auto.begin(request)
+    auto.states[0].arm, auto.states[0].has_begun_all = ALL, True
     n = len(tokens_of(auto.propose(request, 32)))
     assert least <= n <= most
     assert n % 4 == 0
@@ -284,7 +285,7 @@ def test_prompts_are_read_back_where_drafts_save_more_than_that_takes(accuracy, 
     assert auto.needs.prompt_top_k == 4  # of the method: the server must be able to read so many
 
 
-def test_sources_begin_when_they_are_first_asked_or_when_a_prompt_was_read_back():
+def test_sources_begin_after_a_send_and_observe_the_answers_after_the_prompt_then():
     quick, full = TextSource(claim=0.9, name="quick"), PromptSource(claim=0.9, name="full")
     auto = Auto([full, quick], line(0.01))
     auto._lane.trials.add(0.0, -1e9, 1.0)  # no trial begins
@@ -295,12 +296,14 @@ def test_sources_begin_when_they_are_first_asked_or_when_a_prompt_was_read_back(
     assert full.live == set()
     ids = np.zeros((3, 4), np.int32)
     auto.observe(second, Outcome([9], EMPTY_TREE, n_read=3, prompt_top_ids=ids))
-    assert full.live == {2}
+    auto.states[2].try_arm(ALL, 8, 0)
+    auto.propose(second, 8)
+    assert full.called("begin") == full.asked == []
+    auto.settle((), (), 0.0)
+    assert full.called("begin") == full.called("observe") == [2]
     auto.propose(first, 8)
-    assert full.asked == []
-    auto.states[1].arm = ALL
-    auto.propose(first, 8)
-    assert full.live == {1, 2}
+    auto.propose(second, 8)
+    assert full.asked == [2]
     for request in (first, second):
         auto.end(request)
     assert quick.live == full.live == set()
@@ -313,7 +316,7 @@ def test_a_drafter_drafts_ahead_only_after_drafts_of_all_sources():
     auto, request = Auto([TextSource(claim=0.9, name="quick"), DrafterSource(claim=0.9)], FREE), make_request()
     auto.begin(request)
     for arm in (TEXT, ALL, 0):
-        auto.states[0].arm = arm
+        auto.states[0].arm, auto.states[0].has_begun_all = arm, True
         (draft,) = auto.propose_batch((request,), (8,))
         assert draft.drafts_next == (arm == ALL)
         assert draft.rests == (arm == 0)
@@ -323,7 +326,7 @@ def test_factors_are_those_of_the_scope_until_a_stream_knows_better():
     auto, request = Auto([ReadBackSource()], FREE), make_request()
     auto.begin(request)
     state: StreamState = auto.states[0]
-    state.trial = 0
+    state.arm = ALL
     for _ in range(100):
         state.scope.calibrations[ALL].add([1.0], [])
     state.set_factors()
