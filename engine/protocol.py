@@ -55,7 +55,7 @@ class Branch(msgspec.Struct, frozen=True):
         scores: ``[n]``, estimated probabilities of a node once its parent is accepted; combinations spend their nodes
             by them (``speculators.mixing.combined``).
         proposers: ``[n]`` names of the sources of each node, its owner first.
-        reach: ``[n]`` path probabilities, not increasing, if the source knows them.
+        reach: ``[n]`` path probabilities, if the source knows them.
     """
 
     tokens: Sequence[int]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from engine.protocol import Decision, Outcome, StepTime
 from engine.step_cost import StepCosts
 from speculators.auto.prices import OUTLIER, Account, Price, Prices
-from speculators.auto.streams import ALL, OFF, TEXT
+from speculators.auto.streams import ALL, OFF, TEXT, StreamState
 
 CAPACITY = 4.0  # plain steps that drafting may lose at once: an unlucky run of drafts that pay ends within that
 TRIAL_CAPACITY = 2.0  # plain steps that trials may lose at once: enough for the first request of a server
@@ -18,11 +18,7 @@ FIRST_HOST = (1e-5, 1e-5, 5e-5)  # seconds of host work per stream and step by a
 FIXED_STREAMS = (0, 16, 8)  # by arm: so many streams take the host as long as an arm takes whatever their number
 LEAST_HOST = 1e-6  # seconds: no host does less
 HOST_RATE = 0.1  # weight of the newest step in measured host work
-HOST_WEIGHTS = (
-    0.0,
-    1.0,
-    2.5,
-)  # of host work by arm in the choice: what read-backs cause after the send is not measured
+HOST_WEIGHTS = (0.0, 1.0, 2.5)  # of host work by arm in the choice: ``all`` also works after the send, unmeasured
 HOST_OUTLIER = 4.0  # host work counts as at most so many times the usual, or a plain step: a process may have paused
 LANE_RATE = 1 / 32  # weight of the newest step in the accepted tokens of all streams
 
@@ -52,7 +48,7 @@ class LaneCosts:
         self.prices = Prices(costs)
         self.account, self.trials = Account(loss, CAPACITY), Account(loss / 2, TRIAL_CAPACITY)
         self.host = [*FIRST_HOST]  # seconds per stream and step by arm; those of ``text`` and ``all`` above ``off``
-        self.n_asked = [0, 0, 0]  # streams of the last draft, by arm
+        self.asked = [0.0, 0.0, 0.0]  # loads of the streams that were asked before the last step, by arm
         self.n_steps = 0
         self._reserved = 0.0  # seconds of prompts that will be read back
         self._is_saving = False  # whether the account could not pay, and must fill before drafts come again
@@ -72,29 +68,30 @@ class LaneCosts:
         """Return by how many seconds the account allows the next step to be longer than a plain one."""
         return self.account.room(price.batch * price.plain) / price.batch
 
-    def host_seconds(self, n_asked: Sequence[int]) -> float:
-        """Return how long the host usually works for drafts of so many streams, by arm."""
-        return sum(self.host[arm] * (n_asked[arm] + FIXED_STREAMS[arm]) for arm in (TEXT, ALL) if n_asked[arm])
+    def host_seconds(self, asked: Sequence[float]) -> float:
+        """Return how long the host usually works for drafts of streams with these loads, by arm."""
+        return sum(self.host[arm] * (asked[arm] + FIXED_STREAMS[arm]) for arm in (TEXT, ALL) if asked[arm])
 
-    def host_each(self, arm: int, price: Price) -> float:
-        """Return a stream's part of the host's work if all streams draft by an arm."""
-        return self.host[arm] * (1.0 + FIXED_STREAMS[arm] / price.batch)
+    def host_each(self, arm: int, n: int) -> float:
+        """Return a stream's part of the host's work if ``n`` streams draft by an arm."""
+        return self.host[arm] * (1.0 + FIXED_STREAMS[arm] / n)
 
     def arm_costs(self, price: Price) -> list[float]:
         """Return what the host's work for an arm costs a stream, in tokens of plain decoding."""
         return [weight * seconds / self.share(price) for weight, seconds in zip(HOST_WEIGHTS, self.host, strict=True)]
 
-    def plan(self, arms: Sequence[int]) -> Plan:
-        """Return the plan for the next drafts, of about these arms."""
-        price = self.price(len(arms))
-        room, n_asked = self.room(price), [0, arms.count(TEXT), arms.count(ALL)]
+    def plan(self, states: Sequence[StreamState]) -> Plan:
+        """Return the plan for the next drafts of these streams."""
+        price, arms = self.price(len(states)), [state.arm for state in states]
+        room, n_all = self.room(price), arms.count(ALL)
+        asked = [0.0, arms.count(TEXT), sum(state.load for state in states if state.arm == ALL)]
         highest, reason = ALL, BUDGET
         if self.prices.is_plain_due(price.batch, self._step.context):
             highest, reason = OFF, PLAIN_DUE
         elif self._is_saving and room < RESUME * price.plain:
             highest = OFF
-        elif price.seconds(0, n_asked[ALL]) - price.plain + self.host_seconds(n_asked) > room:
-            highest = TEXT if self.host_seconds([0, sum(n_asked), 0]) <= room else OFF
+        elif price.seconds(0, n_all) - price.plain + self.host_seconds(asked) > room:
+            highest = TEXT if self.host_seconds([0.0, len(arms) - arms.count(OFF), 0.0]) <= room else OFF
         self._is_saving = highest == OFF and reason is BUDGET
         return Plan(price, highest, reason, room, self.share(price) * self._slowness / (1.0 + self.accepted))
 
@@ -104,10 +101,7 @@ class LaneCosts:
 
     def charge_trial(self, arm: int, seconds: float, price: Price) -> None:
         """Charge the account of trials with a step of which one stream's nodes and read-backs took ``seconds``."""
-        self.trials.add(0.0, -price.batch * (seconds + self._host_of_one(arm)), price.batch * price.plain)
-
-    def _host_of_one(self, arm: int) -> float:
-        return self.host[arm] * (1 + FIXED_STREAMS[arm])
+        self.trials.add(0.0, -price.batch * (seconds + self.host_each(arm, 1)), price.batch * price.plain)
 
     def reserve_prompt(self, seconds: float, price: Price) -> bool:
         """Return whether the account can pay for a prompt that is read back, and reserve what it costs until then."""
@@ -123,10 +117,10 @@ class LaneCosts:
 
     def charge(self, outcomes: Sequence[Outcome], price: Price, seconds: float) -> None:
         """Charge the account with the step that was answered, and with ``seconds`` of host work after it."""
-        spent = self._charge_host(price, seconds)
         mine = [one for one in outcomes if one.tokens and not one.n_read]  # without prompts
         n_nodes, n_read = sum(len(one.tree) for one in mine), sum(len(one.top_ids) for one in mine)
         step = next((one.step for one in mine if one.step is not None), None)
+        spent = self._charge_host(price, seconds, is_usual=step is not None)
         if step is not None:
             self._step, self._reserved = step, 0.0
             expected = self.prices.observe(step, is_ours=bool(n_nodes or n_read))
@@ -150,17 +144,19 @@ class LaneCosts:
         self.account.add(passed, gained, step.n_sequences * plain)
         self.trials.add(passed, 0.0, step.n_sequences * plain)
 
-    def _charge_host(self, price: Price, seconds: float) -> float:
-        """Charge the account with the host work for drafts, and return it; without drafts, learn what a step takes."""
-        usual, own, n_asked = self.host_seconds(self.n_asked), self.host[OFF] * price.batch, self.n_asked
-        self.n_asked = [0, 0, 0]
+    def _charge_host(self, price: Price, seconds: float, is_usual: bool) -> float:
+        """Charge the account with the host work for drafts, and return it; learn what it takes, unless prompts take
+        some of it (``is_usual`` is False): then it takes at most what it usually does."""
+        usual, asked, self.asked = self.host_seconds(self.asked), self.asked, [0.0, 0.0, 0.0]
+        spent = max(seconds - self.host[OFF] * price.batch, 0.0)
+        spent = min(spent, max(HOST_OUTLIER * usual, price.plain) if is_usual else usual)
         if not usual:
-            each = min(seconds / price.batch, HOST_OUTLIER * self.host[OFF])
-            self.host[OFF] += HOST_RATE * (max(each, LEAST_HOST) - self.host[OFF])
+            if is_usual:
+                each = min(max(seconds / price.batch, LEAST_HOST), HOST_OUTLIER * self.host[OFF])
+                self.host[OFF] += HOST_RATE * (each - self.host[OFF])
             return 0.0
-        spent = min(max(seconds - own, 0.0), max(HOST_OUTLIER * usual, price.plain))
         for arm in (TEXT, ALL):
-            if n_asked[arm]:  # in a step with both, both change by the same factor
+            if asked[arm] and is_usual:  # in a step with both, both change by the same factor
                 factor = 1.0 + HOST_RATE * (max(spent / usual, 1.0 / HOST_OUTLIER) - 1.0)
                 self.host[arm] = max(self.host[arm] * factor, LEAST_HOST)
         self.account.add(0.0, -price.batch * spent, price.batch * price.plain)

@@ -30,8 +30,13 @@ class Proposal:
     n_nodes: int = 0  # of ``taken``
 
 
-def take_nodes(name: str, proposals: Sequence[Proposal], lane: LaneCosts | None, plan: Plan | None) -> None:
-    """Take the nodes that are worth it over all proposals, all of them without a plan; ``name`` merges branches."""
+def take_nodes(
+    name: str, proposals: Sequence[Proposal], lane: LaneCosts | None, plan: Plan | None, n_read: int
+) -> None:
+    """Take the nodes that are worth it over all proposals, all of them without a plan.
+
+    ``name`` is the source of merged branches; ``n_read`` rows are read back without any node.
+    """
     pairs = [(one, branch) for one in proposals for branch in ranked(name, one.branches, one.budget)]
     counts = [len(branch.tokens) for _, branch in pairs]
     price = None
@@ -39,8 +44,8 @@ def take_nodes(name: str, proposals: Sequence[Proposal], lane: LaneCosts | None,
         price = lane.price(plan.price.batch, sum(len(branch.tokens) for one in proposals for branch in one.branches))
         if pairs:
             drafts = [(branch, one.state.factors, one.arm == ALL) for one, branch in pairs]
-            limit = price.plain + plan.room - lane.host_seconds(lane.n_asked)
-            counts = share_out(drafts, lane.n_asked[ALL], price, plan.token, READ_GAIN * lane.accepted, limit)
+            limit = price.plain + plan.room - lane.host_seconds(lane.asked)
+            counts = share_out(drafts, n_read, price, plan.token, READ_GAIN * lane.accepted, limit)
     for (one, branch), count in zip(pairs, counts, strict=True):
         if count:
             one.taken.append(first_nodes(branch, count))

@@ -80,7 +80,7 @@ class Auto(PerRequest[StreamState]):
         if scope.gains[ALL].weight:
             n_steps = min(scope.steps.value(request.params.max_tokens, 1.0), request.params.max_tokens)
             gain = scope.gain(ALL) - max(scope.gain(TEXT), 0.0)
-            reads_prompt = cost < (gain * lane.share(price) - lane.host_each(ALL, price)) * n_steps
+            reads_prompt = cost < (gain * lane.share(price) - lane.host_each(ALL, price.batch)) * n_steps
         else:
             reads_prompt = not scope.n_live  # what that gains is not known yet: one request finds out
         is_allowed = self._plan is None or self._plan.highest == ALL
@@ -158,7 +158,7 @@ class Auto(PerRequest[StreamState]):
         states = [self.states[view.request_id] for view in views]
         plan = self._plan
         if self._lane is not None and (plan is None or plan.price.batch < len(views)):
-            plan = self._plan = self._lane.plan([state.arm for state in states])
+            plan = self._plan = self._lane.plan(states)
         highest, rests = ALL if plan is None else plan.highest, not self._sources.always_observing
         off = self._empty(BUDGET if plan is None else plan.reason, rests)
         rest = self._empty(NOT_WORTH_IT, rests)
@@ -180,7 +180,7 @@ class Auto(PerRequest[StreamState]):
                     drafts[i], states[i].draft = nothing, record
                 proposals += self._ask(arm, places[arm], views, states, budgets)
         if proposals:
-            take_nodes(self.name, proposals, self._lane, plan)
+            take_nodes(self.name, proposals, self._lane, plan, len(places[ALL]))
         for one in proposals:
             decision = (TRIES if one.state.trial else DRAFTS if one.taken else NOTHING)[one.arm]
             drafts[one.place] = Draft(one.taken, decision, False, one.arm == ALL)
@@ -216,7 +216,10 @@ class Auto(PerRequest[StreamState]):
                 if branches:
                     found.setdefault(i, []).extend(branches)
         if self._lane is not None:
-            self._lane.n_asked[arm] += len(places)
+            self._lane.asked[arm] += sum(states[i].load for i in places) if arm == ALL else len(places)
+        if arm == ALL:
+            for i in places:
+                states[i].load = 1.0
         return [Proposal(i, views[i], states[i], budgets[i], arm, branches) for i, branches in found.items()]
 
     # -- while the target computes -------------------------------------------------------------------------------
@@ -243,7 +246,7 @@ class Auto(PerRequest[StreamState]):
         self._look_back(seen, lane, price)
         states = [one.state for one in seen]
         self._choose(states)
-        self._plan = lane.plan([state.arm for state in states])
+        self._plan = lane.plan(states)
         resting = {view.request_id for view in views}  # as their owner sees it, which is late in actors
         woken = [
             one
@@ -331,7 +334,15 @@ class Auto(PerRequest[StreamState]):
         for arm in reversed(self._arms):
             users = [state for state in states if state.arm == arm and not state.trial]
             if sum(state.surplus for state in users) < FIXED_STREAMS[arm] * costs[arm]:  # not worth what a step takes
-                for state in users:
+                limit = 0.0
+            elif arm == ALL:  # as many as the account can pay for, or none could begin
+                limit = lane.room(price) / lane.host[ALL] - FIXED_STREAMS[ALL]
+            else:
+                continue
+            load = 0.0
+            for state in sorted(users, key=lambda state: -state.surplus):
+                load += state.load
+                if load > limit:
                     state.take_next_best(costs)
         for state in states:
             state.set_factors()

@@ -21,6 +21,7 @@ PRIOR_STEPS = 16.0  # weight of the scope against a stream's own steps ...
 PRIOR_TOKENS = (
     8.0  # ... of which it promises at most so many tokens: limits what a stream loses that is unlike the others
 )
+FIRST_LOAD = 8.0  # the first draft of a request from all sources touches memory that no cache has
 FIRST_TEXT = 0.1  # tokens a step that the text promises in a scope without experience: asking it costs less than that
 STEPS_FADE = 7 / 8  # of older requests' steps per request of a scope
 CLAIM_FADE = 0.97  # of older claims per step
@@ -124,6 +125,7 @@ class StreamState:
     draft: DraftRecord | None = None  # the last one; None: no source was asked
     next_best: int = OFF  # arm if ``arm`` is not worth what it adds to a step
     surplus: float = 0.0  # tokens per step that ``arm`` gains above ``next_best``
+    load: float = FIRST_LOAD  # streams that its next draft from all sources takes the host as long as
     rests: bool = False  # whether the speculator is not asked until the request wakes
     trial: int = 0  # steps left of a trial of ``arm``
     last_trial: int = -1  # number of steps of the lane when this stream last had the arm that trials try; -1: never
