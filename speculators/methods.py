@@ -183,7 +183,8 @@ def method_names(method: str, available: Collection[str] | None = None) -> list[
     names = normalised(method).split("+")
     if "auto" in names and len(names) > 1:
         raise UnknownMethodError(
-            f"method {method!r} joins 'auto' with others; name them in its setting sources", "method"
+            f"method {method!r} joins 'auto' with other methods; use 'auto' and list them in its setting 'sources'",
+            "method",
         )
     for name in names:
         check_name(name, available)

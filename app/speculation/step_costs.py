@@ -11,6 +11,7 @@ from engine.model.identity import model_hash
 from engine.step_cost import StepCosts, costs_file, read_costs, write_costs
 from engine.target_model.options import CPU_CACHE, GIB
 from engine.target_model.step_timing import measure
+from speculators.methods import chooses_nodes
 
 if TYPE_CHECKING:  # loads torch
     from engine.target_model.local import LocalTarget
@@ -33,7 +34,7 @@ def costs_name(path: Path, device: str, stages: int, threads: int, cache: float 
 def offline_costs(arguments: argparse.Namespace, path: Path, target: LocalTarget) -> StepCosts | None:
     """Costs for an offline command, if one of its methods is ``auto``; measuring takes about 320 steps."""
     methods = getattr(arguments, "methods", None) or [arguments.method]
-    if not any(AUTO in (part.strip() for part in method.split("+")) for method in methods):
+    if not any(map(chooses_nodes, methods)):
         return None
     name = costs_name(path, arguments.device, arguments.stages, arguments.threads, arguments.kv_gib)
     file = costs_file(f"{name}-{target.info.identity.numbers}")

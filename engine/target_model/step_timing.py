@@ -21,9 +21,9 @@ GRID = {  # batch size -> nodes per sequence
     4: (0, 2, 8, 32),
     8: (0, 2, 16),
     16: (0, 1, 4, 16),
-    64: (0, 1, 4, 16),
+    64: (0, 1, 3, 7),  # as many rows as the largest chunk of a prompt
 }
-LARGEST = max(GRID)  # measured where steps are not TOO_LONG: a GPU computes so many rows no faster than a prompt's
+LARGEST = max(GRID)  # skipped on a target whose smaller batches already take TOO_LONG
 PROMPT_ROWS = (1, 64, 256, 512)  # rows of a chunk
 FAR = 2048  # tokens of context of a chunk far from the beginning of its text
 REPEATS = 8
@@ -62,7 +62,7 @@ def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step,
         nodes = grids[batch]
         yield _begin(info, step_id, batch, _blocks(info, max(nodes)), needs or READ_BACK)
         steps = {batch * (n + 1): partial(_decode, info, batch, n, True) for n in nodes}
-        if batch in (fitting[0], *fitting[-2:]):
+        if batch in (fitting[0], *fitting[-2:]):  # the first and the last: the largest may be skipped
             steps = {NOTHING_READ: partial(_decode, info, batch, 0, False)} | steps
         step_id, taken = yield from _times(step_id + 1, steps)
         if NOTHING_READ in taken:

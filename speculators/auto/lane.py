@@ -12,10 +12,10 @@ from speculators.auto.streams import ALL, OFF, TEXT, StreamState
 
 CAPACITY = 4.0  # plain steps that drafting may lose at once: an unlucky run of drafts that pay ends within that
 TRIAL_CAPACITY = 2.0  # plain steps that trials may lose at once: enough for the first request of a server
-TRIAL_ROOM = 2.0  # plain steps that the account must hold before a trial: the rest is for drafts that are likely to pay
-RESUME = 0.5  # plain steps that an account which could not pay must hold again: with less, drafts have hardly a node
+RESERVE = 2.0  # plain steps that trials and prompts leave in the account, for drafts that are likely to pay
+RESUME = 0.5  # plain steps that an account which could not pay must hold again: less pays for asking but not for nodes
 FIRST_HOST = (1e-5, 1e-5, 5e-5)  # seconds of host work per stream and step by arm, before any was measured
-FIXED_STREAMS = (0, 16, 8)  # by arm: so many streams take the host as long as an arm takes whatever their number
+FIXED_STREAMS = (0, 16, 8)  # fixed host work of an arm per step, as a multiple of its host work per stream
 LEAST_HOST = 1e-6  # seconds: no host does less
 HOST_RATE = 0.1  # weight of the newest step in measured host work
 HOST_WEIGHTS = (0.0, 1.0, 2.5)  # of host work by arm in the choice: ``all`` also works after the send, unmeasured
@@ -33,7 +33,7 @@ class Plan(NamedTuple):
     highest: int  # highest arm that the account can pay for if no node is accepted
     reason: Decision  # why no higher one is allowed
     room: float  # seconds by which the step may be longer than a plain one
-    token: float  # seconds that one more token is worth: in which the streams of a step make one now
+    token: float  # seconds per token of the lane now: more nodes must save more
 
 
 class LaneCosts:
@@ -50,7 +50,6 @@ class LaneCosts:
         self.host = [*FIRST_HOST]  # seconds per stream and step by arm; those of ``text`` and ``all`` above ``off``
         self.asked = [0.0, 0.0, 0.0]  # loads of the streams that were asked before the last step, by arm
         self.n_steps = 0
-        self._reserved = 0.0  # seconds of prompts that will be read back
         self._is_saving = False  # whether the account could not pay, and must fill before drafts come again
         self.accepted = 0.0  # tokens per stream and step, lately
         self._slowness = 1.0  # seconds of a step over those of a plain one, lately
@@ -72,13 +71,14 @@ class LaneCosts:
         """Return how long the host usually works for drafts of streams with these loads, by arm."""
         return sum(self.host[arm] * (asked[arm] + FIXED_STREAMS[arm]) for arm in (TEXT, ALL) if asked[arm])
 
-    def host_each(self, arm: int, n: int) -> float:
-        """Return a stream's part of the host's work if ``n`` streams draft by an arm."""
-        return self.host[arm] * (1.0 + FIXED_STREAMS[arm] / n)
-
-    def arm_costs(self, price: Price) -> list[float]:
-        """Return what the host's work for an arm costs a stream, in tokens of plain decoding."""
-        return [weight * seconds / self.share(price) for weight, seconds in zip(HOST_WEIGHTS, self.host, strict=True)]
+    def arm_costs(self, price: Price, n: int = 0) -> list[float]:
+        """Return what the host's work for an arm costs a stream, in tokens of plain decoding; with its part of the
+        fixed work if ``n`` streams use the arm."""
+        fixed = [count / n if n else 0.0 for count in FIXED_STREAMS]
+        return [
+            weight * seconds * (1.0 + more) / self.share(price)
+            for weight, seconds, more in zip(HOST_WEIGHTS, self.host, fixed, strict=True)
+        ]
 
     def plan(self, states: Sequence[StreamState]) -> Plan:
         """Return the plan for the next drafts of these streams."""
@@ -86,29 +86,29 @@ class LaneCosts:
         room, n_all = self.room(price), arms.count(ALL)
         asked = [0.0, arms.count(TEXT), sum(state.load for state in states if state.arm == ALL)]
         highest, reason = ALL, BUDGET
+        self._is_saving &= room < RESUME * price.plain
         if self.prices.is_plain_due(price.batch, self._step.context):
             highest, reason = OFF, PLAIN_DUE
-        elif self._is_saving and room < RESUME * price.plain:
+        elif self._is_saving:
             highest = OFF
         elif price.seconds(0, n_all) - price.plain + self.host_seconds(asked) > room:
             highest = TEXT if self.host_seconds([0.0, len(arms) - arms.count(OFF), 0.0]) <= room else OFF
-        self._is_saving = highest == OFF and reason is BUDGET
+            self._is_saving = highest == OFF
         return Plan(price, highest, reason, room, self.share(price) * self._slowness / (1.0 + self.accepted))
 
     def can_try(self, arm: int, price: Price) -> bool:
         """Return whether a trial may begin; what it costs is charged step by step."""
-        return self.trials.room(price.batch * price.plain) > 0.0 and self.room(price) > TRIAL_ROOM * price.plain
+        most = self.room(price) - RESERVE * price.plain
+        return self.trials.room(price.batch * price.plain) > 0.0 and self.host_seconds(_of_one(arm)) < most
 
     def charge_trial(self, arm: int, seconds: float, price: Price) -> None:
         """Charge the account of trials with a step of which one stream's nodes and read-backs took ``seconds``."""
-        self.trials.add(0.0, -price.batch * (seconds + self.host_each(arm, 1)), price.batch * price.plain)
+        self.trials.add(0.0, -price.batch * (seconds + self.host_seconds(_of_one(arm))), price.batch * price.plain)
 
-    def reserve_prompt(self, seconds: float, price: Price) -> bool:
-        """Return whether the account can pay for a prompt that is read back, and reserve what it costs until then."""
-        if self._reserved + seconds > self.room(price) - bool(self._reserved) * TRIAL_ROOM * price.plain:
-            return False
-        self._reserved += seconds
-        return True
+    def can_read_prompt(self, n_tokens: int, n_waiting: int, price: Price) -> bool:
+        """Return whether the account can pay for reading a prompt back, after ``n_waiting`` tokens of others."""
+        reserve = RESERVE * price.plain if n_waiting else 0.0  # a single long prompt may take all
+        return self.prices.prompt_seconds(n_tokens + n_waiting) <= self.room(price) - reserve
 
     def charge_prompt(self, n_rows: int) -> None:
         """Charge the account with ``n_rows`` of a prompt that were read back, which delays all streams."""
@@ -117,19 +117,19 @@ class LaneCosts:
 
     def charge(self, outcomes: Sequence[Outcome], price: Price, seconds: float) -> None:
         """Charge the account with the step that was answered, and with ``seconds`` of host work after it."""
-        mine = [one for one in outcomes if one.tokens and not one.n_read]  # without prompts
-        n_nodes, n_read = sum(len(one.tree) for one in mine), sum(len(one.top_ids) for one in mine)
-        step = next((one.step for one in mine if one.step is not None), None)
-        spent = self._charge_host(price, seconds, is_usual=step is not None)
-        if step is not None:
-            self._step, self._reserved = step, 0.0
-            expected = self.prices.observe(step, is_ours=bool(n_nodes or n_read))
-        elif mine:  # with prompt chunks: they would take their time without drafts, too
-            expected, n = self.price(len(mine), n_nodes), len(mine)
-            step = StepTime(expected.seconds(n_nodes, n_read), n, n + n_nodes, self._step.context, n_read)
-        else:
+        step = next((one.step for one in outcomes if one.step is not None), None)
+        spent = self._charge_host(price, seconds, is_usual=step is not None and seconds > 0.0)
+        mine = [one for one in outcomes if one.step is step and one.tokens and not one.n_read]  # without prompts
+        if not mine or step is self._step:
             return
-        self.n_steps += 1
+        n_nodes, n_read = sum(len(one.tree) for one in mine), sum(len(one.top_ids) for one in mine)
+        if step is not None:
+            expected = self.prices.observe(step, is_ours=bool(n_nodes or n_read))
+        else:  # Prompt chunks take the same time without drafts, so only the predicted time of nodes is charged.
+            n, context = len(mine), self._step.context
+            expected = self.prices.of(n, context, n_nodes)
+            step = StepTime(expected.seconds(n_nodes, n_read), n, n + n_nodes, context, n_read)
+        self._step, self.n_steps = step, self.n_steps + 1
         known = expected.seconds(step.n_rows - step.n_sequences, step.n_read)
         others = known - expected.seconds(n_nodes, n_read)  # what the drafts of other methods add is not ours
         idle = self.host[OFF] * step.n_sequences
@@ -161,3 +161,8 @@ class LaneCosts:
                 self.host[arm] = max(self.host[arm] * factor, LEAST_HOST)
         self.account.add(0.0, -price.batch * spent, price.batch * price.plain)
         return spent
+
+
+def _of_one(arm: int) -> list[float]:
+    """Return the loads of one stream that drafts by an arm."""
+    return [float(arm == one) for one in (OFF, TEXT, ALL)]

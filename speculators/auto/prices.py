@@ -17,8 +17,9 @@ from engine.protocol import StepTime
 from engine.step_cost import MEASURED_CONTEXT, Seconds, StepCosts
 
 RATE = 1 / 16  # weight of the newest step in a correction: follows a change within some 16 steps, averages noise
-LEAST_SLOPE, MOST_SLOPE = 1 / 16, 256.0  # of nodes and read-backs: they never seem free, and become cheap again
-LEAST_ADDED = 0.0004  # square of the plain steps that nodes add: below 2 %, noise says more about a step than they do
+LEAST_SLOPE, MOST_SLOPE = 1 / 16, 256.0  # limits of ``slope``: above 0, and low enough to recover
+LEAST_NODE = 1e-4  # plain steps that a node adds at least: ``slope`` cannot follow costs that seem to be 0
+LEAST_ADDED = 0.0004  # damps updates from steps whose nodes add less than 2 % (0.02 squared) of a plain step
 OUTLIER = 2.0  # a step counts as at most this many times its price or less: a paused process says nothing about prices
 PLAIN_EVERY = 256  # steps with drafts after which a plain one is due: costs 1/256 of what drafting saves
 PLAIN_FIRST = 8  # the same before the first plain step of a bucket; it doubles with each one
@@ -36,7 +37,7 @@ class Account:
     Every stream-second that passes adds ``share`` of itself, the time that drafts save is added, and the time that they
     cost is subtracted. The account holds at most ``capacity`` plain steps, and is full at first. As nothing is spent
     that it does not hold, drafting loses at most ``share`` of any period and ``capacity`` plain steps, where steps take
-    what their prices say. A step that takes longer leaves a debt.
+    what their prices say. Steps that take longer leave a debt, of at most ``capacity`` too.
     """
 
     def __init__(self, share: float, capacity: float) -> None:
@@ -53,7 +54,7 @@ class Account:
         """Add the stream-seconds that ``passed``, and what drafts ``gained`` in them; negative: lost."""
         after = self.room(step) + self._share * passed + gained
         self._most = max(self._capacity * step, 0.99 * self._most)
-        self._held = min(after, self._most)
+        self._held = min(max(after, -self._most), self._most)
 
 
 @dataclass(slots=True)
@@ -162,7 +163,8 @@ class Prices:
         reading, read_row = self._costs.read_back
         measured = self._costs.seconds(batch, batch + nodes, context)  # with read-backs of every row
         read = reading + read_row * (batch + nodes)
-        return np.maximum.accumulate(np.maximum(measured - read, 0.5 * measured))  # noise must not make a step free
+        taken = np.maximum.accumulate(np.maximum(measured - read, 0.5 * measured))  # noise must not make a step free
+        return np.asarray(taken + LEAST_NODE * taken[0] * nodes, np.float64)
 
 
 def _bucket(context: float) -> int:

@@ -24,7 +24,7 @@ from speculators.auto.config import AutoConfig, source_names
 from speculators.auto.lane import BUDGET, FIXED_STREAMS, LaneCosts, Plan
 from speculators.auto.prices import Price
 from speculators.auto.proposals import Proposal, take_nodes
-from speculators.auto.streams import ALL, OFF, STEPS_FADE, TEXT, DraftRecord, ScopeState, StreamState
+from speculators.auto.streams import ALL, OFF, OWN_FADE, STEPS_FADE, TEXT, DraftRecord, ScopeState, StreamState
 from speculators.method import Method
 from speculators.mixing.sources import Sources
 from speculators.per_request import PerRequest
@@ -32,7 +32,7 @@ from speculators.tenant_state import TenantState
 
 TRIAL = 8  # steps of a trial: sources that learn from answers draft well after some steps
 LOOK = 8  # tokens between two looks back: as many as a draft has
-LEARN_SHARE = 0.5  # of a plain step: time after a send in which requests begin in all sources; the others wait
+LEARN_SHARE = 0.5  # of a plain step: after so long, no further request begins in all sources before the next send
 
 NOT_WORTH_IT = Decision("off", "unlikely", False)  # no arm is expected to save time
 NOTHING = (NOT_WORTH_IT, Decision("text", "nothing", False), Decision("all", "nothing"))  # no node is worth it; by arm
@@ -65,7 +65,7 @@ class Auto(PerRequest[StreamState]):
         self._lane = None if costs is None else LaneCosts(costs, (config or AutoConfig()).loss)
         self._plan: Plan | None = None  # None: no step was measured
         self._scopes: list[TenantState[ScopeState]] = [TenantState() for _ in range(4)]  # by kind of request
-        self._unsettled: list[tuple[RequestView, StreamState, Outcome, DraftRecord | None]] = []
+        self._unsettled: list[Observation] = []
         self._learnt: list[int] = []  # places in ``_unsettled`` that the sources have observed
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -76,15 +76,15 @@ class Auto(PerRequest[StreamState]):
         if lane is None or ALL not in self._arms or not request.max_nodes:
             return self.needs
         scope, price = self._scope(request), lane.price(1 + len(self.states))  # a burst of requests decodes together
-        cost = lane.prices.prompt_seconds(len(request.prompt))
+        n_tokens, n_waiting = len(request.prompt), sum(state.n_waiting for state in self.states.values())
         if scope.gains[ALL].weight:
             n_steps = min(scope.steps.value(request.params.max_tokens, 1.0), request.params.max_tokens)
-            gain = scope.gain(ALL) - max(scope.gain(TEXT), 0.0)
-            reads_prompt = cost < (gain * lane.share(price) - lane.host_each(ALL, price.batch)) * n_steps
+            gain = scope.gain(ALL) - max(scope.gain(TEXT), 0.0) - lane.arm_costs(price, price.batch)[ALL]
+            reads_prompt = lane.prices.prompt_seconds(n_tokens) < gain * lane.share(price) * n_steps
         else:
-            reads_prompt = not scope.n_live  # what that gains is not known yet: one request finds out
+            reads_prompt = not scope.n_live  # no gain was measured yet: one request at a time reads its prompt back
         is_allowed = self._plan is None or self._plan.highest == ALL
-        if reads_prompt and is_allowed and lane.reserve_prompt(cost, price):
+        if reads_prompt and is_allowed and lane.can_read_prompt(n_tokens, n_waiting, price):
             return self.needs
         return replace(self.needs, prompt_top_k=0, drafts_first=False)
 
@@ -99,10 +99,10 @@ class Auto(PerRequest[StreamState]):
             part.begin(view)
         scope = self._scope(view.request)
         scope.n_live += 1
-        state = StreamState(scope, own, n_looked=len(view.context))
+        state = StreamState(scope, own, n_looked=len(view.context), n_waiting=view.n_prompt)
         if self._lane is None:
-            state.arm = self._arms[-1]
-            self._begin_all(view, state)
+            state.arm, state.has_begun_all = self._arms[-1], True
+            self._sources.begin_all(view)
         else:
             state.choose(self._arms, self._lane.arm_costs(self._lane.price(1)))
             state.set_factors()
@@ -115,15 +115,6 @@ class Auto(PerRequest[StreamState]):
             state.scope.steps.add(state.n_steps, STEPS_FADE)
             self._sources.end(view, state.has_begun_all, state.own)
 
-    def _begin_all(self, view: RequestView, state: StreamState) -> None:
-        """Begin a request in all sources, and let them observe the answers after its prompt."""
-        if not state.has_begun_all:
-            state.has_begun_all = True
-            self._sources.begin_all(view)
-            for outcome in state.prompt_outcomes:
-                self._sources.observe_prompt(view, outcome)
-            state.prompt_outcomes.clear()
-
     # -- before the next step is sent ----------------------------------------------------------------------------
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
@@ -134,15 +125,11 @@ class Auto(PerRequest[StreamState]):
         if self._unsettled:
             self.settle((), (), 0.0)
         states = [self.states[view.request_id] for view in views]
-        self._unsettled = [*zip(views, states, outcomes, [state.draft for state in states], strict=True)]
+        self._unsettled = [*map(Observation, views, states, outcomes, [state.draft for state in states])]
         if self._plan is None or self._plan.highest == ALL:
-            self._learnt = [
-                i
-                for i, state in enumerate(states)
-                if state.arm == ALL and state.has_begun_all and outcomes[i].prompt_top_ids is None
-            ]
+            self._learnt = [i for i, state in enumerate(states) if state.arm == ALL and state.has_begun_all]
             if self._learnt:
-                self._learn([Observation(*self._unsettled[i]) for i in self._learnt])
+                self._learn([self._unsettled[i] for i in self._learnt])
 
     def _learn(self, learning: Sequence[Observation]) -> None:
         self._sources.observe([one.view for one in learning], [one.outcome for one in learning])
@@ -175,19 +162,21 @@ class Auto(PerRequest[StreamState]):
         proposals: list[Proposal] = []
         for arm in self._arms:
             if places[arm]:
-                nothing, record = self._empty(NOTHING[arm]), DraftRecord(arm, 0.0)
+                record = DraftRecord(arm, 0.0)
                 for i in places[arm]:
-                    drafts[i], states[i].draft = nothing, record
+                    drafts[i] = self._empty(NOTHING[arm], drafts_next=states[i].arm == ALL)
+                    states[i].draft = record
                 proposals += self._ask(arm, places[arm], views, states, budgets)
         if proposals:
             take_nodes(self.name, proposals, self._lane, plan, len(places[ALL]))
         for one in proposals:
-            decision = (TRIES if one.state.trial else DRAFTS if one.taken else NOTHING)[one.arm]
-            drafts[one.place] = Draft(one.taken, decision, False, one.arm == ALL)
+            is_trial = one.state.trial > 0 and one.arm == one.state.arm
+            decision = (TRIES if is_trial else DRAFTS if one.taken else NOTHING)[one.arm]
+            drafts[one.place] = Draft(one.taken, decision, False, one.state.arm == ALL)
         return drafts
 
-    def _empty(self, decision: Decision, rests: bool = False) -> Draft:
-        return _empty_draft(decision, decision.reads_back or self._sources.reads_always, rests)
+    def _empty(self, decision: Decision, rests: bool = False, drafts_next: bool = False) -> Draft:
+        return _empty_draft(decision, decision.reads_back or self._sources.reads_always, rests, drafts_next)
 
     def _allowed(self, state: StreamState, highest: int) -> int:
         """Return the arm that drafts: the stream's own, if the account allows it and the request has begun there."""
@@ -227,7 +216,7 @@ class Auto(PerRequest[StreamState]):
     def settle(self, views: Sequence[RequestView], outcomes: Sequence[Outcome], seconds: float) -> Collection[int]:
         """Charge the account, learn, and choose the next arms; return the requests whose rest ends."""
         learnt, self._learnt = set(self._learnt), []
-        seen, self._unsettled = [Observation(*one) for one in self._unsettled], []
+        seen, self._unsettled = self._unsettled, []
         late = [one for i, one in enumerate(seen) if i not in learnt] if len(learnt) < len(seen) else []
         for view, outcome in zip(views, outcomes, strict=True):
             state = self.states[view.request_id]
@@ -245,7 +234,7 @@ class Auto(PerRequest[StreamState]):
             self._count(one, lane, price)
         self._look_back(seen, lane, price)
         states = [one.state for one in seen]
-        self._choose(states)
+        self._choose(states, lane)
         self._plan = lane.plan(states)
         resting = {view.request_id for view in views}  # as their owner sees it, which is late in actors
         woken = [
@@ -255,17 +244,19 @@ class Auto(PerRequest[StreamState]):
         ]
         for one in woken:
             one.state.rests = False
-        self._begin_some(seen, price.plain)
+        self._begin_some(seen, LEARN_SHARE * price.plain)
         return [one.view.request_id for one in woken]
 
-    def _begin_some(self, seen: Sequence[Observation], step: float) -> None:
-        """Begin requests in all sources, those of whom drafts come next first, while that delays no answer."""
-        until = time.perf_counter() + LEARN_SHARE * step
+    def _begin_some(self, seen: Sequence[Observation], seconds: float) -> None:
+        """Begin requests in all sources, which then observe the answers after their prompts, for about ``seconds``."""
+        until = time.perf_counter() + seconds
         for one in seen:
-            if one.state.arm == ALL and not one.state.has_begun_all:
-                self._begin_all(one.view, one.state)
-                if time.perf_counter() > until:
-                    break
+            state = one.state
+            if state.arm == ALL and not state.has_begun_all and time.perf_counter() < until:
+                state.has_begun_all = True
+                self._sources.begin_all(one.view)
+            while state.has_begun_all and state.prompt_outcomes and time.perf_counter() < until:
+                self._sources.observe_prompt(one.view, state.prompt_outcomes.pop(0))
 
     def _learn_late(self, late: Sequence[Observation]) -> None:
         """Let sources observe the outcomes on which no draft depended."""
@@ -273,14 +264,8 @@ class Auto(PerRequest[StreamState]):
         if answered:
             self._learn(answered)
         for one in late:
-            rows = one.outcome.prompt_top_ids
-            if rows is not None:
-                if self._lane is not None:
-                    self._lane.charge_prompt(len(rows))
-                if one.state.has_begun_all:
-                    self._sources.observe_prompt(one.view, one.outcome)
-                else:
-                    one.state.prompt_outcomes.append(one.outcome)
+            if one.outcome.prompt_top_ids is not None:
+                one.state.prompt_outcomes.append(one.outcome)
         for part in self._sources.always_observing:
             known = set(map(id, answered))
             others = [one for one in late if id(one) not in known]
@@ -289,9 +274,13 @@ class Auto(PerRequest[StreamState]):
     @staticmethod
     def _count(one: Observation, lane: LaneCosts, price: Price) -> None:
         """Count what a step gained its request."""
+        state, draft = one.state, one.draft
+        if one.outcome.prompt_top_ids is not None:
+            lane.charge_prompt(one.outcome.n_read)
+        if one.outcome.tokens:
+            state.n_waiting = 0
         if one.outcome.n_read:
             return  # a chunk of a prompt
-        state, draft = one.state, one.draft
         state.n_steps += 1
         if draft is not None:
             n_accepted = len(one.outcome.accepted)
@@ -299,8 +288,8 @@ class Auto(PerRequest[StreamState]):
             if len(one.outcome.tree):
                 state.calibrate(draft.arm, one.outcome.tree, one.outcome.accepted)
             if state.trial and state.arm == draft.arm:
-                state.trial -= 1
                 lane.charge_trial(draft.arm, draft.cost, price)
+        state.trial = max(state.trial - state.has_begun_all, 0)
 
     def _look_back(self, seen: Sequence[Observation], lane: LaneCosts, price: Price) -> None:
         """Count what a draft from the text would have gained where it was not asked for one, ``LOOK`` tokens ago."""
@@ -320,14 +309,9 @@ class Auto(PerRequest[StreamState]):
                 n_steps = LOOK / (1.0 + n_right)  # that the text took at this rate
                 one.state.count(TEXT, n_right - cost * n_steps, n_steps)
 
-    def _choose(self, states: Sequence[StreamState]) -> None:
+    def _choose(self, states: Sequence[StreamState], lane: LaneCosts) -> None:
         """Choose the arms of the next drafts, and start a trial of all sources where the account allows one."""
-        lane, tried = self._lane, self._arms[-1]
-        if lane is None:
-            for state in states:
-                state.arm = tried
-            return
-        price = lane.price(len(states))
+        tried, price = self._arms[-1], lane.price(len(states))
         costs = lane.arm_costs(price)
         for state in states:
             state.choose(self._arms, costs)
@@ -348,16 +332,18 @@ class Auto(PerRequest[StreamState]):
             state.set_factors()
             if state.arm == tried:
                 state.last_trial = lane.n_steps
+            if state.arm != ALL:
+                state.gains[ALL].fade(OWN_FADE)  # nothing new is learnt about it, and the scope counts again
         idle = [state for state in states if state.arm != tried]
-        is_trying = any(state.trial for state in (*states, *self.states.values()))  # one at a time
+        is_trying = any(state.trial for state in self.states.values())  # one at a time
         if idle and not is_trying and lane.can_try(tried, price):
             min(idle, key=lambda state: state.last_trial).try_arm(tried, TRIAL, lane.n_steps)
 
 
 @cache
-def _empty_draft(decision: Decision, reads_back: bool, rests: bool) -> Draft:
+def _empty_draft(decision: Decision, reads_back: bool, rests: bool, drafts_next: bool) -> Draft:
     """Return a draft without nodes; one object for all requests with the same decision."""
-    return Draft((), decision._replace(reads_back=reads_back), rests, decision.tier == "all")
+    return Draft((), decision._replace(reads_back=reads_back), rests, drafts_next)
 
 
 AUTO = Method(

@@ -123,7 +123,7 @@ class StreamState:
     own: Sequence[FaultIsolated]  # sources that serve this request and not all
     arm: int = OFF  # of the next draft
     draft: DraftRecord | None = None  # the last one; None: no source was asked
-    next_best: int = OFF  # arm if ``arm`` is not worth what it adds to a step
+    next_best: int = OFF  # arm if too few streams share the fixed cost of ``arm``
     surplus: float = 0.0  # tokens per step that ``arm`` gains above ``next_best``
     load: float = FIRST_LOAD  # streams that its next draft from all sources takes the host as long as
     rests: bool = False  # whether the speculator is not asked until the request wakes
@@ -133,7 +133,8 @@ class StreamState:
     n_steps: int = 0
     recent_nodes: float = 16.0  # nodes that were worth it; rises at once and falls slowly
     has_begun_all: bool = False  # whether all sources know the request
-    prompt_outcomes: list[Outcome] = field(default_factory=list)  # until then: answers after its prompt
+    n_waiting: int = 0  # tokens of the prompt, until its answer comes
+    prompt_outcomes: list[Outcome] = field(default_factory=list)  # that the sources have not observed yet
     gains: list[Mean] = field(default_factory=lambda: [Mean(), Mean(), Mean()])  # by arm
     calibrations: list[Calibration] = field(default_factory=lambda: [Calibration(), Calibration(), Calibration()])
     factors: list[float] = field(default_factory=lambda: [1.0] * CLASSES)  # of claims of the next draft
@@ -169,8 +170,6 @@ class StreamState:
                 net = self.gain(arm) - costs[arm]
                 if net > most:
                     self.next_best, self.surplus, self.arm, most = self.arm, net - most, arm, net
-        if self.arm != ALL:
-            self.gains[ALL].fade(OWN_FADE)  # nothing new is learnt about it, and the scope counts again
 
     def take_next_best(self, costs: Sequence[float]) -> None:
         """Draft by the next best arm, because the best one is not worth what it adds to a step."""

@@ -65,7 +65,7 @@ def test_available_methods_follow_the_protocol_and_have_their_name() -> None:
         *((name, "unknown method .*; available: autoregressive, .*") for name in ("", "pld+", "PLD", "always-right")),
         *((name, "'mtp' is not available: none of the model families") for name in ("mtp", "pld+mtp")),
         ("pld+pld", "twice"),
-        ("auto+pld", "name them in its setting sources"),
+        ("auto+pld", "list them in its setting 'sources'"),
         ("rest", NEEDS_CORPUS.format("rest")),
         ("pld+rest", "--retrieval"),
         ("spectra-retrieval", NEEDS_CORPUS.format("spectra-retrieval")),

@@ -85,6 +85,7 @@ class SimulatedLane:
         self._resting: set[int] = set()
         self._drafts: dict[int, Any] = {}
         self._next = 0
+        self._pending: tuple[list[tuple[RequestView, Outcome]], float] | None = None  # for ``settle``
         self.plain = self.taken = 0.0  # seconds: what the same tokens would have taken plainly, and what they took
         self.overestimated = 0.0  # seconds by which the controller took plain steps for longer than they were
         self.n_steps = 0
@@ -104,6 +105,8 @@ class SimulatedLane:
             self._streams.append(stream)
             joined.append(stream)
         if joined:  # as after the prompt
+            if self._pending is not None:
+                self._settle()
             for stream in joined:
                 stream.context.extend([RIGHT])
             self._round(joined, [Outcome([RIGHT], EMPTY_TREE, n_read=3) for _ in joined], [])
@@ -130,7 +133,7 @@ class SimulatedLane:
         self._pending = (resting, spent)
 
     def _settle(self) -> None:
-        resting, spent = self._pending
+        (resting, spent), self._pending = self._pending or ([], 0.0), None
         resting = [(stream, outcome) for stream, outcome in resting if stream in self._streams]
         now = self.clock.now
         for stream, outcome in resting:

@@ -12,14 +12,13 @@ from speculators.auto.speculator import Auto
 from speculators.auto.streams import ALL, OFF, TEXT, ScopeState, StreamState
 from tests.speculators.auto.auto_sources import AutoRun, ReadBackSource, TextSource, line
 
-PLAIN = StepTime(1.0, 1, 1, 10.0)
 CHAIN = TokenTree([1, 2, 3], [-1, 0, 1])
 ASKING = [StreamState(ScopeState(), (), TEXT)]
 
 
 def plain_steps(lane: LaneCosts, n: int) -> None:
     for _ in range(n):
-        lane.charge([Outcome([5], EMPTY_TREE, step=PLAIN)], lane.price(1), 1e-5)
+        lane.charge([Outcome([5], EMPTY_TREE, step=StepTime(1.0, 1, 1, 10.0))], lane.price(1), 1e-5)
 
 
 def test_an_account_that_could_not_pay_allows_no_draft_before_it_holds_enough_for_nodes():
@@ -47,12 +46,10 @@ def test_tokens_of_steps_with_and_without_prompt_chunks_refill_the_account(step)
 def test_prompts_are_read_back_for_as_many_requests_as_the_account_can_pay():
     lane = LaneCosts(StepCosts(line(0.1).curves, prompt_row=0.1), 0.01)
     price = lane.price(1)
-    assert not lane.reserve_prompt(5.0, price)
-    assert [lane.reserve_prompt(0.9, price) for _ in range(4)] == [True, True, False, False]
+    assert [lane.can_read_prompt(n, 0, price) for n in (30, 50)] == [True, False]
+    assert [lane.can_read_prompt(9, waiting, price) for waiting in (9, 18)] == [True, False]
     lane.charge_prompt(9)
     assert lane.room(price) == pytest.approx(4.0 - 0.9)
-    plain_steps(lane, 1)  # all prompts are read
-    assert lane.reserve_prompt(0.9, price)
 
 
 @pytest.mark.parametrize(("wants", "gets"), [(1, 0), (2, 0), (16, 16)])
@@ -66,10 +63,10 @@ def test_an_arm_is_used_if_all_streams_that_want_it_gain_what_a_step_with_it_tak
     lane.host[ALL] = 0.1 * share / 2.5  # a stream's part, in tokens: 0.1
     least = 0.1 * (1 + FIXED_STREAMS[ALL] / 16)  # tokens that each of 16 streams must gain
     for i, state in enumerate(states):
-        state.trial = 0
+        state.trial, state.load = 0, 1.0
         state.gains[TEXT].total, state.gains[TEXT].weight = -1e6, 1e6
         state.gains[ALL].total, state.gains[ALL].weight = 1e6 * (1.1 * least if i < wants else -1.0), 1e6
     lane.trials.add(0.0, -1e9, 1.0)  # no trial begins
-    auto._choose(states)
+    auto._choose(states, lane)
     assert sum(state.arm == ALL for state in states) == gets
     assert all(state.arm in (OFF, ALL) for state in states)
