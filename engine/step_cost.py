@@ -62,7 +62,8 @@ class StepCosts:
     def seconds(self, batch: int, rows: Rows, context: float = MEASURED_CONTEXT) -> Seconds:
         """Return the times of steps with ``batch`` sequences, ``rows`` ``[n]`` and ``context`` tokens before each root.
 
-        A curve continues by its steepest slope to the end. Beyond the largest batch, each sequence adds as much as between the two largest.
+        A curve continues by its steepest slope to the end. Beyond the largest batch, each sequence adds as much as
+        between the two largest.
         """
         sizes = sorted(self.curves)
         above = next((size for size in sizes if size >= batch), sizes[-1])

@@ -289,7 +289,8 @@ class Auto(PerRequest[StreamState]):
                 state.calibrate(draft.arm, one.outcome.tree, one.outcome.accepted)
             if state.trial and state.arm == draft.arm:
                 lane.charge_trial(draft.arm, draft.cost, price)
-        state.trial = max(state.trial - state.has_begun_all, 0)
+        if state.trial and (state.has_begun_all or state.arm == TEXT):
+            state.trial -= 1
 
     def _look_back(self, seen: Sequence[Observation], lane: LaneCosts, price: Price) -> None:
         """Count what a draft from the text would have gained where it was not asked for one, ``LOOK`` tokens ago."""

@@ -52,8 +52,8 @@ def test_prompts_are_read_back_for_as_many_requests_as_the_account_can_pay():
     assert lane.room(price) == pytest.approx(4.0 - 0.9)
 
 
-@pytest.mark.parametrize(("wants", "gets"), [(1, 0), (2, 0), (16, 16)])
-def test_an_arm_is_used_if_all_streams_that_want_it_gain_what_a_step_with_it_takes(wants, gets):
+@pytest.mark.parametrize(("prefers", "gets"), [(1, 0), (2, 0), (16, 16)])
+def test_an_arm_is_used_if_all_streams_that_prefer_it_gain_what_a_step_with_it_takes(prefers, gets):
     costs = line(0.0)
     auto = Auto([TextSource(accuracy=0.0), ReadBackSource(accuracy=0.0)], costs)
     run = AutoRun(auto, 16, costs=costs)
@@ -65,8 +65,21 @@ def test_an_arm_is_used_if_all_streams_that_want_it_gain_what_a_step_with_it_tak
     for i, state in enumerate(states):
         state.trial, state.load = 0, 1.0
         state.gains[TEXT].total, state.gains[TEXT].weight = -1e6, 1e6
-        state.gains[ALL].total, state.gains[ALL].weight = 1e6 * (1.1 * least if i < wants else -1.0), 1e6
+        state.gains[ALL].total, state.gains[ALL].weight = 1e6 * (1.1 * least if i < prefers else -1.0), 1e6
     lane.trials.add(0.0, -1e9, 1.0)  # no trial begins
     auto._choose(states, lane)
     assert sum(state.arm == ALL for state in states) == gets
     assert all(state.arm in (OFF, ALL) for state in states)
+
+
+@pytest.mark.parametrize("source", [TextSource, ReadBackSource])
+def test_a_trial_ends_even_if_the_account_allows_no_draft(source):
+    costs = line(0.1)
+    auto = Auto([source(accuracy=0.0)], costs)
+    run = AutoRun(auto, 1, costs=costs)
+    state = auto.states[0]
+    state.try_arm(auto._arms[-1], 8, 0)
+    auto._lane.trials.add(0.0, -1e9, 1.0)  # no other begins
+    auto._lane.account.add(0.0, -1e9, 1.0)
+    run.steps(12)
+    assert state.trial == 0
