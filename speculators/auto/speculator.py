@@ -15,38 +15,26 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
 
 from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView, Speculator
 from engine.request import Request
 from engine.step_cost import StepCosts
+from speculators.auto.arms import Observation, choose, count, look_back
 from speculators.auto.config import AutoConfig, source_names
-from speculators.auto.lane import BUDGET, FIXED_STREAMS, LaneCosts, Plan
-from speculators.auto.prices import Price
+from speculators.auto.lane import BUDGET, LaneCosts, Plan
 from speculators.auto.proposals import Proposal, take_nodes
-from speculators.auto.streams import ALL, OFF, OWN_FADE, STEPS_FADE, TEXT, DraftRecord, ScopeState, StreamState
+from speculators.auto.streams import ALL, OFF, STEPS_FADE, TEXT, DraftRecord, ScopeState, StreamState
 from speculators.method import Method
 from speculators.mixing.sources import Sources
 from speculators.per_request import PerRequest
 from speculators.tenant_state import TenantState
 
-TRIAL = 8  # steps of a trial: sources that learn from answers draft well after some steps
-LOOK = 8  # tokens between two looks back: as many as a draft has
 LEARN_SHARE = 0.5  # of a plain step: after so long, no further request begins in all sources before the next send
 
 NOT_WORTH_IT = Decision("off", "unlikely", False)  # no arm is expected to save time
 NOTHING = (NOT_WORTH_IT, Decision("text", "nothing", False), Decision("all", "nothing"))  # no node is worth it; by arm
 DRAFTS = (NOT_WORTH_IT, Decision("text", "drafts", False), Decision("all", "drafts"))
 TRIES = (NOT_WORTH_IT, Decision("text", "trial", False), Decision("all", "trial"))
-
-
-class Observation(NamedTuple):
-    """The answer to the last draft of a request."""
-
-    view: RequestView
-    state: StreamState
-    outcome: Outcome
-    draft: DraftRecord | None  # None: no source was asked
 
 
 class Auto(PerRequest[StreamState]):
@@ -231,10 +219,10 @@ class Auto(PerRequest[StreamState]):
         price = lane.price(len(seen))
         lane.charge([one.outcome for one in seen], price, seconds)
         for one in seen:
-            self._count(one, lane, price)
-        self._look_back(seen, lane, price)
+            count(one, lane, price)
+        look_back(seen, self._sources.looking, lane, price)
         states = [one.state for one in seen]
-        self._choose(states, lane)
+        choose(states, self.states.values(), self._arms, lane)
         self._plan = lane.plan(states)
         resting = {view.request_id for view in views}  # as their owner sees it, which is late in actors
         woken = [
@@ -270,75 +258,6 @@ class Auto(PerRequest[StreamState]):
             known = set(map(id, answered))
             others = [one for one in late if id(one) not in known]
             part.observe_batch([one.view for one in others], [one.outcome for one in others])
-
-    @staticmethod
-    def _count(one: Observation, lane: LaneCosts, price: Price) -> None:
-        """Count what a step gained its request."""
-        state, draft = one.state, one.draft
-        if one.outcome.prompt_top_ids is not None:
-            lane.charge_prompt(one.outcome.n_read)
-        if one.outcome.tokens:
-            state.n_waiting = 0
-        if one.outcome.n_read:
-            return  # a chunk of a prompt
-        state.n_steps += 1
-        if draft is not None:
-            n_accepted = len(one.outcome.accepted)
-            state.count(draft.arm, n_accepted - draft.cost / lane.share(price))
-            if len(one.outcome.tree):
-                state.calibrate(draft.arm, one.outcome.tree, one.outcome.accepted)
-            if state.trial and state.arm == draft.arm:
-                lane.charge_trial(draft.arm, draft.cost, price)
-        if state.trial and (state.has_begun_all or state.arm == TEXT):
-            state.trial -= 1
-
-    def _look_back(self, seen: Sequence[Observation], lane: LaneCosts, price: Price) -> None:
-        """Count what a draft from the text would have gained where it was not asked for one, ``LOOK`` tokens ago."""
-        due: list[Observation] = []
-        for one in seen:
-            n = len(one.view.context)
-            if one.draft is not None and one.draft.arm == TEXT:
-                one.state.n_looked = n
-            elif n - one.state.n_looked >= LOOK:
-                one.state.n_looked = n
-                due.append(one)
-        for part in self._sources.looking if due else ():
-            found = part.look_back([one.view for one in due], [LOOK] * len(due))
-            node = price.between(0, LOOK) / LOOK
-            for one, (n_drafted, n_right) in zip(due, found, strict=True):
-                cost = node * min(n_drafted, n_right + 1) / lane.share(price)
-                n_steps = LOOK / (1.0 + n_right)  # that the text took at this rate
-                one.state.count(TEXT, n_right - cost * n_steps, n_steps)
-
-    def _choose(self, states: Sequence[StreamState], lane: LaneCosts) -> None:
-        """Choose the arms of the next drafts, and start a trial of all sources where the account allows one."""
-        tried, price = self._arms[-1], lane.price(len(states))
-        costs = lane.arm_costs(price)
-        for state in states:
-            state.choose(self._arms, costs)
-        for arm in reversed(self._arms):
-            users = [state for state in states if state.arm == arm and not state.trial]
-            if sum(state.surplus for state in users) < FIXED_STREAMS[arm] * costs[arm]:  # not worth what a step takes
-                limit = 0.0
-            elif arm == ALL:  # as many as the account can pay for, or none could begin
-                limit = lane.room(price) / lane.host[ALL] - FIXED_STREAMS[ALL]
-            else:
-                continue
-            load = 0.0
-            for state in sorted(users, key=lambda state: -state.surplus):
-                load += state.load
-                if load > limit:
-                    state.take_next_best(costs)
-        for state in states:
-            state.set_factors()
-            if state.arm == tried:
-                state.last_trial = lane.n_steps
-            if state.arm != ALL:
-                state.gains[ALL].fade(OWN_FADE)  # nothing new is learnt about it, and the scope counts again
-        idle = [state for state in states if state.arm != tried]
-        is_trying = any(state.trial for state in self.states.values())  # one at a time
-        if idle and not is_trying and lane.can_try(tried, price):
-            min(idle, key=lambda state: state.last_trial).try_arm(tried, TRIAL, lane.n_steps)
 
 
 @cache

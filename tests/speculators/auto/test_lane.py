@@ -7,6 +7,7 @@ import pytest
 from engine.protocol import Outcome, StepTime
 from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE, TokenTree
+from speculators.auto.arms import choose
 from speculators.auto.lane import FIXED_STREAMS, RESUME, LaneCosts
 from speculators.auto.speculator import Auto
 from speculators.auto.streams import ALL, OFF, TEXT, ScopeState, StreamState
@@ -67,7 +68,7 @@ def test_an_arm_is_used_if_all_streams_that_prefer_it_gain_what_a_step_with_it_t
         state.gains[TEXT].total, state.gains[TEXT].weight = -1e6, 1e6
         state.gains[ALL].total, state.gains[ALL].weight = 1e6 * (1.1 * least if i < prefers else -1.0), 1e6
     lane.trials.add(0.0, -1e9, 1.0)  # no trial begins
-    auto._choose(states, lane)
+    choose(states, states, auto._arms, lane)
     assert sum(state.arm == ALL for state in states) == gets
     assert all(state.arm in (OFF, ALL) for state in states)
 
