@@ -273,7 +273,7 @@ class PromptSource(ReadBackSource):
 
 @pytest.mark.parametrize(("accuracy", "reads"), [(1.0, True), (0.0, False)])
 def test_prompts_are_read_back_where_drafts_save_more_than_that_takes(accuracy, reads):
-    costs = StepCosts(line(0.05).curves, prompt_row=0.1)
+    costs = StepCosts(line(0.05).curves, prompt_row=0.002)
     auto = Auto([PromptSource(claim=0.9, accuracy=accuracy)], costs)
     request = Request(list(range(30)), SamplingParams(max_tokens=20))
     assert auto.needs_of(request).prompt_top_k == 4  # nothing is known yet, and the account holds it
