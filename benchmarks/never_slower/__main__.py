@@ -47,8 +47,7 @@ from engine.errors import ConfigError
 from engine.model.identity import model_hash
 
 MIXED = "suffix+token-recycling"
-GPU_FIXED = ("pld", "suffix", MIXED, "spectra-core")
-CPU_FIXED = ("pld", "suffix", f"{MIXED}@8", f"{MIXED}@16", "spectra-core")
+FIXED = ("pld", "suffix", f"{MIXED}@8", f"{MIXED}@16", "spectra-core")
 SIMULATED_SHARE = 0.6  # of the minutes, after which cells of the CPU come first
 
 
@@ -63,7 +62,7 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     add("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of prompts (default: all)")
     add("--temperatures", nargs="+", type=float, default=(0.0, 0.8, 1.0), help="(default: 0 0.8 1)")
     add("--concurrency", nargs="+", type=int, help="streams (default: 1 4 16 on the CPU, 16 64 256 simulated)")
-    add("--fixed", nargs="*", help=f"METHOD or METHOD@NODES (default: {' '.join(GPU_FIXED)}; @8 and @16 on the CPU)")
+    add("--fixed", nargs="*", help=f"METHOD or METHOD@NODES (default: {' '.join(FIXED)})")
     add("--tokens", type=int, help="of a text, at most (default: 96 on the CPU, 256 simulated)")
     add("--texts", type=int, default=48, help="different ones of a kind and temperature, at most (default: 48)")
     add("--minutes", type=float, default=90.0, help="no turn begins after so many (default: 90)")
@@ -151,10 +150,7 @@ def main(given: Sequence[str] | None = None) -> int:
     arguments = parsed(given)
     torch.set_num_threads(1)
     fixed = MappingProxyType(
-        {
-            name: (CPU_FIXED if name == CPU else GPU_FIXED) if arguments.fixed is None else tuple(arguments.fixed)
-            for name in (CPU, *MACHINES)
-        }
+        {name: FIXED if arguments.fixed is None else tuple(arguments.fixed) for name in (CPU, *MACHINES)}
     )
     settings: dict[str, Any] = {
         "model": f"{arguments.model.name} {model_hash(arguments.model)[:12]}",
