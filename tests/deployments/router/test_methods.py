@@ -32,7 +32,8 @@ def served(method: str, options: RouterOptions | None = None, **more: object) ->
 
 
 def test_two_hundred_methods_leave_few_speculators_and_live_requests_keep_theirs() -> None:
-    joined = ["+".join(names) for names in islice(permutations(STANDALONE, 3), 200)]
+    joinable = [name for name in STANDALONE if name != "auto"]
+    joined = ["+".join(names) for names in islice(permutations(joinable, 3), 200)]
     actor = SpeculatorActor(SpeculatorOptions())
     actor.begin(0, served("pld+suffix"), 64)
     kept = actor._pool._speculators["pld+suffix"]
