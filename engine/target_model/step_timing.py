@@ -21,13 +21,7 @@ GRID = {  # batch size -> nodes per sequence
     4: (0, 2, 8, 32),
     8: (0, 2, 16),
     16: (0, 1, 4, 8, 16),
-    64: (
-        0,
-        1,
-        2,
-        3,
-        7,
-    ),  # as many rows as the largest chunk of a prompt; a GPU's arithmetic limits it from about 200 on
+    64: (0, 1, 2, 3, 7),  # as many rows as the largest prompt chunk; a GPU is limited by arithmetic from 200 on
 }
 LARGEST = max(GRID)  # skipped on a target whose smaller batches already take TOO_LONG
 PROMPT_ROWS = (1, 64, 256, 512)  # rows of a chunk
@@ -68,7 +62,7 @@ def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step,
         nodes = grids[batch]
         yield _begin(info, step_id, batch, _blocks(info, max(nodes)), needs or READ_BACK)
         steps = {batch * (n + 1): partial(_decode, info, batch, n, True) for n in nodes}
-        if batch in (fitting[0], *fitting[-2:]):  # the first and the last: the largest may be skipped
+        if batch in (fitting[0], *fitting[-2:]):  # of the last two, the larger may be skipped
             steps = {NOTHING_READ: partial(_decode, info, batch, 0, False)} | steps
         step_id, taken = yield from _times(step_id + 1, steps)
         if NOTHING_READ in taken:

@@ -24,8 +24,8 @@ class Observation(NamedTuple):
     draft: DraftRecord | None  # None: no source was asked
 
 
-def count(one: Observation, lane: LaneCosts, price: Price) -> None:
-    """Count what a step gained its request."""
+def count_step(one: Observation, lane: LaneCosts, price: Price) -> None:
+    """Add the gain of a step to the means of its request and scope."""
     state, draft = one.state, one.draft
     if one.outcome.prompt_top_ids is not None:
         lane.charge_prompt(one.outcome.n_read)

@@ -1,4 +1,4 @@
-"""What the steps of a lane cost: prices, host work, and the account that drafting is charged to."""
+"""Costs of a lane's steps: prices, host work, and the account that drafting is charged to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUDGET = Decision("off", "budget", False)  # the account does not hold the worst
 PLAIN_DUE = Decision("off", "price", False)  # a plain step measures the price of plain steps
 
 
-class Plan(NamedTuple):
+class DraftPlan(NamedTuple):
     """What the next drafts may cost."""
 
     price: Price
@@ -48,7 +48,7 @@ class LaneCosts:
         self.prices = Prices(costs)
         self.account, self.trials = Account(loss, CAPACITY), Account(loss / 2, TRIAL_CAPACITY)
         self.host = [*FIRST_HOST]  # seconds per stream and step by arm; those of ``text`` and ``all`` above ``off``
-        self.asked = [0.0, 0.0, 0.0]  # loads of the streams that were asked before the last step, by arm
+        self.asked = [0.0, 0.0, 0.0]  # sum of ``StreamState.load`` over the streams asked last, by arm (text: 1 each)
         self.n_steps = 0
         self._is_saving = False  # whether the account could not pay, and must fill before drafts come again
         self.accepted = 0.0  # tokens per stream and step, lately
@@ -68,19 +68,21 @@ class LaneCosts:
         return self.account.room(price.batch * price.plain) / price.batch
 
     def host_seconds(self, asked: Sequence[float]) -> float:
-        """Return how long the host usually works for drafts of streams with these loads, by arm."""
+        """Return the seconds of host work that drafts usually take; ``asked`` is the sum of loads by arm."""
         return sum(self.host[arm] * (asked[arm] + FIXED_STREAMS[arm]) for arm in (TEXT, ALL) if asked[arm])
 
     def arm_costs(self, price: Price, n: int = 0) -> list[float]:
-        """Return what the host's work for an arm costs a stream, in tokens of plain decoding; with its part of the
-        fixed work if ``n`` streams use the arm."""
+        """Return the cost of host work by arm for a stream, in tokens of plain decoding.
+
+        If ``n`` is above 0, it includes an ``n``-th of the fixed work.
+        """
         fixed = [count / n if n else 0.0 for count in FIXED_STREAMS]
         return [
             weight * seconds * (1.0 + more) / self.share(price)
             for weight, seconds, more in zip(HOST_WEIGHTS, self.host, fixed, strict=True)
         ]
 
-    def plan(self, states: Sequence[StreamState]) -> Plan:
+    def plan(self, states: Sequence[StreamState]) -> DraftPlan:
         """Return the plan for the next drafts of these streams."""
         price, arms = self.price(len(states)), [state.arm for state in states]
         room, n_all = self.room(price), arms.count(ALL)
@@ -94,7 +96,7 @@ class LaneCosts:
         elif price.seconds(0, n_all) - price.plain + self.host_seconds(asked) > room:
             highest = TEXT if self.host_seconds([0.0, len(arms) - arms.count(OFF), 0.0]) <= room else OFF
             self._is_saving = highest == OFF
-        return Plan(price, highest, reason, room, self.share(price) * self._slowness / (1.0 + self.accepted))
+        return DraftPlan(price, highest, reason, room, self.share(price) * self._slowness / (1.0 + self.accepted))
 
     def can_try(self, arm: int, price: Price) -> bool:
         """Return whether a trial may begin; what it costs is charged step by step."""
@@ -145,8 +147,11 @@ class LaneCosts:
         self.trials.add(passed, 0.0, step.n_sequences * plain)
 
     def _charge_host(self, price: Price, seconds: float, is_usual: bool) -> float:
-        """Charge the account with the host work for drafts, and return it; learn what it takes, unless prompts take
-        some of it (``is_usual`` is False): then it takes at most what it usually does."""
+        """Charge the account with the host work for drafts, and return its seconds.
+
+        If the step ``is_usual``, its seconds update the usual ones. A step with prompt chunks is not: it is charged
+        with at most the usual seconds.
+        """
         usual, asked, self.asked = self.host_seconds(self.asked), self.asked, [0.0, 0.0, 0.0]
         spent = max(seconds - self.host[OFF] * price.batch, 0.0)
         spent = min(spent, max(HOST_OUTLIER * usual, price.plain) if is_usual else usual)

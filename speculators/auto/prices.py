@@ -2,8 +2,8 @@
 
 A step is *plain* if it has no nodes and reads nothing back. Prices come from step times that were measured when the
 model was loaded (``engine.step_cost``). Two corrections per bucket of batches and contexts follow the steps that run:
-plain steps alone move ``factor``, by which all prices are multiplied; other steps move ``slope``, which multiplies what
-nodes and read-backs add.
+plain steps alone move ``factor``, by which all prices are multiplied; other steps move ``slope``, which multiplies the
+cost of nodes and read-backs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Correction:
     """Corrections of one bucket."""
 
     factor: float
-    slope: float = 1.0  # of what nodes and read-backs add, besides ``factor``
+    slope: float = 1.0  # multiplies the cost of nodes and read-backs, in addition to ``factor``
     n_plain: int = 0  # plain steps observed
     since_plain: int = 0  # other steps since then
 

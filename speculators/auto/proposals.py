@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.protocol import Branch, RequestView
-from speculators.auto.lane import LaneCosts, Plan
+from speculators.auto.lane import DraftPlan, LaneCosts
 from speculators.auto.prices import Price
 from speculators.auto.sharing import share_out
 from speculators.auto.streams import ALL, PRIOR_STEPS, DraftRecord, StreamState
@@ -31,7 +31,7 @@ class Proposal:
 
 
 def take_nodes(
-    name: str, proposals: Sequence[Proposal], lane: LaneCosts | None, plan: Plan | None, n_read: int
+    name: str, proposals: Sequence[Proposal], lane: LaneCosts | None, plan: DraftPlan | None, n_read: int
 ) -> None:
     """Take the nodes that are worth it over all proposals, all of them without a plan.
 

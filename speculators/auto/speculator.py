@@ -19,9 +19,9 @@ from functools import cache
 from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView, Speculator
 from engine.request import Request
 from engine.step_cost import StepCosts
-from speculators.auto.arms import Observation, choose, count, look_back
+from speculators.auto.arms import Observation, choose, count_step, look_back
 from speculators.auto.config import AutoConfig, source_names
-from speculators.auto.lane import BUDGET, LaneCosts, Plan
+from speculators.auto.lane import BUDGET, DraftPlan, LaneCosts
 from speculators.auto.proposals import Proposal, take_nodes
 from speculators.auto.streams import ALL, OFF, STEPS_FADE, TEXT, DraftRecord, ScopeState, StreamState
 from speculators.method import Method
@@ -29,9 +29,7 @@ from speculators.mixing.sources import Sources
 from speculators.per_request import PerRequest
 from speculators.tenant_state import TenantState
 
-PROMPT_SHARE = (
-    0.05  # of what all sources gain: the answers after the prompt (measured, 8 nodes, chat and edits: 0 to 0.03)
-)
+PROMPT_SHARE = 0.05  # of the gain of all sources that reading a prompt back adds (measured: 0 to 0.03)
 LEARN_SHARE = 0.5  # of a plain step: after so long, no further request begins in all sources before the next send
 
 NOT_WORTH_IT = Decision("off", "unlikely", False)  # no arm is expected to save time
@@ -54,7 +52,7 @@ class Auto(PerRequest[StreamState]):
         has_text = self._sources.text or not self._sources.answers_help
         self._arms = [arm for arm, is_one in ((TEXT, has_text), (ALL, self._sources.answers_help)) if is_one]
         self._lane = None if costs is None else LaneCosts(costs, (config or AutoConfig()).loss)
-        self._plan: Plan | None = None  # None: no step was measured
+        self._plan: DraftPlan | None = None  # None: no step was measured
         self._scopes: list[TenantState[ScopeState]] = [TenantState() for _ in range(4)]  # by kind of request
         self._unsettled: list[Observation] = []
         self._learnt: list[int] = []  # places in ``_unsettled`` that the sources have observed
@@ -223,7 +221,7 @@ class Auto(PerRequest[StreamState]):
         price = lane.price(len(seen))
         lane.charge([one.outcome for one in seen], price, seconds)
         for one in seen:
-            count(one, lane, price)
+            count_step(one, lane, price)
         look_back(seen, self._sources.looking, lane, price)
         states = [one.state for one in seen]
         choose(states, self.states.values(), self._arms, lane)

@@ -21,7 +21,7 @@ PRIOR_STEPS = 16.0  # weight of the scope against a stream's own steps ...
 PRIOR_TOKENS = (
     8.0  # ... of which it promises at most so many tokens: limits what a stream loses that is unlike the others
 )
-FIRST_LOAD = 8.0  # the first draft of a request from all sources touches memory that no cache has
+FIRST_LOAD = 8.0  # usual drafts: the first draft of a request from all sources touches memory that is in no cache
 FIRST_TEXT = 0.1  # tokens a step that the text promises in a scope without experience: asking it costs less than that
 STEPS_FADE = 7 / 8  # of older requests' steps per request of a scope
 CLAIM_FADE = 0.97  # of older claims per step
@@ -125,7 +125,7 @@ class StreamState:
     draft: DraftRecord | None = None  # the last one; None: no source was asked
     next_best: int = OFF  # arm if too few streams share the fixed cost of ``arm``
     surplus: float = 0.0  # tokens per step that ``arm`` gains above ``next_best``
-    load: float = FIRST_LOAD  # streams that its next draft from all sources takes the host as long as
+    load: float = FIRST_LOAD  # host work of its next draft from all sources, in usual drafts
     rests: bool = False  # whether the speculator is not asked until the request wakes
     trial: int = 0  # steps left of a trial of ``arm``
     last_trial: int = -1  # number of steps of the lane when this stream last had the arm that trials try; -1: never
@@ -133,8 +133,8 @@ class StreamState:
     n_steps: int = 0
     recent_nodes: float = 16.0  # nodes that were worth it; rises at once and falls slowly
     has_begun_all: bool = False  # whether all sources know the request
-    n_waiting: int = 0  # tokens of the prompt, until its answer comes
-    prompt_outcomes: list[Outcome] = field(default_factory=list)  # that the sources have not observed yet
+    n_waiting: int = 0  # tokens of the prompt while it is unanswered, then 0
+    prompt_outcomes: list[Outcome] = field(default_factory=list)  # prompt chunks that the sources have not observed
     gains: list[Mean] = field(default_factory=lambda: [Mean(), Mean(), Mean()])  # by arm
     calibrations: list[Calibration] = field(default_factory=lambda: [Calibration(), Calibration(), Calibration()])
     factors: list[float] = field(default_factory=lambda: [1.0] * CLASSES)  # of claims of the next draft

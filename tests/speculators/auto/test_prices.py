@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.protocol import Branch, StepTime
 from engine.step_cost import StepCosts
-from speculators.auto.prices import PLAIN_EVERY, Account, Prices
+from speculators.auto.prices import LEAST_NODE, PLAIN_EVERY, Account, Prices
 from speculators.auto.sharing import share_out
 from speculators.auto.streams import CLASSES, class_of
 from tests.speculators.auto.auto_sources import FREE, line
@@ -35,8 +35,10 @@ def test_prices_grow_with_batches_texts_and_nodes():
     assert prices.of(64, 0, 8).plain > prices.of(16, 0, 8).plain * 1.5
     assert prices.of(16, 4000, 8).plain > prices.of(16, 0, 8).plain * 1.5
     assert prices.of(16, 0, 8).plain == pytest.approx(2.5)
-    assert prices.of(16, 0, 64).by_nodes[64] == pytest.approx(4.5, rel=0.01)
-    assert prices.of(16, 0, 64).between(8, 64) == pytest.approx(prices.of(16, 0, 64).by_nodes[64] - 2.752)
+    assert prices.of(16, 0, 64).by_nodes[64] == pytest.approx(4.5 + 64 * LEAST_NODE * 2.5)
+    assert prices.of(16, 0, 64).between(8, 64) == pytest.approx(
+        prices.of(16, 0, 64).by_nodes[64] - 2.75 - 8 * LEAST_NODE * 2.5
+    )
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.7, 0.5, 8.0])
@@ -105,6 +107,8 @@ def test_an_account_holds_its_capacity_and_gets_its_share_of_the_time():
     for _ in range(300):
         account.add(0.0, 0.0, 0.5)
     assert account.room(0.5) == 2.0
+    account.add(0.0, -100.0, 0.5)
+    assert account.room(0.5) == -2.0, "as much as it can hold"
 
 
 @st.composite
