@@ -18,7 +18,7 @@ from tests.speculators.auto.simulated_lane import Clock, GuessingTextSource, Sim
 
 Seconds = Callable[[float, int, int, int], float]
 LOSS = AutoConfig().loss
-CHARGED_LATE = 2.0  # plain steps: steps may take longer than their prices said
+CHARGED_LATE = 1.0  # plain steps: steps may take longer than their prices said
 
 
 def gpu(clock: float, n: int, n_nodes: int, n_read: int) -> float:
