@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import secrets
+import shlex
 import socket
 import tempfile
 from pathlib import Path
@@ -38,6 +39,18 @@ SWITCHES = {  # of every Ray that runs the application
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
 }
+
+JOIN_VARIABLES = (  # of this process, which programs that join its Ray need too
+    # Without it Ray would look for a cluster at 127.0.0.1 under this machine's other address, for two minutes.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+    "RAY_AUTH_MODE",
+    "RAY_AUTH_TOKEN",
+    "RAY_AUTH_TOKEN_PATH",
+    "RAY_USE_TLS",
+    "RAY_TLS_SERVER_CERT",
+    "RAY_TLS_SERVER_KEY",
+    "RAY_TLS_CA_CERT",
+)
 
 
 def serve_environment(
@@ -166,3 +179,26 @@ def check_port(host: str, port: int) -> None:
             if error.errno == errno.EADDRINUSE:
                 raise ConfigError(f"port {port} on {host} is taken; choose another with --port") from error
             raise ConfigError(f"port {port} on {host} cannot be listened on: {error.strerror}") from error
+
+
+def write_join_file(folder: Path, address: str) -> Path:
+    """Write a file that a shell sources before its programs join this process's Ray; return its path.
+
+    It holds Ray's token, so only this user can read it.
+
+    Args:
+        folder: of the server.
+        address: of the Ray, ``HOST:PORT``.
+    """
+    values = {"RAY_ADDRESS": address} | {name: os.environ[name] for name in JOIN_VARIABLES if name in os.environ}
+    path = folder / "ray.env"
+    write_private(path, "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items()).encode())
+    return path
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Replace a file atomically; only this user can read it."""
+    partial = path.with_name(f"{path.name}.new")
+    partial.touch(0o600)
+    partial.write_bytes(content)
+    partial.replace(path)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from app.serving.leaving import APP_NAME, handle_of
 from app.serving.progress import StartProgress, phases_of
 from app.serving.ray_session import log_folder
+from app.serving.shutdown import APP_NAME, handle_of
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -29,14 +29,14 @@ from app.serving.environment import (
     folder_for_sockets,
     local_environment,
     serve_environment,
+    write_join_file,
 )
 from app.serving.haproxy import BINARY, LOOPBACK, in_url, install_certificate
-from app.serving.joining import write_environment
-from app.serving.leaving import APP_NAME, GracefulShutdown
 from app.serving.preflight import check_gpus, check_model, check_store
 from app.serving.progress import StartProgress
 from app.serving.ray_session import end_ray, init_ray, log_folder, ray_address
 from app.serving.readiness import wait_until_ready
+from app.serving.shutdown import APP_NAME, stop_application
 from deployments.metrics.process import HTTPS_CERTIFICATE
 from deployments.observability.logs import JSON, configure
 from engine.errors import ConfigError
@@ -118,7 +118,7 @@ class Server:
         if not self.stopping:
             check_gpus(self.config, self._progress.say, is_local=self._address is None)
             if self._address is None:
-                joins = write_environment(Path(self._scratch.name), ray_address())
+                joins = write_join_file(Path(self._scratch.name), ray_address())
                 self._progress.say(f"started Ray; `. {joins}` lets a shell's programs join it, for handles")
             self._progress.say(f"deploying the application, Serve and HAProxy start; logs: {log_folder()}")
             self._deploy()
@@ -236,7 +236,7 @@ class Server:
             import ray
 
             if ray.is_initialized():  # Serve's shutdown would start a cluster if there is none
-                GracefulShutdown(self._base, self._client, self.config.grace, is_local=self._address is None).end()
+                stop_application(self._base, self._client, self.config.grace, is_local=self._address is None)
             if self._address is None:
                 end_ray()
             else:

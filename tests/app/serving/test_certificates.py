@@ -64,7 +64,7 @@ INVALID: dict[str, tuple[Callable[[CertificateFiles], object], str]] = {
     "no key in PEM": (lambda files: Path(files.key).write_text("my secret"), "--tls-key '.*' holds no PEM private key"),
     "another key": (mismatch, "--tls-key '.*' is not the key of the first certificate in '.*'"),
     "a password": (encrypt, "--tls-key '.*' is encrypted; it must be a key without a password"),
-    "long": (lambda files: Path(files.cert).write_bytes(Path(files.cert).read_bytes() * 30), "leave the root's"),
+    "long": (lambda files: Path(files.cert).write_bytes(Path(files.cert).read_bytes() * 30), "remove the root"),
 }
 
 
@@ -77,15 +77,13 @@ def test_an_invalid_pair_is_refused_without_showing_the_key(files: CertificateFi
     assert "my secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("first_day", "last_day", "says"), [(-2, -1, "expired at"), (1, 2, "is not valid before")], ids=["old", "early"]
-)
-def test_a_certificate_out_of_its_time_is_refused(
-    tmp_path: Path, authority: trustme.CA, first_day: int, last_day: int, says: str
+@pytest.mark.parametrize(("first_day", "last_day"), [(-2, -1), (1, 2)], ids=["expired", "early"])
+def test_a_certificate_that_is_not_valid_now_is_refused(
+    tmp_path: Path, authority: trustme.CA, first_day: int, last_day: int
 ) -> None:
-    period = {"not_before": NOW + timedelta(first_day), "not_after": NOW + timedelta(last_day)}
-    with pytest.raises(ConfigError, match=rf"--tls-cert '.*' {says} \d{{4}}-\d\d-\d\d \d\d:\d\d UTC"):
-        write(tmp_path, authority, **period).bundle()
+    first, last = NOW + timedelta(first_day), NOW + timedelta(last_day)
+    with pytest.raises(ConfigError, match=f"--tls-cert '.*' is valid only from {first:%F %R} UTC to {last:%F %R} UTC"):
+        write(tmp_path, authority, not_before=first, not_after=last).bundle()
 
 
 def test_serve_refuses_an_invalid_pair_before_it_checks_the_model(
