@@ -36,8 +36,8 @@ from app.inputs.libraries import library_at
 from app.inputs.models import model_path
 from app.inputs.text_index import index_of
 from app.inputs.tokenizers import load_tokenizer
-from app.reporting.documents import as_line
-from app.reporting.loops import loop_start
+from app.reporting.report import as_line
+from app.reporting.summaries import loop_start
 from app.speculation.heads import encoded, ensure_heads, longest_prompt
 from app.speculation.vocabulary import beginnings, read_rows
 from benchmarks.acceptance_rows import (

@@ -32,8 +32,7 @@ from tqdm import tqdm
 
 from app.inputs.prompts import encode_chat
 from app.inputs.tokenizers import load_tokenizer
-from app.reporting.documents import as_line
-from app.reporting.tables import number
+from app.reporting.report import as_line, number
 from benchmarks.hugging_face import GeneratedText, K, hugging_face
 from benchmarks.support.prompt_sets import questions
 from benchmarks.support.reporting import heading, row

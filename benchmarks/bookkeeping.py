@@ -23,13 +23,13 @@ Some seconds a row. The last line of stdout is one JSON document.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from app.reporting.report import as_line
 from benchmarks.support.cache_eviction import CacheEviction
 from engine.loop import Engine
 from engine.model.spec import ModelSpec
@@ -162,7 +162,7 @@ def main() -> None:
             figures += f"{row['after_p50_us']:>12.1f}{row['after_p90_us']:>8.1f}{row['nodes']:>8.1f}"
             print(f"{name:<28}{batch:>6}{figures}", flush=True)
     settings = {"context": args.context, "steps": args.steps, "evict_mb": args.evict}
-    print(json.dumps({"benchmark": "bookkeeping", **settings, "results": results}))
+    print(as_line({"benchmark": "bookkeeping", **settings, "results": results}))
 
 
 def measure(

@@ -11,7 +11,6 @@ case. Some ten seconds per method and context. The last line of stdout is one JS
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from random import Random
 import numpy as np
 from msgspec.structs import replace
 
+from app.reporting.report import as_line
 from engine.composer import compose
 from engine.protocol import Artefacts, Needs, Outcome, RequestView
 from engine.request import Request
@@ -65,7 +65,7 @@ def main() -> None:
                 f"{method:<24}{context:>8}{row['p50_us']:>9.1f}{row['p99_us']:>9.1f}"
                 f"{row['begin_us']:>10.0f}{row['nodes']:>7.1f}"
             )
-    print(json.dumps({"benchmark": "drafting_cost", "budget": args.budget, "steps": args.steps, "results": results}))
+    print(as_line({"benchmark": "drafting_cost", "budget": args.budget, "steps": args.steps, "results": results}))
 
 
 def measure(

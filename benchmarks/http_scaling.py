@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
 from app.inputs.simulation import profile_at
+from app.reporting.report import as_line
 from benchmarks.http_speed import at_concurrency
 from benchmarks.pipeline_scheduling.measurement import router_on
 from benchmarks.pipeline_scheduling.requests import made_up
@@ -94,7 +94,7 @@ def main() -> None:
         )
         print(f"{method}, {streams} streams: {rate:.1f} tokens/s over HTTP, {alone[method, streams]:.1f} without, "
               f"ratio {ratio:.3f}")  # fmt: skip
-    print(json.dumps({"profile": arguments.profile, "stages": arguments.stages, "runs": rows}))
+    print(as_line({"profile": arguments.profile, "stages": arguments.stages, "runs": rows}))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
 from app.inputs.prompts import encode_chat
 from app.inputs.tokenizers import load_tokenizer
+from app.reporting.report import as_line
 from benchmarks.resilience.observation import part_of, processes, title
 from benchmarks.support.prompt_sets import questions
 from benchmarks.support.server_process import ServerProcess
@@ -145,7 +146,7 @@ def main() -> None:
     n = arguments.max_tokens
     with ServerProcess(str(arguments.model), ("--prefix-cache", "false")) as server:
         document = measure(server, arguments.model, prompts, arguments.methods.split(","), n)
-    print(json.dumps(document))
+    print(as_line(document))
 
 
 def measure(server: ServerProcess, model: Path, prompts: list[list[int]], methods: list[str], n: int) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import bisect
 import itertools
-import json
 import sys
 import time
 from collections import Counter
@@ -25,8 +24,8 @@ import aiohttp
 from tqdm import tqdm
 
 from app.inputs.default_model import DEFAULT_MODEL
+from app.reporting.report import as_line, markdown, number
 from app.reporting.summaries import Percentiles, percentiles
-from app.reporting.tables import markdown, number
 from benchmarks.support.server_process import ServerProcess
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -181,7 +180,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="kinds of bodies; by default all")
     arguments = parser.parse_args()
     with ServerProcess(DEFAULT_MODEL, FLAGS) as server:
-        print(json.dumps(asyncio.run(measure(server, arguments.streams, arguments.seconds, arguments.only))))
+        print(as_line(asyncio.run(measure(server, arguments.streams, arguments.seconds, arguments.only))))
 
 
 async def measure(

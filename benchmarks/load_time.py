@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from app.reporting.tables import markdown
+from app.reporting.report import markdown
 from benchmarks.gpu.measuring.models import LLAMA_8B, Geometry
 from benchmarks.processes.weight_loading import far, forget, seconds_library, seconds_ours, write_checkpoint
 from engine.model.ranges import LayerRange, split_layers

@@ -11,7 +11,6 @@ Python's standard library. The last line of stdout is one JSON document.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing as mp
 import resource
 import sysconfig
@@ -29,6 +28,7 @@ from tqdm import tqdm
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
+from app.reporting.report import as_line
 from retrieval_store.index.index import Limits, Tokens
 from retrieval_store.snapshots.corpus import read_documents
 from retrieval_store.snapshots.files import read_through
@@ -64,7 +64,7 @@ def main() -> None:
         results = [measure(Path(folder), ids, size, arguments.readers) for size in sizes]
     for result in results:
         show(result)
-    print(json.dumps({"benchmark": "retrieval_query", "sizes": results}))
+    print(as_line({"benchmark": "retrieval_query", "sizes": results}))
 
 
 def tokenise(inputs: Iterable[Path], tokenizer_path: Path, path: Path, enough: int) -> int:

@@ -17,7 +17,7 @@ import torch
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
-from app.reporting.documents import as_line
+from app.reporting.report import as_line
 from app.speculation.heads import encoded, longest_prompt
 from benchmarks.support.prompt_sets import questions
 from benchmarks.support.reporting import heading, row

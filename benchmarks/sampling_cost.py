@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from app.reporting.documents import as_line
+from app.reporting.report import as_line
 from benchmarks.support.reporting import heading, row
 from engine.device import fetch
 from engine.protocol import Needs

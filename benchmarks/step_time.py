@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
-from app.reporting.documents import as_line
+from app.reporting.report import as_line
 from benchmarks.support.reporting import heading, row
 from benchmarks.support.timing import interleaved
 from engine.protocol import Needs

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from app.bench.records import BenchSetting, TurnRecord
-from app.reporting.loops import loop_start
-from app.reporting.summaries import Quartiles, grouped, quartiles, ratio, summed
+from app.reporting.summaries import Quartiles, grouped, loop_start, quartiles, ratio, summed
 
 CURVE_STEPS = 3  # steps of a size that the curve of step times needs
 Turn = tuple[BenchSetting, int, int, int]  # setting, repeat, question, turn: what records of several methods share

@@ -22,7 +22,7 @@ from app.inputs.prompts import Question
 from app.inputs.tokenizers import load_tokenizer
 from app.offline.flags import draft_nodes
 from app.offline.setup import load_target, sampling, speculator_options
-from app.reporting.progress import bar
+from app.reporting.report import bar
 from app.version import VERSION
 from engine.model.identity import model_hash
 from engine.target_model.local import LocalTarget

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from app.bench.figures import MethodFigures, MethodRow, step_curve
 from app.bench.records import BenchSetting, TurnRecord
 from app.reporting.plotting import LABEL, LEGEND, colour, grid, headroom, label, save
@@ -33,7 +31,7 @@ def plots(found: Report, records: Sequence[TurnRecord], folder: Path) -> list[Pa
     return drawn
 
 
-def _acceptance(found: Report) -> Figure:
+def _acceptance(found: Report) -> Any:
     figure, axes = _rows(found, _n_bars(found))
     for ax, (setting, rows) in zip(axes, found.items(), strict=True):
         bars = _bars(ax, rows, lambda f: f.tokens_per_forward)
@@ -45,7 +43,7 @@ def _acceptance(found: Report) -> Figure:
     return figure
 
 
-def _speed(found: Report) -> Figure:
+def _speed(found: Report) -> Any:
     figure, axes = _rows(found, _n_bars(found))
     for ax, (setting, rows) in zip(axes, found.items(), strict=True):
         for x, f in _bars(ax, rows, lambda f: None if f.speedup is None else f.speedup.median):
@@ -57,7 +55,7 @@ def _speed(found: Report) -> Figure:
     return figure
 
 
-def _sources(found: Report) -> Figure:
+def _sources(found: Report) -> Any:
     figure, axes = _rows(found, max(len(rows) for rows in found.values()))
     names = list(dict.fromkeys(name for rows in found.values() for row in rows for name in row.total.by_source))
     for ax, (setting, every) in zip(axes, found.items(), strict=True):
@@ -74,7 +72,7 @@ def _sources(found: Report) -> Figure:
     return figure
 
 
-def _step_time(records: Sequence[TurnRecord]) -> Figure:
+def _step_time(records: Sequence[TurnRecord]) -> Any:
     figure, axes = grid(1, 1, (6, 3.4))
     curve = step_curve(records)
     middle, low, high = ([getattr(s, name) * 1e3 for s in curve.values()] for name in ("median", "low", "high"))
@@ -86,7 +84,7 @@ def _step_time(records: Sequence[TurnRecord]) -> Figure:
     return figure
 
 
-def _rows(found: Report, n_bars: int) -> tuple[Figure, list[Any]]:
+def _rows(found: Report, n_bars: int) -> tuple[Any, list[Any]]:
     """A figure with a row of axes per setting, as wide as its bars need."""
     return grid(len(found), 1, (min(40, max(6, 0.16 * n_bars + 3)), 3.4 * len(found)), sharey=True)
 

@@ -11,10 +11,11 @@ from typing import Any
 from msgspec.structs import asdict
 
 from app.bench.figures import MethodFigures, MethodRow, compare, step_curve
+from app.bench.plots import plots
 from app.bench.records import COUNTS, BenchSetting, TurnRecord
-from app.reporting.documents import write_document
+from app.reporting.plotting import can_plot
+from app.reporting.report import NOTHING, markdown, number, write_document
 from app.reporting.summaries import Quartiles
-from app.reporting.tables import NOTHING, markdown, number
 
 COLUMNS = (
     "method",
@@ -33,7 +34,7 @@ FEW_TURNS = 10  # of a category; quartiles of fewer are single turns
 def publish(records: Sequence[TurnRecord], facts: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Write ``tables.md``, the plots and ``bench.json`` to ``folder``, print the tables, return the document.
 
-    The caller prints the document (``app.reporting.documents.as_line``) as its last line on stdout.
+    The caller prints the document (``app.reporting.report.as_line``) as its last line on stdout.
 
     Args:
         records: of every method and setting; at least one.
@@ -41,14 +42,12 @@ def publish(records: Sequence[TurnRecord], facts: Mapping[str, Any], folder: Pat
             sentences that stand above the tables too.
         folder: made if missing.
     """
-    from app.bench.plots import plots  # matplotlib takes a second to load
-
     folder.mkdir(parents=True, exist_ok=True)
     found = compare(records)
     shown = "\n\n".join([*facts.get("notes", ()), *few_turns(records), tables(found)])
     print(shown, flush=True)
     (folder / "tables.md").write_text(shown + "\n", encoding="utf-8")
-    drawn = plots(found, records, folder)
+    drawn = plots(found, records, folder) if can_plot() else []
     result = {**document(found, records), **facts, "plots": [str(path) for path in drawn]}
     write_document(result, folder / "bench.json")
     return result

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from app.chat.answers import ChatAnswer
 from app.reporting.colours import Palette
-from app.reporting.tables import columns
+from app.reporting.report import columns
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline: a terminal obeys some of them
 

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch  # takes seconds, a wrong flag none
 
     from app.offline.setup import generator
-    from app.reporting.progress import bar
+    from app.reporting.report import bar
 
     torch.set_num_threads(arguments.threads)
     made = generator(arguments, arguments.method, trace=arguments.color)

@@ -21,7 +21,7 @@ from app.corpus.report import write_report
 from app.corpus.settings import BuildSettings
 from app.corpus.target import CorpusTarget, check_scorer, corpus_target, scorer, scores_key
 from app.corpus.work import WorkFolder, key_of
-from app.reporting.progress import bar
+from app.reporting.report import bar
 from engine.errors import ConfigError
 from retrieval_store.refine.coverage import covering
 from retrieval_store.refine.scores import ScoreFile, Scores, score

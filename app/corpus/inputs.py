@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from app.corpus.progress import BAR
 from app.inputs.text_index import as_text
-from app.reporting.progress import bar
+from app.reporting.report import bar
 from engine.errors import ConfigError
 from retrieval_store.refine.texts import TextWriter, cut
 from retrieval_store.snapshots.corpus import BLOCK, CorpusError, Document, corpus_hash, read_documents

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.reporting.progress import bar
+from app.reporting.report import bar
 
 BAR: dict[str, Any] = {"unit_scale": True, "mininterval": 0.5}  # options of all bars of a build
 

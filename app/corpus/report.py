@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from app.corpus.figures import TextSelection, figures, totals
 from app.corpus.inputs import CorpusInput
-from app.reporting.documents import write_document, write_lines
-from app.reporting.tables import NOTHING, columns
+from app.reporting.plotting import can_plot
+from app.reporting.report import columns, number, write_document, write_lines
 from retrieval_store.refine.selection import Numbers
 from retrieval_store.refine.texts import FolderTexts
 
@@ -43,8 +43,8 @@ def write_report(
     write_document(report, folder / JSON)
     write_lines(_examples(choice, texts, inputs, tokenizer), folder / EXAMPLES)
     (folder / PICTURE).unlink(missing_ok=True)
-    if choice.perplexities is not None:
-        from app.corpus.histogram import draw  # matplotlib takes a second to load
+    if choice.perplexities is not None and can_plot():
+        from app.corpus.histogram import draw  # matplotlib is an extra
 
         title = f"{total['kept']} of {total['scored']} texts kept, {total['kept_tokens']:,} tokens"
         draw(choice, inputs, title, folder / PICTURE)
@@ -60,7 +60,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _medians(row: Mapping[str, Any]) -> tuple[str, str]:
     sides = [row.get("perplexity", {}).get(side) for side in ("kept", "dropped")]
-    kept, dropped = (NOTHING if side is None else f"{side['median']:.2f}" for side in sides)
+    kept, dropped = (number(None if side is None else side["median"]) for side in sides)
     return kept, dropped
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from app.reporting.tables import columns
+from app.reporting.report import columns
 from retrieval_store.snapshots.snapshot import Manifest
 from retrieval_store.stores.base import Published
 

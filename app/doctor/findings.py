@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.reporting.tables import columns
+from app.reporting.report import columns
 
 OK: Literal["ok"] = "ok"
 WARNING: Literal["warning"] = "warning"

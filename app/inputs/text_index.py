@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.inputs.chat_templates import render_chat
 from app.inputs.tokenizers import load_tokenizer
-from app.reporting.progress import bar
+from app.reporting.report import bar
 from engine.errors import ConfigError
 from engine.model.resolve import resolve
 from retrieval_store.index.memory import MemoryIndex

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from app.load.records import RequestRecord
 from app.load.settings import Slo
 from app.reporting.plotting import LABEL, colour, grid, headroom, label, save
@@ -45,7 +43,7 @@ def tokens_by_bin(records: Sequence[RequestRecord], began: float, width: float, 
     return rates
 
 
-def _latencies(records: Sequence[RequestRecord], slo: Slo) -> Figure:
+def _latencies(records: Sequence[RequestRecord], slo: Slo) -> Any:
     figure, axes = grid(1, 3, (11, 3.4))
     good = [record for record in records if record.ok]
     _distribution(axes[0], (r.ttft for r in good), "TTFT, ms", slo.ttft)
@@ -67,7 +65,7 @@ def _distribution(ax: Any, values: Iterable[float | None], what: str, limit: flo
     label(ax, what)
 
 
-def _timeline(records: Sequence[RequestRecord]) -> Figure:
+def _timeline(records: Sequence[RequestRecord]) -> Any:
     heights = [3, 2, 1] if any(record.breaks for record in records) else [3, 2]
     figure, axes = grid(len(heights), 1, (9, 1.07 * sum(heights)), sharex=True, height_ratios=heights)
     began, ended = min(r.intended for r in records), max(r.ended for r in records)

@@ -9,7 +9,7 @@ from typing import Self
 
 from app.load.client import RequestObserver
 from app.load.records import Break, RequestRecord
-from app.reporting.progress import bar
+from app.reporting.report import bar
 
 PERIOD_S = 0.5
 FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}{postfix}]"

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 
 from app.load.figures import LoadFigures
+from app.load.plots import plots
 from app.load.records import RequestRecord
 from app.load.run import Ran
 from app.load.settings import LoadProfile, Slo
-from app.reporting.documents import write_document, write_lines
+from app.reporting.plotting import can_plot
+from app.reporting.report import NOTHING, markdown, number, write_document, write_lines
 from app.reporting.summaries import Percentiles
-from app.reporting.tables import NOTHING, markdown, number
 
 LATENCIES = {
     "TTFT, ms": ("ttft", 1e3),
@@ -41,12 +42,11 @@ def publish(
         write_document(document, file)
     if folder is None:
         return
-    from app.load.plots import plots  # matplotlib takes a second to load
-
     write_document(document, folder / "load.json")
     (folder / "tables.md").write_text(tables + "\n", encoding="utf-8")
     write_records(records, folder / "records.jsonl")
-    plots(records, folder, slo)
+    if can_plot():
+        plots(records, folder, slo)
 
 
 def write_records(records: Sequence[RequestRecord], path: Path) -> None:

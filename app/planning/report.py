@@ -9,7 +9,7 @@ from typing import Any
 from app.planning.inputs import PlanningInput
 from app.planning.layouts import GpuLayout, LayoutConstraints
 from app.planning.sizes import ModelSizes
-from app.reporting.tables import columns
+from app.reporting.report import columns
 from engine.model.partition import GIB
 
 NO_ROOM = "-"

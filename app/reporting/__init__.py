@@ -1,1 +1,1 @@
-"""What ``bench``, ``load`` and ``corpus`` share to report a run; these modules know nothing of what was measured."""
+"""What every report is made of: numbers, tables, JSON documents, plots, progress bars, colours."""

@@ -1,4 +1,4 @@
-"""Arithmetic that several reports need; None stands for a figure that the values cannot give."""
+"""Figures that several reports need; None stands for a figure that the values cannot give."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
+
+NGRAM, TIMES = 8, 3  # a text loops when one n-gram of this length occurs so many times
 
 Item = TypeVar("Item")
 Group = TypeVar("Group")
@@ -75,3 +77,17 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, 
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def loop_start(tokens: Sequence[int]) -> int | None:
+    """Position of the second occurrence of the first n-gram that occurs ``TIMES`` times; None without a loop.
+
+    Small models repeat themselves so. Such text flatters every method that drafts from n-grams, and teaches little.
+    """
+    seen: dict[tuple[int, ...], list[int]] = {}
+    for i in range(len(tokens) - NGRAM + 1):
+        positions = seen.setdefault(tuple(tokens[i : i + NGRAM]), [])
+        positions.append(i)
+        if len(positions) == TIMES:
+            return positions[1]
+    return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
 from app.inputs.tokenizers import load_tokenizer
-from app.reporting.progress import bar
+from app.reporting.report import bar
 from app.speculation.calibration_prompts import PROMPTS
 from engine.errors import ConfigError
 from engine.kept_files import cache_folder

@@ -16,7 +16,7 @@ import torch
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
-from app.reporting.documents import as_line
+from app.reporting.report import as_line
 from benchmarks.contiguity.load import Figures, SimulatedLoad
 from benchmarks.contiguity.replay import measure
 from benchmarks.support.reporting import heading, row

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from app.reporting.progress import bar
+from app.reporting.report import bar
 from benchmarks.support.reporting import BenchmarkReport, table
 
 COLUMNS = {

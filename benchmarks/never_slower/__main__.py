@@ -34,7 +34,7 @@ import torch
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
-from app.reporting.progress import bar
+from app.reporting.report import bar
 from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell, grid
 from benchmarks.never_slower.engines import CLOCKS
 from benchmarks.never_slower.machines import MACHINES

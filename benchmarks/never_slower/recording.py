@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from app.reporting.progress import bar
+from app.reporting.report import bar
 from engine.errors import ConfigError
 from engine.loop import Engine
 from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.reporting.plotting import LEGEND, colour, grid, label, save
-from app.reporting.tables import markdown, number
+from app.reporting.report import markdown, number
 from benchmarks.never_slower.cells import AUTO, NONE
 from benchmarks.never_slower.statistics import Interval
 from benchmarks.never_slower.summary import (

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from typing import Any
 import uvloop
 
 from app.inputs.simulation import profile_at
+from app.reporting.plotting import can_plot
+from app.reporting.report import as_line
 from benchmarks.pipeline_scheduling.measurement import Asked, StreamRates, rates, router_on
 from benchmarks.pipeline_scheduling.plot import draw
 from benchmarks.pipeline_scheduling.requests import made_up, recorded, sampled
@@ -166,12 +167,12 @@ def main() -> int:
                 profile, arguments.method_stages, arguments.method_streams, arguments.methods, arguments.seconds, turns
             )
         )
-    if arguments.plot:
+    if arguments.plot and can_plot():
         draw(profile, plain, with_drafts, arguments.plot)
     found = report(profile, plain, with_drafts)
     for miss in (short := misses(found, arguments.goal)):
         print(f"below the goal of {arguments.goal:g}: {miss}")
-    print(json.dumps(found))
+    print(as_line(found))
     return 1 if short else 0
 
 

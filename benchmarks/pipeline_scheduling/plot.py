@@ -38,5 +38,4 @@ def draw(
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
     save(figure, path)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.reporting.documents import as_line
+from app.reporting.report import as_line
 from benchmarks.gpu.measuring.steps import bushy
 from benchmarks.support.reporting import heading, row
 from engine.cuda.plan.items import PathWork

@@ -13,7 +13,6 @@ none. The last line of stdout is one JSON document; the exit status is 1 if a te
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
 from app.inputs.prompts import BUILTIN, Question, encode_chat, encode_prediction
 from app.inputs.tokenizers import load_tokenizer
-from app.reporting.documents import as_line
+from app.reporting.report import as_line, write_lines
 from app.speculation.heads import encoded, longest_prompt
 from benchmarks.predictions.files import SHARES, edits
 from benchmarks.predictions.runs import (
@@ -96,7 +95,7 @@ def of_files(arguments: argparse.Namespace) -> dict[str, Any]:
             {"prompt": one.request, "answer": one.answer, "prediction": one.prediction, "category": one.kind}
             for one in every
         ]
-        arguments.write.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        write_lines(lines, arguments.write)
     cases = [
         PredictionCase(
             one.kind,

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from app.reporting.documents import as_line
+from app.reporting.report import as_line
 from deployments.channels.addresses import HANDSHAKE_S
 from deployments.channels.channel import Channel
 from deployments.channels.tls import secured

@@ -15,7 +15,6 @@ document.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import random
 import secrets
@@ -34,6 +33,7 @@ from tqdm import tqdm
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
+from app.reporting.report import as_line
 from benchmarks.step_time import random_tree
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import Endpoints
@@ -163,7 +163,7 @@ def main() -> None:
         head = f"| {r['stages']} | {r['link'] if r['stages'] > 1 else '-'} | {r['nodes']} "
         times = " | ".join(f"{r[name]:.3f}" for name in ("bare_ms", "busy_ms", "step_ms", "overhead_ms"))
         print(f"{head}| {times} | {r['step_ms'] / r['bare_ms']:.3f} |")
-    print(json.dumps({"model": arguments.model.name, "prefix": arguments.prefix, "steps": results}))
+    print(as_line({"model": arguments.model.name, "prefix": arguments.prefix, "steps": results}))
 
 
 if __name__ == "__main__":

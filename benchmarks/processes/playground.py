@@ -40,7 +40,7 @@ from starlette.routing import Route
 from app.inputs.default_model import DEFAULT_MODEL
 from app.playground.options import PlaygroundOptions
 from app.playground.playground import Playground
-from app.reporting.documents import as_line
+from app.reporting.report import as_line
 from benchmarks.support.browser import Browser, browsing
 from benchmarks.support.reporting import table
 from benchmarks.support.server_process import HOST, ServerProcess, free_port

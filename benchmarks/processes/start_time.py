@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from app.reporting.documents import as_line
+from app.reporting.report import as_line
 from benchmarks.support.reporting import table
 from benchmarks.support.server_process import ServerProcess
 

@@ -50,7 +50,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     for name, module in COMMANDS.items():
         command = commands.add_parser(name, description=module.__doc__, formatter_class=raw)
         module.add_arguments(command)
-        command.add_argument("--out", type=Path, help="folder for result.json, table.md and the plot")
+        command.add_argument("--out", type=Path, help="folder for result.json, tables.md and the plot")
         command.set_defaults(fail=command.error)
     return parser.parse_args(arguments)
 

@@ -22,7 +22,7 @@ All faults take about three minutes on two quiet cores. Columns, in seconds afte
                        clients must first receive again what they had before
 
 Exit status 1: a request failed for good, a text differs from the undisturbed one, a stream broke that should not, a
-victim was not replaced, or blocks, sessions or processes are left over. With --out: timeline.png, table.md,
+victim was not replaced, or blocks, sessions or processes are left over. With --out: timeline.png, tables.md,
 result.json. The last line of stdout is one JSON document.
 """
 

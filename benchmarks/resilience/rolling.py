@@ -19,7 +19,7 @@ Columns, in seconds after the deployment of the config:
                        HTTP libraries do. No answer had begun
 
 Exit status 1: a request failed, a text differs from the undisturbed one, a stream broke, a replica was not replaced, or
-sessions or blocks are left over. With --out: timeline.png, table.md, result.json. The last line of stdout is one JSON
+sessions or blocks are left over. With --out: timeline.png, tables.md, result.json. The last line of stdout is one JSON
 document.
 """
 

@@ -5,7 +5,7 @@ the server's method) beside it. Every five seconds it notes resident memory of e
 end, per part: memory after the first third and at the end, and the slope of a line through the last two thirds.
 
 Exit status 1: a part grew by more than --limit MiB per hour in the last two thirds, blocks or sessions are left after
-the load, a request failed, or answers to one seed differ. With --out: memory.png, table.md, result.json. The last line
+the load, a request failed, or answers to one seed differ. With --out: memory.png, tables.md, result.json. The last line
 of stdout is one JSON document.
 """
 

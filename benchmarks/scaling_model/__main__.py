@@ -10,11 +10,12 @@ stdout is one JSON document.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from dataclasses import asdict
 from pathlib import Path
 
+from app.reporting.plotting import can_plot
+from app.reporting.report import as_line
 from benchmarks.scaling_model.check import Checked, calibrate, cases, check
 from benchmarks.scaling_model.clusters import break_even, layouts, wires
 from benchmarks.scaling_model.plot import draw
@@ -47,7 +48,7 @@ def main() -> None:
         for one in check(case, overheads, arguments.seconds):
             found.append(one)
             print(row(one), flush=True)
-    if arguments.plot:
+    if arguments.plot and can_plot():
         draw(found, arguments.plot)
     errors = [abs(one.ratio - 1) for one in found]
     document = {
@@ -57,7 +58,7 @@ def main() -> None:
         "worst_error": max(errors),
         "checked": [asdict(one) for one in found],
     }
-    print(json.dumps(document))
+    print(as_line(document))
 
 
 if __name__ == "__main__":

@@ -34,5 +34,4 @@ def draw(found: Sequence[Checked], path: Path) -> None:
         axes.set_yscale("log")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
     save(figure, path)

@@ -25,8 +25,7 @@ from app.api.requests.structured import StructuredFields
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
 from app.inputs.tokenizers import load_tokenizer
-from app.reporting.documents import as_line
-from app.reporting.tables import markdown, number
+from app.reporting.report import as_line, markdown, number
 from engine.events import STOP
 from engine.grammar.grammar import Grammar
 from engine.loop import Completion, Engine

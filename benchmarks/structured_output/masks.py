@@ -24,8 +24,7 @@ from app.api.tools.grammar import CallGrammars
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
 from app.inputs.tokenizers import load_tokenizer
-from app.reporting.documents import as_line
-from app.reporting.tables import markdown
+from app.reporting.report import as_line, markdown
 from engine.grammar.compiler import Grammars
 from engine.grammar.grammar import Grammar, Thought
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.reporting.documents import as_line, write_document
-from app.reporting.tables import NOTHING, markdown
+from app.reporting.plotting import can_plot
+from app.reporting.report import NOTHING, as_line, markdown, write_report
 
 
 def row(cells: Iterable[object]) -> str:
@@ -30,7 +30,7 @@ def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class BenchmarkReport:
-    """What a run came to.
+    """The result of a run.
 
     Args:
         document: everything, ready for JSON; the last line of stdout.
@@ -45,12 +45,10 @@ class BenchmarkReport:
     plot: Callable[[Path], None] | None = None
 
     def publish(self, folder: Path | None) -> int:
-        """Print the document, write result.json, table.md and the plots into ``folder``; returns the exit status."""
+        """Print the document, write result.json, tables.md and the plots into ``folder``; returns the exit status."""
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "table.md").write_text(self.tables + "\n")
-            write_document(self.document, folder / "result.json")
-            if self.plot is not None:
+            write_report(folder, "result.json", self.document, self.tables)
+            if self.plot is not None and can_plot():
                 self.plot(folder)
         print(as_line(self.document), flush=True)
         return int(self.failed)

@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_replay(arguments)
 
         from app.commands.measuring.replay import replay
-        from app.reporting.documents import as_line
+        from app.reporting.report import as_line
 
         print(as_line(replay(arguments)), flush=True)
         return 0
@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from app.bench.measure import measure  # torch takes seconds to load, a wrong flag none
     from app.bench.report import publish
-    from app.reporting.documents import as_line
+    from app.reporting.report import as_line
 
     records, facts = measure(arguments, questions)
     result = publish(records, facts, arguments.out)

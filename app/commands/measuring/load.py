@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
     from app.load.figures import figures
     from app.load.report import document, notes, publish, tables
     from app.load.run import run as run_load
-    from app.reporting.documents import as_line, check_writable
+    from app.reporting.report import as_line, check_writable
 
     load, plan = _told(arguments)
     check_writable(arguments.out, arguments.json)

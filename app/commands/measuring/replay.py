@@ -20,7 +20,7 @@ from app.inputs.recordings import encode, read_logs, split
 from app.inputs.text_index import index_of
 from app.inputs.tokenizers import load_tokenizer
 from app.offline.flags import draft_nodes
-from app.reporting.progress import bar
+from app.reporting.report import bar
 from app.version import VERSION
 from engine.errors import ConfigError
 from retrieval_store.index.index import FixedLibrary

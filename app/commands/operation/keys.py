@@ -11,7 +11,7 @@ from typing import Any
 
 from app.access.key_file import changing, digest_of, new_key, read_records
 from app.access.records import KeyRecord, parse_record, parse_records
-from app.reporting.tables import columns
+from app.reporting.report import columns
 from engine.errors import ConfigError
 
 DESCRIPTION = """\

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.inputs.prompts import Question, read_questions
 from app.offline.flags import add_max_tokens, add_model, check_flags
+from app.reporting.plotting import can_plot, grid, label, save
 from app.speculation.calibration_prompts import PROMPTS
 from engine.errors import ConfigError
 
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from app.inputs.models import model_path
     from app.offline.setup import load_target
-    from app.reporting.progress import bar
+    from app.reporting.report import bar
     from app.speculation.heads import encoded, find, longest_prompt
     from engine.model.identity import model_hash
     from speculators.pld_plus.induction_heads import write_heads
@@ -68,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(report(found))
     print(f"{len(found.heads)} heads: {arguments.out}")
     picture = arguments.out.with_suffix(".png")
-    if draw(found, picture):
+    if can_plot():
+        draw(found, picture)
         print(f"heat map: {picture}")
     return 0
 
@@ -87,28 +89,18 @@ def report(found: HeadsFile) -> str:
     return "\n".join(lines)
 
 
-def draw(found: HeadsFile, path: Path) -> bool:
-    """Write the heat map, layer by head; False where matplotlib is not installed."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError:
-        return False
-    figure = Figure(
-        figsize=(max(5, 2.5 + 0.22 * found.n_heads), max(4, 2 + 0.18 * found.n_layers)), layout="constrained"
-    )
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+def draw(found: HeadsFile, path: Path) -> None:
+    """Write the heat map of hits by layer and head, with the kept heads marked."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, [ax] = grid(1, 1, (max(5, 2.5 + 0.22 * found.n_heads), max(4, 2 + 0.18 * found.n_layers)))
     rates = [[hits / found.n_tokens for hits in layer] for layer in found.hits]
-    image = axes.imshow(rates, aspect="auto", origin="lower", cmap="viridis", vmin=0)
+    image = ax.imshow(rates, aspect="auto", origin="lower", cmap="viridis", vmin=0)
     for one in found.heads:
-        axes.plot(one.head, one.layer, marker="s", markersize=3, markerfacecolor="none", markeredgecolor="white")
-    axes.set_xlabel("head")
-    axes.set_ylabel("layer")
-    axes.set_title("Induction heads (kept ones marked)")
-    for axis in (axes.xaxis, axes.yaxis):
+        ax.plot(one.head, one.layer, marker="s", markersize=3, markerfacecolor="none", markeredgecolor="white")
+    label(ax, "head", "layer")
+    ax.set_title("Induction heads (kept ones marked)")
+    for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, label="hits per token")
-    figure.savefig(path, dpi=120)
-    return True
+    save(figure, path)

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from app.commands.training.train_flags import METHODS, add_drafter, add_texts, add_training, check
-from app.reporting.documents import as_line, check_writable
+from app.reporting.report import as_line, check_writable
 
 DESCRIPTION = """\
 Train a drafter for a target. The target answers the prompts, half of them greedily; what its layers make of the answers

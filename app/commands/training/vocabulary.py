@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from app.inputs.models import model_path
     from app.offline.setup import load_target
-    from app.reporting.progress import bar
+    from app.reporting.report import bar
     from app.speculation.vocabulary import beginnings, n_rows, read_rows, rows_file
 
     torch.set_num_threads(arguments.threads)

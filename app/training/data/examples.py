@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from app.reporting.loops import loop_start
+from app.reporting.summaries import loop_start
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from app.inputs.prompts import Question
 from app.offline.setup import load_target, sampling
-from app.reporting.progress import bar
+from app.reporting.report import bar
 from app.speculation.vocabulary import known_rows
 from app.training.data.answer_file import AnswerFile
 from app.training.data.answering import Asker, Asking, as_example, distinct, question_name

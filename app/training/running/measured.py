@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.reporting.progress import bar
+from app.reporting.report import bar
 from app.training.acceptance import Acceptance, measure
 from app.training.data.batches import in_batches
 from app.training.data.capture import Capture

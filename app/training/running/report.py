@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from app.reporting.documents import write_document
-from app.reporting.tables import NOTHING, markdown, number
+from app.reporting.report import NOTHING, markdown, number, write_document
 
 CARD = """\
 # A drafter of method {method} for {target}

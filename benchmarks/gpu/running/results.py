@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from app.reporting.documents import write_document
-from app.reporting.tables import NOTHING, markdown
+from app.reporting.report import NOTHING, markdown, write_document
 from benchmarks.gpu.setting import GpuSetting, Row, Value
 
 REPOSITORY = Path(__file__).parents[3]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from app.reporting.tables import markdown
+from app.reporting.report import markdown
 from benchmarks.gpu.running.results import ARCHIVE, Results, describe_machine
 from benchmarks.gpu.setting import GpuSetting, MeasurementPart, Row
 

@@ -32,7 +32,7 @@ half. Columns, times in ms unless in s:
 Single long pauses mean little on a busy machine: use --rounds, and compare with the phases in which nothing happens.
 
 Exit status 1: a request failed, a text differs from the one without speculation, or the server showed something else
-than it should. With --out: timeline.png, table.md, result.json. The last line of stdout is one JSON document.
+than it should. With --out: timeline.png, tables.md, result.json. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations

@@ -1,18 +1,29 @@
-"""Shared parts of all reports: summaries of values, loops of a text, tables, JSON files, axes of plots."""
+"""Shared parts of all reports: summaries of values, loops of a text, tables, JSON files, plots."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.reporting.documents import as_line, check_writable, write_document, write_lines
-from app.reporting.loops import loop_start
-from app.reporting.summaries import Quartiles, grouped, percentile, percentiles, quartiles, ratio, summed
-from app.reporting.tables import NOTHING, columns, markdown, number
+from app.reporting.plotting import can_plot
+from app.reporting.report import (
+    NOTHING,
+    as_line,
+    check_writable,
+    columns,
+    markdown,
+    number,
+    percent,
+    write_document,
+    write_lines,
+    write_report,
+)
+from app.reporting.summaries import Quartiles, grouped, loop_start, percentile, percentiles, quartiles, ratio, summed
 from engine.errors import ConfigError
 
 finite = st.floats(0, 1e6, allow_nan=False)
@@ -64,6 +75,7 @@ def test_a_loop_starts_at_the_second_of_three_occurrences(ids: list[int], start:
 def test_tables_align_names_left_and_figures_right() -> None:
     lines = markdown(("name", "tau"), [["pld", number(1.5)], ["spectra", number(None)]]).splitlines()
     assert lines == ["| name    |  tau |", "|---------|-----:|", "| pld     | 1.50 |", f"| spectra |    {NOTHING} |"]
+    assert (percent(0.5), percent(None)) == ("50.0%", NOTHING)
     assert columns([("a", "12", ""), ("bbb", "3", "x")], left=(0, 2)) == "a    12\nbbb   3  x"
 
 
@@ -71,6 +83,11 @@ def test_documents_are_json_in_utf_8_and_an_unwritable_place_is_refused_by_its_f
     document = {"text": "größer", "values": [1.5, None]}
     write_document(document, tmp_path / "d.json")
     write_lines([document, document], tmp_path / "d.jsonl")
+    write_report(tmp_path / "report", "d.json", document, "| a |")
+    assert {path.name: path.read_text("utf-8") for path in (tmp_path / "report").iterdir()} == {
+        "d.json": (tmp_path / "d.json").read_text("utf-8"),
+        "tables.md": "| a |\n",
+    }
     assert json.loads((tmp_path / "d.json").read_text("utf-8")) == document
     assert (tmp_path / "d.jsonl").read_text("utf-8").splitlines() == [as_line(document)] * 2
     assert "größer" in as_line(document)
@@ -80,3 +97,12 @@ def test_documents_are_json_in_utf_8_and_an_unwritable_place_is_refused_by_its_f
         check_writable(tmp_path / "d.json" / "folder", None)
     with pytest.raises(ConfigError, match="--json: "):
         check_writable(None, tmp_path / "d.json" / "d.json")
+
+
+def test_without_matplotlib_one_line_says_how_to_get_plots(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert can_plot()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert not can_plot()
+    assert capsys.readouterr().err == "spectra: plots need matplotlib: pip install 'spectra-serve[plots]'\n"
