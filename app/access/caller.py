@@ -1,32 +1,72 @@
-"""Who sent a request: found once per HTTP request by the edge, and decides what its fields may say."""
+"""Who sent a request, what its fields may ask for, and the refusals of what they may not."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
-
-from app.access.errors import not_permitted
 
 MOST = 2**31 - 1  # the last priority
 STATE = "caller"  # key of the ASGI scope's ``state``: ``request.state.caller``
-NO_NAMES: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class AccessOptions:
+    """At most one of ``api_keys``, ``tenant_header`` and ``trust_clients`` decides who callers are and their rights."""
+
+    api_keys: str | None = None  # path of the key file
+    tenant_header: str | None = None  # set by a gateway
+    trust_clients: bool = False
+    open_metrics: bool = False
+    cors_origins: tuple[str, ...] = ()
+    replicas: int = 1  # processes that share the limits of a key
+
+
+class AccessError(Exception):
+    """A caller is unknown (401), may not ask for this (403) or has asked for too much (429)."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+        self.headers = dict(headers or {})
+
+
+def not_permitted(message: str, param: str | None = None) -> AccessError:
+    return AccessError(403, message, code="not_permitted", param=param)
+
+
+def unknown_caller(message: str, code: str = "invalid_api_key") -> AccessError:
+    return AccessError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
+
+
+def too_much(message: str, seconds: float) -> AccessError:
+    """The 429 for a caller that may retry after ``seconds``."""
+    return AccessError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, ceil(seconds)))})
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request, and what it may ask for; None as a set of names: all of them.
+    """Who sent a request, and what it may ask for; a set of names that is None permits all of them.
 
     ``limited_by`` ends the sentence of a refusal, as in "priority is -1, but key k1 may not ask for it".
     """
 
-    tenant: str = ""  # authenticated: nothing of this tenant is shared with another; "": anonymous
-    key_id: str = ""  # of the key, for logs and metrics; "": no key
-    namespaces: frozenset[str] | None = None  # whose texts its requests may be drafted from, besides the shared ones
+    tenant: str = ""  # authenticated; tenants share nothing; "": anonymous
+    key_id: str = ""  # for logs and metrics; "": no key
+    namespaces: frozenset[str] | None = None  # requests may draft from their texts, in addition to the shared ones
     feeds: frozenset[str] | None = None  # namespaces that may learn from the answers to its requests
     first_priority: int = -MOST - 1  # lower goes first
     last_priority: int = MOST
-    methods: frozenset[str] | None = None  # of speculation, that its requests may name; all have the default
+    methods: frozenset[str] | None = None  # drafting methods that requests may name; all have the default
     max_nodes: int | None = None  # drafted nodes per step; None: the server's limit
     is_admin: bool = True  # may read /metrics, and see drafts, which may be texts of others
     names_tenant: bool = False  # a request's ``user`` names the tenant in the queue
@@ -35,41 +75,41 @@ class Caller:
     def check_priority(self, priority: int) -> None:
         """Raises AccessError (403) if a request of this caller may not have the priority."""
         if not self.first_priority <= priority <= self.last_priority:
-            raise not_permitted(f"priority is {priority}, but {self.limited_by}", "priority")
+            raise self._refusal("priority", priority)
 
     def may_name(self, method: str) -> bool:
-        """Whether a request of this caller may name the method, several joined by ``+``."""
+        """Whether a request of this caller may name the method, or several joined by ``+``."""
         return self.methods is None or self.methods.issuperset(map(str.strip, method.split("+")))
 
     def check_method(self, method: str) -> None:
-        """Raises AccessError (403) if a request of this caller may not name the method, several joined by ``+``."""
+        """Raises AccessError (403) if a request of this caller may not name the method, or several joined by ``+``."""
         if method and not self.may_name(method):
-            message = f"speculative.method is {method[:64]!r}, but {self.limited_by}"
-            raise not_permitted(message, "speculative.method")
+            raise self._refusal("speculative.method", repr(method[:64]))
 
     def check_nodes(self, n: int | None) -> None:
         """Raises AccessError (403) if a request of this caller may not draft so many nodes per step."""
         if n is not None and self.max_nodes is not None and n > self.max_nodes:
-            message = f"speculative.max_nodes is {n}, but {self.limited_by}; at most {self.max_nodes} are"
-            raise not_permitted(message, "speculative.max_nodes")
+            raise self._refusal("speculative.max_nodes", n, f"; at most {self.max_nodes} are")
 
     def check_namespace(self, namespace: str) -> None:
-        """Raises AccessError (403) if a request of this caller may not be drafted from the namespace's texts."""
+        """Raises AccessError (403) if a request of this caller may not draft from the namespace's texts."""
         if namespace and self.namespaces is not None and namespace not in self.namespaces:
-            message = f"speculative.namespace is {namespace!r}, but {self.limited_by}"
-            raise not_permitted(message, "speculative.namespace")
+            raise self._refusal("speculative.namespace", repr(namespace))
 
     def check_trace(self) -> None:
-        """Raises AccessError (403) if this caller may not see what was drafted."""
+        """Raises AccessError (403) if this caller may not see drafts."""
         if not self.is_admin:
-            raise not_permitted(f"speculative.trace is true, but {self.limited_by}", "speculative.trace")
+            raise self._refusal("speculative.trace", "true")
+
+    def _refusal(self, field: str, value: object, limit: str = "") -> AccessError:
+        return not_permitted(f"{field} is {value}, but {self.limited_by}{limit}", field)
 
 
 IN_CLUSTER = Caller(names_tenant=True)
-"""Callers of Ray handles, and all clients of a server that trusts them: what they say counts."""
+"""Callers of Ray handles, and all clients of a server that trusts them."""
 
 STRANGER = Caller(
-    namespaces=NO_NAMES,
+    namespaces=frozenset(),
     first_priority=0,
     last_priority=0,
     limited_by="this server takes it from no client (trust_clients is false)",
@@ -78,6 +118,6 @@ STRANGER = Caller(
 
 
 def caller_of(scope: Mapping[str, Any]) -> Caller:
-    """The caller of a request, by its ASGI scope; STRANGER if nothing has looked for one."""
+    """The caller of a request, by its ASGI scope; STRANGER if the gate has not set one."""
     caller: Caller = scope.get("state", {}).get(STATE, STRANGER)
     return caller

@@ -1,25 +1,30 @@
-"""The first thing that a request meets: an ASGI application around the edge's, which finds the caller or refuses.
-
-Its work is per request; events of a stream pass it untouched.
-"""
+"""ASGI middleware that finds the caller of every request, or refuses it. It does not touch the events of a stream."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.access.caller import IN_CLUSTER, STATE, STRANGER, Caller
-from app.access.errors import AccessError, not_permitted, unknown_caller
+from app.access.caller import (
+    IN_CLUSTER,
+    STATE,
+    STRANGER,
+    AccessError,
+    AccessOptions,
+    Caller,
+    not_permitted,
+    unknown_caller,
+)
+from app.access.key_file import TENANT_PATTERN
 from app.access.keyring import Keyring
-from app.access.options import AccessOptions
 from app.access.quota import Allowance
-from app.access.records import TENANT_PATTERN
 
-OPEN = ("/health", "/ready", "/ping")  # for probes, which have no key
+OPEN = ("/health", "/ready", "/ping")  # probes have no key
 METRICS = "/metrics"
 VISIT = "visit"  # key of the ASGI scope's ``state``
 TENANT = re.compile(TENANT_PATTERN.encode())
@@ -34,7 +39,7 @@ class Visit:
         self._used: Callable[[], int] = int  # tokens
 
     def reserve(self, tokens: int, used: Callable[[], int]) -> None:
-        """Reserve the most tokens that the request can use; ``used`` says at its end how many it did.
+        """Reserve the most tokens that the request can use; ``used`` returns at its end how many it used.
 
         Raises:
             AccessError: the key may not use so many, ever (400) or now (429).
@@ -43,22 +48,20 @@ class Visit:
         self._reserved, self._used = tokens, used
 
     def headers(self) -> dict[str, str]:
-        """What is left to the key, for the answer."""
         return self._allowance.headers()
 
     def settle(self) -> None:
-        """Give back the tokens that were not used; the request uses no more."""
+        """Give back the reserved tokens that were not used."""
         self._allowance.give_back(self._reserved - self._used())
         self._reserved, self._used = 0, int
 
     def end(self) -> None:
-        """Settle, and make room for the next request."""
         self.settle()
         self._allowance.leave()
 
 
 def visit_of(scope: Mapping[str, Any]) -> Visit | None:
-    """The visit that a request is, by its ASGI scope; None where no key limits it."""
+    """The visit of a request, by its ASGI scope; None if no key limits it."""
     visit: Visit | None = scope.get("state", {}).get(VISIT)
     return visit
 
@@ -89,7 +92,6 @@ class AccessGate:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -122,25 +124,17 @@ class AccessGate:
         return self._anybody, None
 
     def _tenant(self, scope: Scope) -> Caller:
-        """The tenant that the gateway names; its own namespace is the one that is called as it is."""
+        """The tenant that the gateway names. Its own namespace has its name."""
         given = _values(scope, self._header)
         name = self._header.decode()
         if len(given) != 1 or not TENANT.fullmatch(given[0]):
-            count = "missing" if not given else "no tenant's name" if len(given) == 1 else "there more than once"
-            raise unknown_caller(f"the header {name} is {count}; the gateway must set it", "invalid_tenant")
+            wrong = "missing" if not given else "no tenant's name" if len(given) == 1 else "given more than once"
+            raise unknown_caller(f"the header {name} is {wrong}; the gateway must set it", "invalid_tenant")
         tenant = given[0].decode()
         if self._anybody is IN_CLUSTER:
             return Caller(tenant=tenant, is_admin=False, limited_by="a gateway's tenant may not ask for it")
         own = frozenset((tenant,))
-        return Caller(
-            tenant=tenant,
-            namespaces=own,
-            feeds=own,
-            first_priority=0,
-            last_priority=0,
-            is_admin=False,
-            limited_by=STRANGER.limited_by,
-        )
+        return replace(STRANGER, tenant=tenant, namespaces=own, feeds=own, is_admin=False)
 
 
 def _bearer(scope: Scope) -> bytes:
@@ -149,7 +143,7 @@ def _bearer(scope: Scope) -> bytes:
         raise unknown_caller("the header Authorization is missing; it must be: Bearer KEY", "missing_api_key")
     scheme, _, key = given[0].strip().partition(b" ")
     if len(given) > 1 or scheme.lower() != b"bearer" or not key.strip():
-        raise unknown_caller("the header Authorization must be there once and be: Bearer KEY")
+        raise unknown_caller("the header Authorization must be given once, as: Bearer KEY")
     return key.strip()
 
 

@@ -1,8 +1,7 @@
-"""The keys that a process knows: looked up at every request, read anew when their file changes."""
+"""The keys that a process knows: looked up at every request, read again when their file changes."""
 
 from __future__ import annotations
 
-import hmac
 import logging
 import threading
 import time
@@ -11,11 +10,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from app.access.caller import MOST, Caller
-from app.access.errors import unknown_caller
-from app.access.key_file import Signature, read_records, signature
+from app.access.caller import MOST, Caller, unknown_caller
+from app.access.key_file import KeyRecord, Signature, read_records, signature
 from app.access.quota import Allowance, QuotaLimits
-from app.access.records import KeyRecord
 from engine.errors import ConfigError
 
 logger = logging.getLogger("spectra.access")
@@ -25,39 +22,19 @@ LONGEST_KEY = 256  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One key, ready to be asked for."""
+class KeyEntry:
+    """One key of the file."""
 
-    digest: bytes
     caller: Caller
     limits: QuotaLimits
     expires: float  # seconds since 1970
-
-    @classmethod
-    def of(cls, record: KeyRecord) -> Entry:
-        """From its record in the file."""
-        caller = Caller(
-            tenant=record.tenant,
-            key_id=record.id,
-            namespaces=frozenset(record.namespaces),
-            feeds=frozenset(record.feeds),
-            first_priority=record.max_priority,
-            last_priority=MOST,
-            methods=None if record.methods is None else frozenset(record.methods),
-            max_nodes=record.max_nodes,
-            is_admin=record.admin,
-            limited_by=f"key {record.id} may not ask for it",
-        )
-        limits = QuotaLimits(record.requests_per_minute, record.tokens_per_minute, record.max_concurrent)
-        expires = float("inf") if record.expires is None else record.expires.timestamp()
-        return cls(bytes.fromhex(record.sha256), caller, limits, expires)
+    allowance: Allowance  # the same after every reading of the file, until the key is gone from it
 
 
 class Keyring:
     """The keys of a file.
 
-    Only the file's keys have state here, so that callers cannot fill memory. What is left to a key outlives a reading
-    of the file; keys that have gone from it are refused from then on, and their running requests end as they would.
+    Keys that are removed from the file are refused from then on, and their running requests continue to their end.
 
     Args:
         replicas: processes that share the limits.
@@ -80,47 +57,36 @@ class Keyring:
         self._wall = wall
         self._clock = clock
         self._seen: Signature | None = signature(path)
-        self._entries = _table(read_records(path))
-        self._allowances: dict[str, Allowance] = {}  # by the key's id
-        self._allowed_by = self._entries  # the reading that the allowances belong to
+        self._entries: dict[bytes, KeyEntry] = {}  # by the key's SHA-256
+        self._entries = self._read()
 
     def find(self, key: bytes) -> tuple[Caller, Allowance]:
-        """The caller that sends a key, and what is left to it.
+        """The caller that sends a key, and what it may still use.
 
         Raises:
             AccessError: 401, the key is unknown or has expired.
         """
-        entries = self._entries
-        digest = sha256(key).digest() if len(key) <= LONGEST_KEY else b""
-        entry = entries.get(digest)
-        if entry is None or not hmac.compare_digest(entry.digest, digest):
+        entry = self._entries.get(sha256(key).digest()) if len(key) <= LONGEST_KEY else None
+        if entry is None:
             raise unknown_caller("the key is not known to this server; it may have been revoked")
         if self._wall() >= entry.expires:
             raise unknown_caller(f"key {entry.caller.key_id} has expired")
-        if entries is not self._allowed_by:
-            known = {one.caller.key_id for one in entries.values()}
-            self._allowances = {name: left for name, left in self._allowances.items() if name in known}
-            self._allowed_by = entries
-        allowance = self._allowances.get(entry.caller.key_id)
-        if allowance is None:
-            allowance = self._allowances[entry.caller.key_id] = Allowance(entry.limits, self._replicas, self._clock)
-        elif allowance.limits != entry.limits:
-            allowance.change(entry.limits)
-        return entry.caller, allowance
+        if entry.allowance.limits != entry.limits:
+            entry.allowance.change(entry.limits)
+        return entry.caller, entry.allowance
 
     def refresh(self) -> None:
-        """Read the file if it has changed; one that cannot be read, or is wrong, leaves the last good keys in force."""
+        """Read the file if it has changed; an unreadable or wrong file leaves the last good keys in force."""
         now = signature(self._path)
         if now == self._seen:
             return
         self._seen = now
         try:
-            entries = _table(read_records(self._path))
+            self._entries = self._read()
         except ConfigError as error:
             logger.error("the keys stay as they were: %s", error)
             return
-        self._entries = entries
-        logger.info("%s has %d keys now", self._path, len(entries))
+        logger.info("%s has %d keys now", self._path, len(self._entries))
 
     def follow(self) -> None:
         """Refresh in a thread for as long as the process lives."""
@@ -131,6 +97,23 @@ class Keyring:
             time.sleep(POLL_S)
             self.refresh()
 
+    def _read(self) -> dict[bytes, KeyEntry]:
+        kept = {entry.caller.key_id: entry.allowance for entry in self._entries.values()}
+        return {bytes.fromhex(one.sha256): self._entry(one, kept) for one in read_records(self._path)}
 
-def _table(records: list[KeyRecord]) -> dict[bytes, Entry]:
-    return {entry.digest: entry for entry in map(Entry.of, records)}
+    def _entry(self, record: KeyRecord, kept: dict[str, Allowance]) -> KeyEntry:
+        caller = Caller(
+            tenant=record.tenant,
+            key_id=record.id,
+            namespaces=frozenset(record.namespaces),
+            feeds=frozenset(record.feeds),
+            first_priority=record.max_priority,
+            last_priority=MOST,
+            methods=None if record.methods is None else frozenset(record.methods),
+            max_nodes=record.max_nodes,
+            is_admin=record.admin,
+            limited_by=f"key {record.id} may not ask for it",
+        )
+        limits = QuotaLimits(record.requests_per_minute, record.tokens_per_minute, record.max_concurrent)
+        expires = float("inf") if record.expires is None else record.expires.timestamp()
+        return KeyEntry(caller, limits, expires, kept.get(record.id) or Allowance(limits, self._replicas, self._clock))

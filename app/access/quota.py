@@ -1,6 +1,6 @@
-"""How much a key may ask for: requests and tokens a minute, and requests at once.
+"""The limits of a key: requests and tokens a minute, and concurrent requests.
 
-All of it belongs to the event loop of one process, which holds its share of every limit (``1 / replicas``).
+Every process enforces its share of a limit (``1 / replicas``), in its event loop.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
-from app.access.errors import AccessError, too_much
+from app.access.caller import AccessError, too_much
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
-    """Of one key, over all processes; None: no limit."""
+    """The limits of one key, over all processes; None: no limit."""
 
     requests: int | None = None  # a minute
     tokens: int | None = None  # a minute, of prompts and answers
@@ -23,10 +23,7 @@ class QuotaLimits:
 
 
 class Bucket:
-    """Units that are taken, and come back evenly, ``per_minute`` of them; it never holds more than that.
-
-    More than it ever holds may be taken when it is full: it then owes the rest.
-    """
+    """A bucket of ``per_minute`` units, refilled evenly. A full bucket lets a larger amount go, and owes the rest."""
 
     def __init__(self, per_minute: float, now: float) -> None:
         self.size = per_minute
@@ -35,7 +32,7 @@ class Bucket:
         self._at = now
 
     def level(self, now: float) -> float:
-        """Units that can be taken now; below 0 while it owes."""
+        """Units that can be taken now; negative while it owes."""
         self._level = min(self.size, self._level + (now - self._at) * self._rate)
         self._at = now
         return self._level
@@ -45,8 +42,8 @@ class Bucket:
         return max(0.0, (min(units, self.size) - self.level(now)) / self._rate)
 
     def add(self, units: float) -> None:
-        """Put units back, or take them (below 0)."""
-        self._level += units  # what is above its size goes at the next look
+        """Put units back, or take them if negative."""
+        self._level += units  # `level` cuts what exceeds the size
 
     def resized(self, per_minute: float, now: float) -> Bucket:
         """A bucket of another size from which as much has been taken."""
@@ -56,7 +53,7 @@ class Bucket:
 
 
 class Allowance:
-    """What is left to one key in this process."""
+    """What one key may still use in this process."""
 
     def __init__(self, limits: QuotaLimits, replicas: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
@@ -67,20 +64,22 @@ class Allowance:
         self._tokens = self._bucket(limits.tokens)
 
     def change(self, limits: QuotaLimits) -> None:
-        """Hold other limits from now on; what was used counts."""
+        """Set other limits; earlier use counts against them."""
         self._requests = self._changed(self._requests, limits.requests)
         self._tokens = self._changed(self._tokens, limits.tokens)
         self.limits = limits
 
     def enter(self) -> None:
-        """Begin a request, which must `leave`.
+        """Begin a request, which must `leave` at its end.
 
         Raises:
             AccessError: 429, too many requests at once or in this minute.
         """
         most = self.limits.concurrent
         if most is not None and self._running >= ceil(most / self._replicas):
-            raise too_much(f"{self._running} requests of this key are under way, and it may have no more at once", 1)
+            raise too_much(
+                f"{self._running} requests of this key are running, which is its limit; retry when one has ended", 1
+            )
         if self._requests is not None:
             now = self._clock()
             wait = self._requests.wait(1, now)
@@ -91,11 +90,10 @@ class Allowance:
         self._running += 1
 
     def leave(self) -> None:
-        """End a request."""
         self._running -= 1
 
     def reserve(self, tokens: int) -> None:
-        """Take the most tokens that a request can use; `give_back` what it did not use.
+        """Take the most tokens that a request can use.
 
         Raises:
             AccessError: 400, the request alone is above the limit of a minute; 429, it is not possible now.
@@ -121,7 +119,7 @@ class Allowance:
             self._tokens.add(tokens)
 
     def headers(self) -> dict[str, str]:
-        """What this process leaves to the key, under the names that OpenAI uses."""
+        """What the key may still use in this process, under OpenAI's names."""
         now, fields = self._clock(), {}
         for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None:

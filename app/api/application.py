@@ -11,9 +11,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
+from app.access.caller import AccessOptions
 from app.access.gate import AccessGate, visit_of
 from app.access.keyring import Keyring
-from app.access.options import AccessOptions
 from app.api.errors import ErrorAnswer, answer_for
 from app.api.http import Api
 from app.api.items.body import ResponsesRequest

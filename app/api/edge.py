@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from app.access.caller import IN_CLUSTER
+from app.access.caller import IN_CLUSTER, AccessOptions
 from app.access.keyring import Keyring
-from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.errors import answer_for
 from app.api.http import Api, GenerationBody

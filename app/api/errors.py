@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from app.access.errors import AccessError
+from app.access.caller import AccessError
 from app.telemetry.exchange import Refusal, current
 from engine import errors
 

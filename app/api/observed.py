@@ -16,9 +16,8 @@ from app.api.requests.declined_fields import DECLINED
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
 from app.telemetry.access_log import AccessLog
-from app.telemetry.exchange import ExchangeUsage
+from app.telemetry.exchange import ExchangeUsage, LoggedFields
 from app.telemetry.metrics import Routes
-from app.telemetry.refusals import Fields
 from deployments.observability.logs import REQUEST_ID_HEADER
 
 BODIES = (ChatCompletionRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
@@ -93,13 +92,13 @@ def usage_of(choices: Sequence[CompletionChoice]) -> ExchangeUsage:
     )
 
 
-def request_fields() -> Fields:
+def request_fields() -> LoggedFields:
     """The fields of all bodies, and those whose values may be logged."""
     known, shown = set[str](), set(NAMES)
     for body in BODIES:
         known |= DECLINED.get(body.endpoint, {}).keys()
         _collect("", body, known, shown)
-    return Fields(frozenset(known), frozenset(shown))
+    return LoggedFields(frozenset(known), frozenset(shown))
 
 
 def _collect(prefix: str, schema: type[BaseModel], known: set[str], shown: set[str]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from app.access.caller import AccessOptions
 from app.access.key_file import read_records
-from app.access.options import AccessOptions
 from app.config.serve import ServeConfig
 from deployments.observability.logs import LogOptions
 from deployments.observability.traces import TraceOptions, can_export

@@ -1,4 +1,4 @@
-"""Prompts that the page offers: for the default model those that it answers sensibly."""
+"""Prompts that the page offers; the default model answers its own ones sensibly."""
 
 from __future__ import annotations
 
@@ -80,5 +80,5 @@ GENERIC: tuple[dict[str, Any], ...] = (
 
 
 def examples(*, is_default_model: bool) -> tuple[dict[str, Any], ...]:
-    """Fields of the page by their names, with a title each; those that are not given are at their defaults."""
+    """The page's fields for every example, and its title; other fields have their defaults."""
     return OF_DEFAULT_MODEL if is_default_model else GENERIC

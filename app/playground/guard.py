@@ -1,4 +1,4 @@
-"""Who may have a process killed: a page of this server, in a browser of this machine."""
+"""Decides who may kill a process: only a page of this server, in a browser of this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAME_SITE = (None, "none", "same-origin")  # values of Sec-Fetch-Site of a page'
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's own, by itself: no name is looked up."""
+    """Whether a name or address is this machine's own; no name is looked up."""
     if host == "localhost":
         return True
     try:
@@ -24,16 +24,16 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Tells requests of this server's own page from others; ``token`` is the secret of one process."""
+    """Recognises requests of this server's own page; ``token`` is the secret of one process."""
 
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(32)
 
     def may_know(self, request: Request) -> bool:
-        """Whether a request may be told the token.
+        """Whether a request may see the token.
 
-        Its peer is on loopback, also behind proxies that say so; its Host is a name of loopback, which a page that had
-        its own name point here (DNS rebinding) does not have; and a browser says of no other page that it asks.
+        Its peer and all proxies' peers are on loopback; its Host is a loopback name, which a page that points its own
+        name here (DNS rebinding) lacks; and the browser reports no other page as the origin.
         """
         peers = [] if request.client is None else [request.client.host]
         for given in request.headers.getlist("x-forwarded-for"):
@@ -49,7 +49,7 @@ class Guard:
         )
 
     def may_act(self, request: Request) -> bool:
-        """Whether a request may have a process killed: its Origin is this server, too, and it knows the token."""
+        """Whether a request may kill a process: its Origin is also this server, and it has the token."""
         given = request.headers.get(TOKEN_HEADER, "")
         origin = f"{request.url.scheme}://{request.headers.get('host')}"
         return (

@@ -1,4 +1,4 @@
-"""What an ingress replica is told of its pages."""
+"""What an ingress replica's pages show and permit."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A process that the page for operators may kill."""
+    """A process that the operators' page may kill."""
 
     part: str  # router, stage, speculator
     place: int = 0  # which of them, from 0
 
     @property
     def name(self) -> str:
-        """As it is asked for."""
         return self.part if self.part == "router" else f"{self.part}-{self.place}"
 
 
 @dataclass(frozen=True, slots=True)
 class PlaygroundOptions:
-    """Of the pages."""
+    """Options of the pages."""
 
-    is_default_model: bool = False  # examples are those that it answers sensibly, and the page describes it
+    is_default_model: bool = False  # show examples that it answers sensibly, and describe it
     victims: tuple[Victim, ...] = ()  # empty: nothing may be killed

@@ -1,4 +1,4 @@
-"""The access log: one line per request, at its end. A refused one is a warning that says why; floods are cut."""
+"""The access log: one line per request, at its end. A refusal is a warning with its reason; floods are cut."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import time
 from collections.abc import Hashable
 
 from app.telemetry import exchange as exchanges
-from app.telemetry.exchange import Exchange, Refusal
+from app.telemetry.exchange import MOST_CHARS, Exchange, LoggedFields, Refusal
 from app.telemetry.metrics import EdgeMetrics
-from app.telemetry.refusals import Fields
 from app.telemetry.spans import end_span
 from deployments.observability.logs import LogRateLimiter, choose_request_id, current_request_id
 from deployments.observability.traces import Tracer
 
 MOST_REFUSALS, SPAN_S = 10, 60.0  # lines per reason in this time
-MOST_CHARS = 200  # of what a client sent, as its path
 MOST_PROMPT_CHARS = 2000
-PAGES = "/playground/"  # files that a browser asks for by the dozen
-PROBES = frozenset({"/health", "/ready", "/ping", "/metrics"})  # asked every few seconds, and by no person
+PAGES = "/playground/"  # a browser fetches dozens of files
+PROBES = frozenset({"/health", "/ready", "/ping", "/metrics"})  # requested every few seconds by machines
 
 logger = logging.getLogger("spectra.access")
 
@@ -27,20 +25,24 @@ class AccessLog:
     """Begins and ends the exchanges of one process.
 
     Args:
-        served: whether requests that were served have a line, too.
-        tracer: makes a span of every exchange but probes and files of pages, too; None: they are not traced.
+        served: whether requests that were served have a line, in addition to refusals.
+        tracer: makes a span of every exchange but probes and files of pages; None: none is traced.
     """
 
-    def __init__(self, fields: Fields, metrics: EdgeMetrics, served: bool = True, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self, fields: LoggedFields, metrics: EdgeMetrics, served: bool = True, tracer: Tracer | None = None
+    ) -> None:
         self._tracer = tracer
         self._fields = fields
         self.metrics = metrics
         self._served = served
-        self._gate = LogRateLimiter(MOST_REFUSALS, SPAN_S, self._tell_left_out)
+        self._gate = LogRateLimiter(MOST_REFUSALS, SPAN_S, self._log_left_out)
 
     def begin(self, method: str, path: str, given_id: str | None = None, traceparent: str | None = None) -> Exchange:
-        """Begin an exchange, in the running task: from now on its log lines hold the id of the request. It is
-        ``given_id``, the header ``X-Request-Id``, or a drawn one if that is missing or not fit for a log."""
+        """Begin an exchange in the running task, whose log lines hold the request's id from now on.
+
+        The id is ``given_id``, the header ``X-Request-Id``, or a random one if that is missing or not fit for a log.
+        """
         exchange = Exchange(choose_request_id(given_id), method, path)
         if self._tracer is not None and not _is_minor(path):
             exchange.span = self._tracer.begin(method, traceparent or "")
@@ -61,17 +63,14 @@ class AccessLog:
         elif self._served:
             level = logging.DEBUG if _is_minor(exchange.path) else logging.INFO
             if logger.isEnabledFor(level):
-                message = "%s %s %s"
-                status = exchange.status or "-"
-                path = exchange.path[:MOST_CHARS]
-                logger.log(level, message, exchange.method, path, status, extra=self._line(exchange))
+                shown = exchange.method, exchange.path[:MOST_CHARS], exchange.status or "-"
+                logger.log(level, "%s %s %s", *shown, extra=self._line(exchange))
 
     def _refused(self, exchange: Exchange, refusal: Refusal, field: str) -> None:
         if self._gate.admits((refusal.status, refusal.code, field), time.monotonic()):
             extra = {"code": refusal.code, "field": refusal.param[:MOST_CHARS] or None} | self._line(exchange)
-            why = self._fields.loggable(refusal)
-            path = exchange.path[:MOST_CHARS]
-            logger.warning("%s %s %d: %s", exchange.method, path, refusal.status, why, extra=extra)
+            shown = exchange.method, exchange.path[:MOST_CHARS], refusal.status, self._fields.loggable(refusal)
+            logger.warning("%s %s %d: %s", *shown, extra=extra)
 
     def _line(self, exchange: Exchange) -> dict[str, object]:
         """The fields of a line; those that are None are left out."""
@@ -86,12 +85,11 @@ class AccessLog:
             "prompt": exchange.prompt[:MOST_PROMPT_CHARS] or None,
         }
 
-    def _tell_left_out(self, kind: Hashable, n: int) -> None:
+    def _log_left_out(self, kind: Hashable, n: int) -> None:
         assert isinstance(kind, tuple)
         status, code, field = kind
         extra = {"code": code, "field": field or None, "request_id": None}
-        message = "%d more requests were refused with %d %s within %g s"
-        logger.warning(message, n, status, code, SPAN_S, extra=extra)
+        logger.warning("%d more requests were refused with %d %s within %g s", n, status, code, SPAN_S, extra=extra)
 
 
 def _is_minor(path: str) -> bool:

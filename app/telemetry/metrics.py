@@ -1,7 +1,7 @@
-"""What one ingress counts of its requests; the router adds it up over all ingresses.
+"""The metrics of one ingress, which the router sums over all ingresses.
 
-Every label has few values, whatever clients send: routes are templates, fields are those of the schemas, and beyond
-``MOST_TENANTS`` tenants share one series.
+Every label has few values, whatever clients send: routes are templates, fields are those of the schemas, and tenants
+beyond ``MOST_TENANTS`` share one series.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from app.telemetry.exchange import Exchange, ExchangeUsage
+from app.telemetry.exchange import OTHER, Exchange, ExchangeUsage
 from deployments.metrics.families import CHOICES, MODEL, OURS, VLLM, Families, token_buckets
 
-OTHER, ANONYMOUS = "other", "anonymous"
+ANONYMOUS = "anonymous"
 MOST_TENANTS = 1000
-CLIENT_CLOSED = 499  # a status for figures and logs alone
+CLIENT_CLOSED = 499  # a status for metrics and logs only
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CALL"})
 BODY_BYTES = [float(4**exponent) for exponent in range(4, 13)]  # 256 bytes to 16 MiB
 
@@ -24,7 +24,7 @@ class Routes:
     """Templates of paths.
 
     Args:
-        templates: such as ``/v1/models/{name:path}``; what follows the brace stands for any end.
+        templates: such as ``/v1/models/{name:path}``, which matches any end after the brace.
     """
 
     def __init__(self, templates: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ class Routes:
         }
 
     def of(self, path: str) -> str:
-        """The template of a path, ``other`` if there is none."""
+        """The template of a path, or ``other``."""
         if path in self._exact:
             return path
         return next((f"{name}}}" for start, name in self._open.items() if path.startswith(start)), OTHER)
@@ -47,7 +47,7 @@ class EdgeMetrics:
         self.registry = registry
         ours, vllm = Families(registry), Families(registry, MODEL)
         self._requests = ours.counter(f"{OURS}:http_requests", "Answers.", "route", "method", "code")
-        self._refusals = ours.counter(f"{OURS}:http_refusals", "Errors told to clients.", "status", "code", "field")
+        self._refusals = ours.counter(f"{OURS}:http_refusals", "Errors returned to clients.", "status", "code", "field")
         self._sizes = ours.histogram(f"{OURS}:http_request_size_bytes", "Bodies of requests.", BODY_BYTES, "route")
         self._usage = {
             key: ours.counter(f"{OURS}:tenant_{key}", text, "tenant")
@@ -85,7 +85,6 @@ class EdgeMetrics:
         self._longest.observe(usage.longest)
 
     def _known(self, tenant: str) -> str:
-        """The tenant, as a label."""
         name = tenant or ANONYMOUS
         if name not in self._tenants:
             if len(self._tenants) >= MOST_TENANTS:
@@ -95,7 +94,7 @@ class EdgeMetrics:
 
 
 def _status(exchange: Exchange) -> int:
-    """Of HTTP; what HTTP would have said to a call of a Ray handle."""
+    """The HTTP status; for a call of a Ray handle, the one that HTTP would have returned."""
     if exchange.status:
         return exchange.status
     if exchange.refusal is not None:

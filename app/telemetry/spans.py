@@ -1,31 +1,25 @@
-"""The edge's part of a request's trace: one span for all of it, with OpenTelemetry's attributes for models."""
+"""The ingress's span of a request, with OpenTelemetry's attributes for generative models."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from opentelemetry.trace import Span, Status, StatusCode
 
 from app.telemetry.exchange import Exchange
 
-ATTRIBUTES: Mapping[str, str] = MappingProxyType(
-    {
-        "model": "gen_ai.request.model",
-        "prompt_tokens": "gen_ai.usage.input_tokens",
-        "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
-        "completion_tokens": "gen_ai.usage.output_tokens",
-        "choices": "gen_ai.request.choice.count",
-        "ttft_s": "gen_ai.response.time_to_first_chunk",
-        "method": "spectra.speculation.method",
-        "accepted_per_step": "spectra.speculation.accepted_per_step",
-    }
-)
-"""By the name of a figure in the access log."""
+ATTRIBUTES = {  # by the name of a figure in the access log
+    "model": "gen_ai.request.model",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+    "choices": "gen_ai.request.choice.count",
+    "ttft_s": "gen_ai.response.time_to_first_chunk",
+    "method": "spectra.speculation.method",
+    "accepted_per_step": "spectra.speculation.accepted_per_step",
+}
 
 
 def end_span(span: Span, exchange: Exchange) -> None:
-    """Say in the span of an exchange what is known of it, and end it."""
+    """Write what is known of an exchange into its span, and end that."""
     span.set_attribute("spectra.request.id", exchange.request_id)
     if exchange.status:
         span.set_attribute("http.response.status_code", exchange.status)

@@ -18,7 +18,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from transformers import PreTrainedTokenizerFast
 
-from app.access.options import AccessOptions
+from app.access.caller import AccessOptions
 from app.api.application import create_app
 from app.api.http import Api
 from app.api.service import ServiceSettings

@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from app.access.key_file import changing, digest_of, new_key, read_records
-from app.access.records import KeyRecord, parse_record, parse_records
+from app.access.key_file import KeyRecord, changing, digest_of, new_key, parse_record, parse_records, read_records
 from app.reporting.report import columns
 from engine.errors import ConfigError
 

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from app.access import keyring as keyrings
-from app.access.errors import AccessError
-from app.access.key_file import changing, digest_of, new_key, read_records
+from app.access.caller import AccessError
+from app.access.key_file import changing, digest_of, new_key, parse_records, read_records
 from app.access.keyring import Keyring
-from app.access.records import parse_records
 from engine.errors import ConfigError
 from tests.app.access.conftest import Keys, Serve
 from tests.support.waiting import wait_until, wait_until_async

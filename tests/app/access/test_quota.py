@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.access.errors import AccessError
+from app.access.caller import AccessError
 from app.access.quota import Allowance, QuotaLimits
 from tests.app.access.conftest import Keys, Serve
 from tests.app.conftest import error_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from httpx import AsyncClient
 
-from app.access.options import AccessOptions
+from app.access.caller import AccessOptions
 from app.api.application import create_app
 from app.api.edge import Edge
 from app.api.http import Api
@@ -18,7 +18,7 @@ from app.api.service import ServiceSettings
 from app.playground.options import PlaygroundOptions
 from app.playground.playground import Playground
 from app.telemetry.access_log import MOST_REFUSALS
-from app.telemetry.refusals import OTHER
+from app.telemetry.exchange import OTHER
 from deployments.observability.logs import LogRateLimiter
 from tests.app.conftest import ScriptedBackend, client_of
 from tests.support.waiting import wait_until_async

@@ -7,8 +7,8 @@ from typing import Any
 from httpx import AsyncClient
 from prometheus_client import CollectorRegistry, generate_latest
 
-from app.telemetry.exchange import Exchange, ExchangeUsage
-from app.telemetry.metrics import ANONYMOUS, MOST_TENANTS, OTHER, EdgeMetrics, Routes
+from app.telemetry.exchange import OTHER, Exchange, ExchangeUsage
+from app.telemetry.metrics import ANONYMOUS, MOST_TENANTS, EdgeMetrics, Routes
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
 

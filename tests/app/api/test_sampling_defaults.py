@@ -12,7 +12,7 @@ import httpx
 import pytest
 from transformers import AutoModelForCausalLM
 
-from app.access.options import AccessOptions
+from app.access.caller import AccessOptions
 from app.api.application import create_app
 from app.api.edge import Edge
 from app.api.http import Api

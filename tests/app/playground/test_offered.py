@@ -10,9 +10,9 @@ import httpx
 import msgspec
 import pytest
 
+from app.access.caller import AccessOptions
 from app.access.key_file import digest_of, new_key
 from app.access.keyring import Keyring
-from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.http import Api
 from app.api.service import ServiceSettings

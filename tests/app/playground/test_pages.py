@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app.access.caller import AccessOptions
 from app.access.keyring import Keyring
-from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.http import Api
 from app.api.service import ServiceSettings
@@ -22,9 +22,8 @@ from app.commands.serve import config_from
 from app.composition.playground import playground_options
 from app.config.serve import ServeConfig
 from app.playground.examples import GENERIC, OF_DEFAULT_MODEL
-from app.playground.files import STATIC
 from app.playground.options import PlaygroundOptions, Victim
-from app.playground.playground import Playground
+from app.playground.playground import STATIC, Playground
 from engine.protocol import Decision
 from speculators.auto import lane
 from speculators.auto import speculator as auto

@@ -11,7 +11,7 @@ import openai
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from app.access.options import AccessOptions
+from app.access.caller import AccessOptions
 from app.api.application import create_app
 from app.api.http import Api
 from app.api.service import ServiceSettings
