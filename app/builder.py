@@ -11,9 +11,8 @@ import spectra_serve  # noqa: F401 - Serve may import this module first; it prep
 from app.api.edge import EdgeOptions, make_edge
 from app.api.service import MEBI, ServiceSettings
 from app.composition.checks import checked, pinned
-from app.composition.operation import access_options, log_options, trace_options
+from app.composition.operation import access_options, log_options, playground_options, trace_options
 from app.composition.pipeline import aliases, pipeline_options, router_options, target_options
-from app.composition.playground import playground_options
 from app.composition.retrieval import retrieval_options
 from app.composition.sampling import sampling_defaults
 from app.composition.serve_options import CPUS, of_ingress, of_retrieval, of_router, of_target

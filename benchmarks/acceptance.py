@@ -38,7 +38,7 @@ from app.inputs.text_index import index_of
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.report import as_line
 from app.reporting.summaries import loop_start
-from app.speculation.heads import encoded, ensure_heads, longest_prompt
+from app.speculation.heads import encoded, longest_prompt, model_heads
 from app.speculation.vocabulary import beginnings, read_rows
 from benchmarks.acceptance_rows import (
     AcceptanceRow,
@@ -157,7 +157,7 @@ def table_of(arguments: argparse.Namespace, target: LocalTarget) -> dict[str, Ac
         table = peers_rows(target.info.spec.n_layers)
     elif arguments.rows == "pld-plus":
         spec = target.info.spec
-        table = pld_plus_rows(spec.n_layers, ensure_heads(model, spec, None, lambda: target))
+        table = pld_plus_rows(spec.n_layers, model_heads(model, spec, None, lambda: target))
     else:
         vocabulary = read_rows(target, beginnings(model)) if arguments.rows == "mixed" else None
         table = rows(arguments.rows, vocabulary)

@@ -1,4 +1,4 @@
-"""What a configuration names is looked at before torch or Ray is loaded."""
+"""Checks what a configuration names before torch or Ray is loaded, and fixes the commits of models on the hub."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from engine.model.resolve import pinned as pinned_model
 from engine.model.resolve import revision_of
 from speculators.methods import check_name, method_names
 
-TEXT_SOURCES = ["suffix"]  # what auto chooses from on a simulated target unless told otherwise
-
 
 def checked(config: ServeConfig) -> ServeConfig:
-    """The configuration with what follows from the profile of ``simulate``; every name in it has been looked at.
+    """Return the configuration, completed by the profile of ``simulate``, once every name in it was checked.
 
     Raises:
-        ConfigError: a model, profile, drafter, library or file of keys is not there, or a field does not fit the
-            profile; the message names the field or flag.
-        UnknownMethodError: the method is unknown or not available yet.
+        ConfigError: a model, profile, drafter, library or key file is not there, or a field does not fit the profile;
+            the message names the field or flag.
+        UnknownMethodError: the method is unknown or not available.
     """
     method_names(config.method)
     check_model(config.model, config.revision)
     if config.simulate is not None:
         follows = {
             "stages": profile_at(config.simulate).stages,
-            "auto": {"sources": TEXT_SOURCES} | config.section("auto").given,
+            "auto": {"sources": ["suffix"]} | config.section("auto").given,  # the default on a simulated target
         }
         config = config_of(follows | config.model_dump(exclude={"auto"}, exclude_unset=True))
     for source in config.section("auto").given.get("sources", ()):
@@ -40,8 +38,9 @@ def checked(config: ServeConfig) -> ServeConfig:
 
 
 def pinned(config: ServeConfig) -> ServeConfig:
-    """The configuration with the commits that models on the hub are at now: all processes read those, also processes
-    that are replaced after the hub has newer ones. Fetches no weights: each process fetches what it reads.
+    """Return the configuration with the current commits of models on the hub. Fetches no weights.
+
+    Every process then reads the same commit, also one that restarts after the hub has a newer one.
 
     Raises:
         ConfigError: there is no such model or revision.

@@ -1,4 +1,4 @@
-"""From a configuration to who may ask for what, and to what is told of it: access, logs, traces."""
+"""Builds the options of access, logs, traces and playground from a configuration."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from pathlib import Path
 from app.access.caller import AccessOptions
 from app.access.key_file import read_records
 from app.config.serve import ServeConfig
+from app.inputs.default_model import DEFAULT_MODEL
+from app.playground.options import PlaygroundOptions, Victim
 from deployments.observability.logs import LogOptions
 from deployments.observability.traces import TraceOptions, can_export
 from engine.errors import ConfigError
 
 
 def access_options(config: ServeConfig) -> AccessOptions:
-    """Who may ask for what. Reads the file of keys, to find out whether it is right.
+    """Return who may send which requests, once the key file has been checked.
 
     Raises:
-        ConfigError: the file of keys cannot be read, or a record is wrong.
+        ConfigError: the key file cannot be read, or a record is wrong.
     """
-    keys = None
-    if config.api_keys is not None:
-        keys = Path(config.api_keys).expanduser().absolute()
+    keys = None if config.api_keys is None else Path(config.api_keys).expanduser().absolute()
+    if keys is not None:
         read_records(keys)
     return AccessOptions(
         api_keys=None if keys is None else str(keys),
@@ -33,16 +34,33 @@ def access_options(config: ServeConfig) -> AccessOptions:
 
 
 def log_options(config: ServeConfig) -> LogOptions:
-    """How every process of the application logs."""
     return LogOptions(config.log_format, config.log_level, config.access_log, config.log_prompts)
 
 
 def trace_options(config: ServeConfig) -> TraceOptions:
-    """Where ingresses and router send the spans of requests.
+    """Return where ingresses and router send the spans of requests.
 
     Raises:
-        ConfigError: they shall, but the exporter is not installed.
+        ConfigError: traces are requested, but the exporter is not installed.
     """
     if config.traces and not can_export():
         raise ConfigError("traces (--traces) is true, but there is no exporter: pip install 'spectra-serve[traces]'")
     return TraceOptions(config.traces, config.otlp_endpoint or "")
+
+
+def playground_options(config: ServeConfig, *, is_private: bool) -> PlaygroundOptions | None:
+    """Return what the pages of an ingress replica show; None: it serves no page.
+
+    Args:
+        is_private: only users of this machine reach the HTTP port, and the server started its own Ray. With the default
+            model, and if nothing restricts access, the operator page may then kill processes.
+    """
+    if not config.playground:
+        return None
+    is_default = config.model == DEFAULT_MODEL
+    is_open = config.api_keys is None and config.tenant_header is None and not config.origins
+    is_one = config.ingress_replicas == config.most_pipelines == 1  # a page's token is valid in one process
+    if not (is_default and is_private and is_open and is_one):
+        return PlaygroundOptions(is_default)
+    parts = ("stage", config.stages), ("speculator", config.speculator_actors)
+    return PlaygroundOptions(is_default, (Victim("router"), *(Victim(part, i) for part, n in parts for i in range(n))))

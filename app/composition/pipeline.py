@@ -1,4 +1,4 @@
-"""From a configuration to the options of stages and router."""
+"""Builds the options of stages and router from a configuration."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from speculators.methods import normalised
 
 
 def trained_drafter(config: ServeConfig) -> DrafterSettings | None:
-    """The drafter of the configuration, where its files are; None: there is none."""
+    """Return the settings of the trained drafter with the path of its files; None: none is configured."""
     settings = drafter_settings(config.drafter, config.drafter_layers, config.drafter_options)
     return None if settings is None else replace(settings, path=drafter_path(settings.path))
 
 
 def target_options(config: ServeConfig) -> TargetOptions:
-    """How to load and run the target; recorded answers of a simulated one are tokenised now.
+    """Return how stages load and run the target. Recorded answers of a simulated target are tokenised here.
 
     Raises:
         ConfigError: the profile or the recorded answers of a simulated target cannot be used.
@@ -55,12 +55,11 @@ def target_options(config: ServeConfig) -> TargetOptions:
 
 
 def pipeline_options(config: ServeConfig) -> PipelineOptions:
-    """What a stage gets from the cluster."""
     return PipelineOptions(
-        config.stage_cpus,
-        config.stage_gpus,
-        config.stage_threads,
-        config.transport,
+        cpus=config.stage_cpus,
+        gpus=config.stage_gpus,
+        threads=config.stage_threads,
+        transport=config.transport,
         placement=config.stage_placement,
         stage_timeout=config.stage_timeout,
         replace_timeout=config.replace_timeout,
@@ -71,21 +70,19 @@ def pipeline_options(config: ServeConfig) -> PipelineOptions:
 
 
 def aliases(config: ServeConfig) -> tuple[str, ...]:
-    """Names of the model besides the first: those that are given, and its hub id."""
+    """Return the names of the model in addition to the first: other configured names, and its hub id."""
     names, model = config.served_names, target_name(config.model)
-    more = (model,) if is_on_hub(model) and model not in names else ()
-    return names[1:] + more
+    return names[1:] + ((model,) if is_on_hub(model) and model not in names else ())
 
 
 def router_options(config: ServeConfig) -> RouterOptions:
-    """Defaults and limits of the router, and where the step times of this server's target are kept."""
+    """Return defaults and limits of the router, and the name of its file of step times."""
     from app.speculation.step_costs import costs_name
 
     place = "served"
-    if config.simulate is not None:  # another profile has other times
+    if config.simulate is not None:  # each profile has its own step times
         place = f"simulated-{hashlib.sha256(repr(profile_at(config.simulate)).encode()).hexdigest()[:12]}"
     path = texts_path(config.model, config.revision)
-    costs = costs_name(path, config.stage_device, config.stages, config.stage_threads, config.kv_gib, place)
     return RouterOptions(
         model=config.served_name,
         method=normalised(config.method),
@@ -93,7 +90,7 @@ def router_options(config: ServeConfig) -> RouterOptions:
         max_nodes=config.draft_nodes,
         fits_nodes=config.max_nodes is None and config.stage_device == "cpu" and config.simulate is None,
         limit_nodes=max(config.draft_nodes, 256),
-        cost_file=costs,
+        cost_file=costs_name(path, config.stage_device, config.stages, config.stage_threads, config.kv_gib, place),
         shared_namespace=config.retrieval_namespace,
         max_wait=config.max_wait,
         affinity=config.affinity,

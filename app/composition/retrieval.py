@@ -1,4 +1,4 @@
-"""From a configuration to what requests look up, and to the retrieval service."""
+"""Builds the library that requests look up, and the options of the retrieval service, from a configuration."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 from app.composition.operation import log_options
 from app.config.serve import ServeConfig
+from app.inputs.builtin_corpus import BUILTIN
 from app.inputs.default_model import DEFAULT_MODEL
-from app.inputs.libraries import FLAG, LibraryAt, builtin_library, checked_place, hash_of, library_at
+from app.inputs.libraries import FLAG, LibraryAt, checked_place, hash_of, library_at
 from app.inputs.models import target_name, texts_path
 from app.inputs.stores import is_store, open_store_at
 from deployments.options import RetrievalOptions
@@ -19,21 +20,21 @@ from retrieval_store.service.learner import LiveOptions
 
 
 def library(config: ServeConfig) -> LibraryAt | None:
-    """What requests look up; the default model has the built-in snapshot unless another is given.
+    """Return what requests look up: by default the built-in snapshot for the default model, nothing for others.
 
     Raises:
         ConfigError: there is nothing where ``retrieval`` points.
     """
     if config.retrieval is None and config.model == DEFAULT_MODEL:
-        return builtin_library(target_name(config.model))
+        return LibraryAt(BUILTIN, target_name(config.model), is_optional=True)  # a server also starts without it
     return library_at(config.retrieval, target_name(config.model), revision=config.revision)
 
 
 def watched_store(config: ServeConfig) -> str | None:
-    """URL or folder of the store that the retrieval service watches; "": one in memory; None: no service.
+    """Return the URL or folder of the store that the retrieval service watches; "": one in memory; None: no service.
 
     Raises:
-        ConfigError: the URL of the store is none.
+        ConfigError: ``retrieval`` looks like a URL, but is not one.
     """
     if config.retrieval is not None and is_store(config.retrieval):
         return checked_place(config.retrieval)
@@ -41,22 +42,22 @@ def watched_store(config: ServeConfig) -> str | None:
 
 
 def retrieval_options(config: ServeConfig) -> RetrievalOptions | None:
-    """Options of the retrieval service; None without a store to watch and a namespace that learns. Reads the model.
+    """Return the options of the retrieval service; None without a store to watch and without a learning namespace.
 
     Raises:
-        ConfigError: the store's URL is none.
-        UnsupportedModelError: the model's directory has no ``tokenizer.json``, by which snapshots know a tokenizer.
+        ConfigError: the URL of the store is not valid.
+        UnsupportedModelError: the model has no ``tokenizer.json``, whose hash identifies it to snapshots.
     """
     store = watched_store(config)
     if store is None:
         return None
-    from engine.model.loader import load_spec
+    from engine.model.loader import load_spec  # loads torch
 
     if store:
-        open_store_at(store, config.retrieval_namespace, FLAG).close()  # connects to nothing, but looks at the URL
+        open_store_at(store, config.retrieval_namespace, FLAG).close()  # checks the URL, connects to nothing
     path = texts_path(config.model, config.revision)
-    cache = "served-snapshots" if config.retrieval_cache is None else config.retrieval_cache
-    if config.retrieval_cache is not None and not cache.startswith("~"):  # which is the home on the node that reads it
+    cache = config.retrieval_cache or "served-snapshots"
+    if config.retrieval_cache and not cache.startswith("~"):  # ~ is the home on the node that reads it
         cache = str(Path(cache).absolute())
     return RetrievalOptions(
         store=store,
@@ -73,8 +74,10 @@ def retrieval_options(config: ServeConfig) -> RetrievalOptions | None:
 
 
 def lookup(config: ServeConfig) -> Callable[[], Library] | None:
-    """What is looked up besides what the retrieval service has; where there is a service, at least nothing."""
+    """Return what builds the library that drafters read, apart from what a retrieval service adds to it.
+
+    With a service there is a library, though it may be empty.
+    """
     store = watched_store(config)
-    if store:
-        return FixedLibrary
-    return library(config) or (FixedLibrary if store is not None else None)
+    found = None if store else library(config)
+    return found or (None if store is None else FixedLibrary)

@@ -1,4 +1,4 @@
-"""The sampling defaults that a model's authors recommend."""
+"""Reads the sampling defaults that a model's authors recommend."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from app.inputs.models import texts_path
 from engine.errors import ConfigError, RequestError
 from engine.model.checkpoint_files import GENERATION_CONFIG, read_generation_config
 
-FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")  # those that vLLM takes
+FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")  # those that vLLM reads
 
 
 def sampling_defaults(config: ServeConfig) -> dict[str, float]:
-    """Values of request fields as the model's generation_config.json has them, without those that it leaves out.
+    """Return the request fields that the model's generation_config.json sets.
 
-    As in vLLM, ``do_sample`` has no effect. A ``default_max_tokens`` of the configuration replaces ``max_new_tokens``.
+    As in vLLM, ``do_sample`` has no effect. A configured ``default_max_tokens`` replaces ``max_new_tokens``.
 
     Raises:
-        ConfigError: no request may have one of the values.
-        UnsupportedModelError: the file holds JSON, but no object; a file that is no JSON is ignored.
+        ConfigError: a value is one that no request may have.
+        UnsupportedModelError: the file holds JSON that is not an object; a file that is not JSON is ignored.
     """
     path = texts_path(config.model, config.revision)
     found = None if config.generation_config == "none" else read_generation_config(path)
@@ -28,10 +28,9 @@ def sampling_defaults(config: ServeConfig) -> dict[str, float]:
     fields = {name.replace("_new_", "_"): found[name] for name in FIELDS if found.get(name) is not None}
     if "default_max_tokens" in config.model_fields_set:
         fields.pop("max_tokens", None)
+    minimal = {"model": "", "messages": [{"role": "user", "content": ""}]}
     try:
-        request = validated(
-            ChatCompletionRequest, {"model": "", "messages": [{"role": "user", "content": ""}]} | fields
-        )
+        request = validated(ChatCompletionRequest, minimal | fields)
     except RequestError as error:
         reason = str(error).replace("max_tokens", "max_new_tokens")
         raise ConfigError(

@@ -1,9 +1,8 @@
-"""From a configuration to the settings of the methods, and where they run. Functions that read the model load torch."""
+"""Builds the settings of drafting methods, and where they run, from a configuration."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from app.composition.operation import log_options
@@ -22,20 +21,19 @@ from speculators.pld_plus.speculator import PldPlusConfig
 
 
 def placement(config: ServeConfig) -> SpeculatorPlacement:
-    """Where speculators run."""
     return SpeculatorPlacement(
         config.speculator_actors, config.draft_timeout, config.speculator_gpus, log_options(config)
     )
 
 
 def speculator_options(config: ServeConfig) -> SpeculatorOptions:
-    """Settings of the methods, without the layers and heads of the model, which ``served_speculators`` adds.
+    """Return the settings of the methods, without what ``served_speculators`` reads from the model.
 
     Raises:
         ConfigError: there is nothing where ``retrieval`` points.
     """
     given = [config.section(name) for name in SECTIONS]
-    # The built-in texts are examples that hold little of what is asked: auto would lose time with them.
+    # auto looks up only texts that were named: requests rarely repeat the built-in ones, and a lookup takes time.
     looks_up = {"retrieval": config.retrieval is not None} | config.section("auto").given
     return SpeculatorOptions(
         settings=tuple(section.settings() for section in given if section.given),
@@ -45,16 +43,16 @@ def speculator_options(config: ServeConfig) -> SpeculatorOptions:
 
 
 def served_speculators(config: ServeConfig) -> SpeculatorOptions:
-    """Settings of the methods of a server, the model's part included; looks for heads if its own method needs them.
+    """Return the settings of a server's methods, its model's layers, heads and vocabulary rows included.
 
-    Reads the model's configuration, and its weights only where heads are looked for. The router adds what the target
-    says of its trained drafter.
+    Reads the model's weights only to find heads, if the server's own method needs heads that are not known yet. The
+    router adds what the target reports of its trained drafter.
 
     Raises:
-        ConfigError: the heads file is broken or of another model, or no heads can be found.
+        ConfigError: the heads file is broken or belongs to another model, or no heads can be found.
         UnsupportedModelError: the model cannot be run.
     """
-    from app.speculation.heads import ensure_heads, known_heads, names_method, with_model
+    from app.speculation.heads import model_heads, names_method, with_model  # these load torch
     from app.speculation.vocabulary import known_rows
     from engine.model.loader import load_spec
     from engine.target_model.local import LocalTarget
@@ -63,21 +61,19 @@ def served_speculators(config: ServeConfig) -> SpeculatorOptions:
     spec = load_spec(path)
     tokens = GrammarConfig(target_name(config.model), config.revision, tuple(spec.eos_ids), spec.vocab_size)
     options = replace(speculator_options(config), vocabulary=known_rows(path, spec), grammar=tokens)
-    file = None if config.heads is None else Path(config.heads)
     if configured := options.settings_of(PldPlusConfig).heads:
         return with_model(options, spec, configured)
-    if names_method(config.method):
-        # One process and no pipeline: before the deployment there is nothing else.
-        target = replace(target_options(config), stages=1)
-        whole = partial(model_path, config.model, config.revision)
-        heads = ensure_heads(path, spec, file, lambda: LocalTarget.load(target, whole()))
-    else:
-        heads = known_heads(path, spec, file)
-    return with_model(options, spec, heads)
+
+    def load() -> LocalTarget:
+        whole = replace(target_options(config), stages=1)  # in this process: no pipeline is deployed yet
+        return LocalTarget.load(whole, model_path(config.model, config.revision))
+
+    file = None if config.heads is None else Path(config.heads)
+    return with_model(options, spec, model_heads(path, spec, file, load if names_method([config.method]) else None))
 
 
 def trained_method(config: ServeConfig, spec: ModelSpec) -> str | None:
-    """The method of the target's trained drafter, whose weights are read; None: it has none."""
+    """Return the method of the target's trained drafter, read from its checkpoint; None: there is no drafter."""
     from engine.target_model.drafter import read_checkpoint
 
     settings = trained_drafter(config)
@@ -85,10 +81,10 @@ def trained_method(config: ServeConfig, spec: ModelSpec) -> str | None:
 
 
 def check_served_drafter(config: ServeConfig) -> None:
-    """Refuse a drafter that cannot draft for the target. Reads the configurations and tokenizers of both models.
+    """Refuse a draft model that cannot draft for the target. Reads configuration and tokenizer of both models.
 
     Raises:
-        ConfigError: there is no such model, or it has another tokenizer than the target.
+        ConfigError: there is no such model, or its tokenizer differs from the target's.
         UnsupportedModelError: a model cannot be run.
     """
     if config.draft_model is not None:

@@ -80,11 +80,6 @@ def library_at(
     return None if where in (None, NONE) else LibraryAt(checked_place(where), tokenizer, namespace, revision)
 
 
-def builtin_library(tokenizer: str) -> LibraryAt:
-    """What makes the built-in library where no other is named; without it a server starts, too."""
-    return LibraryAt(BUILTIN, tokenizer, is_optional=True)
-
-
 def prepare(at: LibraryAt | None) -> None:
     """Before the drafting processes start: build the built-in snapshot, refuse a snapshot that does not fit the model.
 

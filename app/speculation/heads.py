@@ -1,4 +1,4 @@
-"""Induction heads of a target: from a file, from the cache, or found now; and what PLD+ has to know of the model."""
+"""Provides the induction heads of a target: from a file, from the cache, or found now."""
 
 from __future__ import annotations
 
@@ -29,53 +29,52 @@ from speculators.pool import SpeculatorPool
 if TYPE_CHECKING:
     from speculators.method import SpeculatorOptions
 
-METHOD = "pld-plus-a"  # the one that needs heads
-KEEP = 50  # heads at most: the published number, of a model with 1024
-SHARE = 6  # and at most one in so many: in a small model the rest would only add noise
+METHOD = "pld-plus-a"  # the only method that needs heads
+KEEP = 50  # heads at most: the published number, for a model with 1024
+SHARE = 6  # and at most one head in 6: in a small model the others add only noise
 MAX_NEW_TOKENS = 64  # per prompt
-TEMPERATURE = 0.8  # a small model's greedy text repeats itself, and would be all that is counted
-
-Prompts = Sequence[Sequence[int]]
+TEMPERATURE = 0.8  # the greedy text of a small model repeats itself, and would dominate the counts
 
 
 def find(
     target: LocalTarget,
     model: str,
-    prompts: Prompts,
+    prompts: Sequence[Sequence[int]],
     keep: int | None = None,
     max_new_tokens: int = MAX_NEW_TOKENS,
     batch_size: int = 1,
     on_prompt: Callable[[], object] = lambda: None,
 ) -> HeadsFile:
-    """Let the target write behind ``prompts`` and count, for every head, how often it looked where a token came from.
+    """Let the target answer ``prompts``, and return the heads that attend most often to the source of a copied token.
 
     Args:
-        target: all of it, in this process.
-        keep: heads at most; by default the published 50, but a sixth of all in a small model.
-        batch_size: prompts side by side; changes the time only.
-        on_prompt: called as each prompt is done.
+        target: whole, in this process.
+        model: its hash, for the file.
+        keep: heads at most; by default 50, but at most a sixth of all.
+        batch_size: prompts that run at a time; changes only the time.
+        on_prompt: called after each prompt.
 
     Raises:
-        ConfigError: no token that was written occurs in the text before it.
+        ConfigError: no generated token occurs in the text before it.
     """
     spec = target.info.spec
     counter = HeadCounter(spec.n_layers, spec.n_heads)
     pool = SpeculatorPool(extra={counter.name: lambda _: counter})
-    # Every head's queries of a chunk are kept for a moment: a small chunk bounds that.
+    # The queries of all heads are kept for a chunk; a small chunk bounds their memory.
     engine = Engine(target, pool, SchedulerOptions(prefill_chunk=128))
     params = SamplingParams(
         max_tokens=max_new_tokens,
-        min_tokens=max_new_tokens // 4,  # a model that says nothing would tell nothing
+        min_tokens=max_new_tokens // 4,  # an empty answer has nothing to count
         temperature=TEMPERATURE,
         stop_ids=spec.eos_ids,
     )
-    # The counter drafts nothing; but for a request that may have no nodes, nothing would be read back.
+    # The counter drafts nothing, but attention is read back only for a request that may have nodes.
     for _ in engine.run([Request(list(prompt), params, counter.name, 1) for prompt in prompts], batch_size):
         on_prompt()
     if not counter.n_tokens:
         raise ConfigError(
             f"no induction head was found in {len(prompts)} prompts: no token the model wrote occurs in the text "
-            "before it; give more --prompts, of which the answers repeat something"
+            "before it; give more --prompts, whose answers repeat something"
         )
     return HeadsFile(
         model=model,
@@ -87,8 +86,11 @@ def find(
     )
 
 
-def encoded(path: Path, questions: Sequence[Question], longest: int) -> list[list[int]]:
-    """First turns for the model in directory ``path``, as a chat if it is a chat model; the last ``longest`` tokens."""
+def encoded(path: Path, questions: Sequence[Question], longest: int = 1 << 20) -> list[list[int]]:
+    """Return the first turns as token ids for the model in directory ``path``, each cut to its last ``longest``.
+
+    A chat model reads them through its chat template.
+    """
     tokenizer = load_tokenizer(path)
     if not tokenizer.chat_template:
         return [encode_raw(tokenizer, question.text)[-longest:] for question in questions]
@@ -96,10 +98,10 @@ def encoded(path: Path, questions: Sequence[Question], longest: int) -> list[lis
 
 
 def longest_prompt(target: LocalTarget, max_new_tokens: int = MAX_NEW_TOKENS) -> int:
-    """Tokens of the longest prompt that leaves room for an answer.
+    """Return how many tokens a prompt may have for ``max_new_tokens`` to fit into the context after it.
 
     Raises:
-        ConfigError: there is no room for both.
+        ConfigError: the context is too short for any prompt.
     """
     longest = target.info.max_model_len - max_new_tokens
     if longest < 1:
@@ -107,68 +109,54 @@ def longest_prompt(target: LocalTarget, max_new_tokens: int = MAX_NEW_TOKENS) ->
     return longest
 
 
-def known_heads(path: Path, spec: ModelSpec, file: Path | None) -> Heads:
-    """Heads that need no search: those of ``file``, else cached ones, else none.
+def model_heads(path: Path, spec: ModelSpec, file: Path | None, load: Callable[[], LocalTarget] | None) -> Heads:
+    """Return the heads of the model in directory ``path``: those of ``file``, else cached ones.
+
+    Without either, finds them on the built-in prompts with the target that ``load`` returns, and caches them; returns
+    no heads if ``load`` is None.
 
     Raises:
-        ConfigError: ``file`` is broken or belongs to another model.
+        ConfigError: ``file`` is broken or belongs to another model, or no heads can be found.
     """
+    model = model_hash(path)
     if file is not None:
-        return read_heads(file, model_hash(path), spec.n_layers, spec.n_heads).pairs
-    model = model_hash(path)
-    cached = _cached(model)
-    if not cached.exists():
+        return read_heads(file, model, spec.n_layers, spec.n_heads).pairs
+    cached = cache_folder() / "heads" / f"{model}.json"
+    if cached.exists():
+        try:
+            return read_heads(cached, model, spec.n_layers, spec.n_heads).pairs
+        except ConfigError as error:  # from an older version, or truncated: overwritten below
+            print(f"spectra: {error}", file=sys.stderr)
+    if load is None:
         return ()
-    try:
-        return read_heads(cached, model, spec.n_layers, spec.n_heads).pairs
-    except ConfigError as error:  # an older version's, or half a disk: found again, and written over
-        print(f"spectra: {error}", file=sys.stderr)
-        return ()
-
-
-def ensure_heads(path: Path, spec: ModelSpec, file: Path | None, load: Callable[[], LocalTarget]) -> Heads:
-    """Heads of the model in directory ``path``; found on the built-in prompts, and cached, if they are not known.
-
-    Raises:
-        ConfigError: ``file`` is broken or belongs to another model, or none can be found.
-    """
-    heads = known_heads(path, spec, file)
-    if heads:
-        return heads
-    model = model_hash(path)
     target = load()
     prompts = encoded(path, [Question([text]) for text in PROMPTS], longest_prompt(target))
     with bar("finding induction heads", len(prompts), "prompt") as shown:
         found = find(target, model, prompts, on_prompt=shown.update)
     try:
-        write_heads(_cached(model), found)
+        write_heads(cached, found)
     except ConfigError as error:
-        print(f"spectra: {error}; they will be looked for again next time", file=sys.stderr)
+        print(f"spectra: {error}; the next start searches for heads again", file=sys.stderr)
     return found.pairs
 
 
-def _cached(model: str) -> Path:
-    return cache_folder() / "heads" / f"{model}.json"
-
-
 def with_model(options: SpeculatorOptions, spec: ModelSpec, heads: Heads) -> SpeculatorOptions:
-    """Return the options with the model's layer at the published relative depth, and its induction heads."""
+    """Return the options with the heads of the model, and its layer at the published relative depth."""
     return replace(options, layer=paper_layer(spec.n_layers), heads=heads)
 
 
-def names_method(methods: str | Sequence[str]) -> bool:
-    """Whether any of ``methods``, each one name or several joined with ``+``, needs heads."""
-    listed = [methods] if isinstance(methods, str) else methods
-    return any(METHOD in (part.strip() for part in name.split("+")) for name in listed)
+def names_method(methods: Sequence[str]) -> bool:
+    """Return whether any of ``methods``, each one name or several joined with ``+``, reads heads."""
+    return any(part.strip() == METHOD for name in methods for part in name.split("+"))
 
 
 def offline_heads(arguments: argparse.Namespace, path: Path, target: LocalTarget) -> Heads:
-    """Heads for an offline command: those of ``--heads``; else, if a method of the command needs them, cached or found.
+    """Return the heads for an offline command: none unless a method needs them or ``--heads`` names a file.
 
     Raises:
-        ConfigError: the file is broken or belongs to another model, or no heads can be found.
+        ConfigError: as ``model_heads``.
     """
-    spec = target.info.spec
-    if names_method(getattr(arguments, "methods", None) or arguments.method):
-        return ensure_heads(path, spec, arguments.heads, lambda: target)
-    return () if arguments.heads is None else known_heads(path, spec, arguments.heads)
+    is_read = names_method(getattr(arguments, "methods", None) or [arguments.method])
+    if arguments.heads is None and not is_read:
+        return ()
+    return model_heads(path, target.info.spec, arguments.heads, lambda: target)

@@ -1,4 +1,4 @@
-"""What a target says behind every token of its vocabulary: read once, kept in the cache, used wherever it is there."""
+"""Reads a target's likeliest successors of every token of its vocabulary, once, into a file of the cache."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ from speculators.successors.vocabulary import (
 )
 
 QUESTIONS = (
-    ".",  # says least about the answer
+    ".",  # favours no kind of answer
     "Write a story about a robot.",
     "Write a Python function that adds two numbers.",
     "Tom has 3 apples and buys 4 more. How many apples does he have?",
     "What is the capital of France?",
     "Summarize the text below in one sentence.",
 )
-"""What a chat model is asked, of several kinds: rows are the mean over answers that begin to these."""
+"""Questions of several kinds: each row is the mean over the beginnings of answers to them."""
 
 
 def beginnings(path: Path) -> list[list[int]]:
-    """The tokens before an answer to each of ``QUESTIONS``, for the model in directory ``path``."""
-    return encoded(path, [Question([question]) for question in QUESTIONS], 1 << 20)
+    """Return the tokens before an answer to each of ``QUESTIONS``, for the model in directory ``path``."""
+    return encoded(path, [Question([question]) for question in QUESTIONS])
 
 
 def n_rows(vocab_size: int) -> int:
-    """Rows that ``read_rows`` reads behind ``QUESTIONS``."""
+    """Return how many rows ``read_rows`` reads after all ``QUESTIONS``."""
     return vocab_size * len(QUESTIONS) * (2 + _n_below(vocab_size))
 
 
 def read_rows(
     target: Target, starts: Sequence[Sequence[int]], on_rows: Callable[[int], object] = lambda _: None
 ) -> VocabularyRows:
-    """Let a target score its vocabulary behind every beginning, then also what is likeliest behind each token.
+    """Return the likeliest successors of each token, and of pairs of a token and a successor, averaged over ``starts``.
 
-    Some thousand tokens are the nodes of one tree.
+    The target scores thousands of tokens at a time, as nodes of one tree.
 
     Args:
-        target: all of it, in this process.
-        starts: tokens in front of every token, at least one beginning of at least one token.
-        on_rows: called with the number of rows of every step.
+        target: whole, in this process.
+        starts: tokens before each token; at least one list of at least one token.
+        on_rows: called with the number of rows of each step.
     """
     vocab = target.info.spec.vocab_size
     none = np.empty((vocab, 0), np.int32)
@@ -70,25 +70,23 @@ def read_rows(
     below = ids[:, : _n_below(vocab)]
     pairs = [_read(target, start, VocabularyReader(below, TOP_K), on_rows) for start in starts]
     keys = (np.arange(vocab)[:, None] << 32) | below
-    return VocabularyRows.of(
-        ids, weights, (keys.ravel(), *mean_rows([each.behind_pairs() for each in pairs], vocab, PAIR_TOP_K))
-    )
+    pair_rows = mean_rows([each.behind_pairs() for each in pairs], vocab, PAIR_TOP_K)
+    return VocabularyRows.of(ids, weights, (keys.ravel(), *pair_rows))
 
 
 def _n_below(vocab_size: int) -> int:
-    """Pairs that are read of every token."""
+    """Return how many pairs of each token are read."""
     return min(max(MOST_PAIRS // vocab_size, 1), BELOW, TOP_K, vocab_size)
 
 
 def _read(
     target: Target, start: Sequence[int], reader: VocabularyReader, on_rows: Callable[[int], object]
 ) -> VocabularyReader:
-    """Run the reader until it has read all."""
+    """Run the reader until it has read all tokens, and return it."""
     engine = Engine(target, SpeculatorPool(extra={reader.name: lambda _: reader}))
-    # The last token counts as emitted, so that it is the root of the first tree; there is never a second one. The
-    # request must outlive the longest path of it, or its speculator would not be told.
-    prompt = [*start[:-1]] or [*start]
-    job = Request(prompt, SamplingParams(max_tokens=8), reader.name, MAX_TREE, emitted=[start[-1]])
+    # The last token counts as emitted, so it is the root of the first tree, and no second tree follows. A request that
+    # ended within the longest path of that tree would not report it to the reader: hence 8 tokens.
+    job = Request([*start[:-1]] or [*start], SamplingParams(max_tokens=8), reader.name, MAX_TREE, emitted=[start[-1]])
     while reader.n_read < len(reader.ids):
         n_before = reader.n_read
         seq = engine.submit(job)
@@ -97,26 +95,24 @@ def _read(
             engine.step()
         engine.cancel(seq)
         on_rows((reader.n_read - n_before) * reader.ids.shape[1])
-    while engine.has_work:  # the target forgets the last one
+    while engine.has_work:  # the target frees the last request
         engine.step()
     return reader
 
 
 def rows_file(path: Path) -> Path:
-    """Where the rows of the model in directory ``path`` are kept."""
+    """Return where the rows of the model in directory ``path`` are kept."""
     return _folder() / f"{model_hash(path)}.safetensors"
 
 
 def known_rows(path: Path, spec: ModelSpec) -> VocabularyRows | None:
-    """The rows of the model in directory ``path``, if they were ever read."""
-    if not _folder().is_dir():
-        return None  # a hash of the weights takes time
-    file = rows_file(path)
-    if not file.exists():
+    """Return the rows of the model in directory ``path``; None if they were never read, or the file is damaged."""
+    if not _folder().is_dir():  # hashing the weights would take time
         return None
+    file = rows_file(path)
     try:
-        return VocabularyRows.read(file, file.stem, spec.vocab_size)
-    except ConfigError as error:  # an older version's, or half a disk
+        return VocabularyRows.read(file, file.stem, spec.vocab_size) if file.exists() else None
+    except ConfigError as error:  # from an older version, or truncated
         print(f"spectra: {error}", file=sys.stderr)
         return None
 

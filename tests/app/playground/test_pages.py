@@ -19,7 +19,7 @@ from app.api.http import Api
 from app.api.service import ServiceSettings
 from app.cli import parser
 from app.commands.serve import config_from
-from app.composition.playground import playground_options
+from app.composition.operation import playground_options
 from app.config.serve import ServeConfig
 from app.playground.examples import GENERIC, OF_DEFAULT_MODEL
 from app.playground.options import PlaygroundOptions, Victim

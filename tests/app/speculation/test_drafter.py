@@ -53,7 +53,7 @@ def test_a_drafter_with_another_vocabulary_is_refused(other_tokenizer: Path, tin
             "draft-model",
             "has another tokenizer than the target: the same ids stand for other tokens",
         ),
-        (larger, "pld", f"has a vocabulary of {n_ids} token ids, the target one of 320"),
+        (larger, "pld", f"has a vocabulary of {n_ids} token ids, but the target has 320"),
     ):
         ran = run_cli("generate", "--model", tiny_checkpoint, *PROMPT, "--method", method, "--draft-model", folder)
         assert (ran.status, ran.out) == (2, "")

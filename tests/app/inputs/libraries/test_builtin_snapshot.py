@@ -17,7 +17,7 @@ from app.config.serve import ServeConfig
 from app.inputs import builtin_corpus
 from app.inputs.builtin_corpus import builtin_snapshot
 from app.inputs.current_snapshot import snapshot_folder
-from app.inputs.libraries import LibraryAt, builtin_library, library_at, prepare
+from app.inputs.libraries import LibraryAt, library_at, prepare
 from app.inputs.tokenizers import load_tokenizer
 from app.serving.preflight import check_model
 from engine.errors import ConfigError, UnsupportedModelError
@@ -96,9 +96,10 @@ def test_a_server_that_cannot_keep_it_starts_without_it(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     model = str(tiny_checkpoint)
+    optional = LibraryAt("builtin", model, is_optional=True)
     with caplog.at_level(logging.WARNING):
-        prepare(builtin_library(model))
-        pool = SpeculatorPool(SpeculatorOptions(retrieval=builtin_library(model)))
+        prepare(optional)
+        pool = SpeculatorPool(SpeculatorOptions(retrieval=optional))
     assert "retrieval from builtin is left out" in caplog.text
     assert pool.needs("spectra") is not None
     with pytest.raises(ConfigError, match=r"--retrieval builtin: .*file"):
