@@ -22,9 +22,8 @@ from app.config.checks import (
 )
 from app.config.fields import AllFields
 from app.config.method_fields import SettingsFields
-from app.inputs.cores import default_threads
 from app.inputs.default_model import DEFAULT_MODEL, is_default
-from app.inputs.devices import AUTO
+from app.inputs.devices import AUTO, default_threads
 from engine.errors import ConfigError, UnknownMethodError
 from engine.target_model.options import default_nodes
 from retrieval_store.service.manifest_feed import is_namespace

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import spectra_serve
 from app.doctor.findings import OK, PROBLEM, WARNING, Finding, Status
-from app.inputs.cores import default_threads
-from app.inputs.devices import has_cuda_device
+from app.inputs.devices import default_threads, has_cuda_device
 from engine.kept_files import cache_folder
 from engine.model.partition import GIB
 

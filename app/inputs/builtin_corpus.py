@@ -1,7 +1,7 @@
-"""The built-in snapshot: the running Python's standard library and its reference, for servers without a corpus.
+"""Builds the built-in snapshot, for servers without a corpus: Python's standard library and its reference.
 
-Unrefined: scoring it would take minutes, indexing it takes seconds. The library and the reference in ``pydoc_data`` are
-under the PSF licence. A snapshot is built once per tokenizer and Python, and kept in the cache folder.
+It is built once per tokenizer and Python, and kept in the cache folder. It is not refined, because scoring it would
+take minutes. The library and the reference in ``pydoc_data`` are under the PSF licence.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import platform
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
 
-from app.inputs.current_snapshot import snapshot_folder
+from app.inputs.stores import snapshot_folder
 from app.inputs.text_index import tokenised
 from app.inputs.tokenizers import load_tokenizer
 from engine.kept_files import hold_lock
@@ -30,53 +30,53 @@ from retrieval_store.snapshots.snapshot import Description, check_sizes, read_ma
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 
 BUILTIN = "builtin"
-RECIPE = 2  # grows when other text is taken, so that older snapshots are not used
+RECIPE = 2  # increase it when other text is selected, so that older snapshots are not used
 MAX_CHARS = 3 << 20  # of code; 0.93 million tokens of the default model
-LONGEST = 128 << 10  # characters of a file; longer ones are tables for the most part
+LONGEST = 128 << 10  # characters of a file; longer ones are mostly tables
 SKIPPED = {"site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
 SKIPPED |= {"idlelib", "lib2to3", "distutils", "turtledemo", "ensurepip"}
 
 
 def builtin_snapshot(model: Path) -> Path:
-    """Folder of the built-in snapshot for the tokenizer in directory ``model``; built now if it is not there.
+    """Return the folder of the built-in snapshot for the tokenizer in directory ``model``, and build it if needed.
 
-    Takes a few seconds the first time. Processes that ask at the same time wait for the one that builds.
+    That takes a few seconds, for which other processes that need it wait.
 
     Raises:
         OSError: the cache folder cannot be written, or ``model`` has no ``tokenizer.json``.
-        UnsupportedModelError: ``model`` does not say its vocabulary and cannot be run, or has no tokenizer that loads.
+        UnsupportedModelError: ``model`` omits its vocabulary size and is not supported, or its tokenizer cannot be
+            loaded.
     """
-    key = tokenizer_hash(model)
-    vocab_size = vocab_size_of(model)
-    folder = snapshot_folder() / f"builtin-{key}-{vocab_size}-{platform.python_version()}-{RECIPE}"
+    about = Description(tokenizer_hash=tokenizer_hash(model), vocab_size=vocab_size_of(model))
+    name = f"builtin-{about.tokenizer_hash}-{about.vocab_size}-{platform.python_version()}-{RECIPE}"
+    folder = snapshot_folder() / name
     if _is_whole(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with hold_lock(folder):
         if not _is_whole(folder):
-            print(
-                "Indexing Python's standard library, which spectra and rest draft from (once) ...",
-                file=sys.stderr,
-                flush=True,
-            )
-            _build(model, Description(tokenizer_hash=key, vocab_size=vocab_size), folder)
+            message = "Indexing Python's standard library, which spectra and rest draft from (once) ..."
+            print(message, file=sys.stderr, flush=True)
+            for old in (folder, *folder.parent.glob(f".{name}.*")):  # damaged, or of a process that was stopped
+                shutil.rmtree(old, ignore_errors=True)
+            write_snapshot(_texts(model, about.vocab_size), folder, about)
     return folder
 
 
-def _build(model: Path, about: Description, folder: Path) -> None:
-    tokenizer = load_tokenizer(model)
-    for old in (folder, *folder.parent.glob(f".{folder.name}.*")):  # damaged, or of a process that was stopped
-        shutil.rmtree(old, ignore_errors=True)
-    ids = (np.array(text, np.int32) for text in tokenised(list(documents()), tokenizer))
-    write_snapshot(_within(ids, about.vocab_size), folder, about)
+def _is_whole(folder: Path) -> bool:
+    try:
+        check_sizes(folder, read_manifest(folder))
+    except SnapshotError:
+        return False
+    return True
 
 
-def _within(texts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
-    """The texts that the model can read, since a tokenizer may know more tokens; says how many are left out."""
+def _texts(model: Path, vocab_size: int) -> Iterator[Tokens]:
+    """Yield the documents as token ids, without those with ids that the model lacks: a tokenizer may know more."""
     n_outside = 0
-    for text in texts:
-        if text.max(initial=0) < vocab_size:
-            yield text
+    for ids in tokenised(list(documents()), load_tokenizer(model)):
+        if max(ids, default=0) < vocab_size:
+            yield np.array(ids, np.int32)
         else:
             n_outside += 1
     if n_outside:
@@ -84,10 +84,13 @@ def _within(texts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
 
 
 def documents() -> Iterator[Document]:
-    """The library's modules, the shallow ones first, as far as ``MAX_CHARS`` go; then the reference's topics."""
+    """Yield the library's modules, top-level ones first, up to ``MAX_CHARS``; then the topics of the reference."""
     left = MAX_CHARS
     for path in _modules(Path(sysconfig.get_paths()["stdlib"])):
-        text = _read(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
         if 0 < len(text) <= min(LONGEST, left):
             left -= len(text)
             yield Document(origin=str(path), text=text)
@@ -98,21 +101,6 @@ def documents() -> Iterator[Document]:
 def _modules(root: Path) -> list[Path]:
     found: list[Path] = []
     for folder, inner, files in os.walk(root):
-        inner[:] = set(inner) - SKIPPED  # os.walk descends into what this list keeps
+        inner[:] = set(inner) - SKIPPED  # os.walk descends only into folders that stay in this list
         found += [Path(folder) / name for name in files if name.endswith(".py")]
     return sorted(found, key=lambda path: (len(path.parts), path))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        check_sizes(folder, read_manifest(folder))
-    except SnapshotError:
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""A chat template with tools for SmolLM2, the default model's family, whose own template ignores them."""
+"""Renders conversations, and adds tools to the chat template of SmolLM2, the family of the default model."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ SMOLLM2_WITH_TOOLS = (
     "{%- for m in messages if m.tool_calls or m.role == 'tool' %}{% set found.tools = true %}{% endfor %}"
     f"{{%- if found.tools %}}{_WITH_TOOLS}{{% else %}}{SMOLLM2}{{% endif %}}"
 )
-"""Renders what ``SMOLLM2`` renders, to the byte, in a conversation without tools; calls are written as Hermes does."""
+"""Equals ``SMOLLM2``, to the byte, for a conversation without tools; writes tool calls in Hermes' format."""
 
 
 def with_tools(template: str) -> str:
-    """A checkpoint's chat template, extended by tools if it is known to ignore them."""
+    """Return a checkpoint's chat template; instead of one that is known to ignore tools, one that renders them."""
     return SMOLLM2_WITH_TOOLS if template == SMOLLM2 else template
 
 
 def render_chat(
     tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, Any]], *, prompt: bool, origin: str
 ) -> str:
-    """Messages as the chat template writes them; with ``prompt`` the text ends where the next answer begins.
+    """Return messages as the chat template renders them; with ``prompt`` the text ends where the next answer begins.
 
     Raises:
-        ConfigError: the template fails on the messages; begins with ``origin``.
+        ConfigError: the template fails on the messages; the message begins with ``origin``.
     """
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt))
-    except Exception as error:  # a template may compute anything
-        raise ConfigError(f"{origin}: the chat template refuses this conversation: {error}") from error
+    except Exception as error:  # a template may raise anything
+        raise ConfigError(f"{origin}: the chat template fails on this conversation: {error}") from error

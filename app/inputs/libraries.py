@@ -1,7 +1,8 @@
-"""What ``--retrieval`` may name, and the library it becomes in the process that drafts.
+"""Opens the library that ``--retrieval`` names, in the process that drafts.
 
-Five forms: a snapshot's folder, a store of snapshots (a folder or in Redis), text, ``builtin``, ``none``. What a store
-publishes later goes unnoticed here; a server watches it (``deployments.retrieval``). Nothing printed holds a password.
+The flag names a snapshot's folder, a store of snapshots (a folder or Redis), text, ``builtin`` or ``none``. Versions
+that a store publishes later are not noticed here; a server's retrieval service watches for them
+(``deployments.retrieval``). No password is printed.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from functools import lru_cache
 from pathlib import Path
 
 from app.inputs.builtin_corpus import BUILTIN, builtin_snapshot
-from app.inputs.current_snapshot import fetch_current
-from app.inputs.stores import DEFAULT_NAMESPACE, is_store
-from app.inputs.text_index import corpus_index
+from app.inputs.stores import DEFAULT_NAMESPACE, fetch_current, is_store
+from app.inputs.text_index import index_of
+from app.inputs.tokenizers import load_tokenizer
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.identity import tokenizer_hash
 from engine.model.resolve import resolve
 from retrieval_store.errors import StoreAddressError, StoreError
 from retrieval_store.index.index import FixedLibrary, Library
+from retrieval_store.snapshots.corpus import CorpusError, read_documents
 from retrieval_store.snapshots.snapshot import MANIFEST
 from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.stores.open import check_form, shown
@@ -32,44 +34,39 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LibraryAt:
-    """Makes the library of a place, once per process; travels to where it is needed instead of the library itself."""
+    """Opens the library of a place, once per process; sent to the processes that draft instead of the library."""
 
     where: str = field(repr=False)  # absolute path, URL (perhaps with a password), or BUILTIN
     tokenizer: str  # directory or hub id of the target
     namespace: str = DEFAULT_NAMESPACE  # of a store
     revision: str | None = None  # of the target on the hub
-    is_optional: bool = False  # what cannot be had is left out, with a line in the log
+    is_optional: bool = False  # if it cannot be opened, log a warning and use an empty library
 
     def __call__(self) -> Library:
-        """The library. Text is read and tokenised now, at about a megabyte per second.
+        """Return the library. Text is read and tokenised, at about a megabyte per second.
 
         Raises:
-            ConfigError: it cannot be had, and is not optional; the message names the flag.
+            ConfigError: it cannot be opened, and is not optional; the message names the flag.
         """
         return _opened(self)[0]
 
     @property
     def label(self) -> str:
-        """What was read there, for the records of a run. Opens it if that has not happened yet.
-
-        Raises:
-            ConfigError: as when called.
-        """
+        """What was opened, for the records of a run; opens it if needed, and raises as a call does."""
         return _opened(self)[1]
 
     @property
     def is_text(self) -> bool:
         """Whether this is text, which takes long to index, rather than snapshots."""
-        return self.where != BUILTIN and not is_store(self.where) and not _is_snapshot(self.where)
+        return self.where != BUILTIN and not is_store(self.where) and not (Path(self.where) / MANIFEST).is_file()
 
 
 def library_at(
     where: str | None, tokenizer: str, namespace: str = DEFAULT_NAMESPACE, revision: str | None = None
 ) -> LibraryAt | None:
-    """What makes the library of ``where``; None for none.
+    """Return what opens the library that ``--retrieval`` names as ``where``; None for ``none``.
 
     Args:
-        where: what ``--retrieval`` was given.
         tokenizer: directory or hub id of the target.
         namespace: of a store.
         revision: of the target on the hub.
@@ -81,23 +78,22 @@ def library_at(
 
 
 def prepare(at: LibraryAt | None) -> None:
-    """Before the drafting processes start: build the built-in snapshot, refuse a snapshot that does not fit the model.
+    """Build the built-in snapshot, or check that a snapshot fits the model, before the drafting processes start.
 
-    The drafting processes index text themselves, since an index does not travel, and open stores, which may come up
-    later.
+    They index text themselves, since an index cannot be sent, and open stores, which may start later.
 
     Raises:
-        ConfigError: the snapshot is of no use, and not optional.
+        ConfigError: the snapshot cannot be used, and is not optional.
     """
     if at is not None and not at.is_text and not is_store(at.where):
         at()
 
 
 def checked_place(where: str) -> str:
-    """``where``, a path made absolute.
+    """Return ``where``, a path made absolute.
 
     Raises:
-        ConfigError: there is nothing, or it is half a URL.
+        ConfigError: there is no such path, or it is an incomplete URL.
     """
     try:
         check_form(where)
@@ -113,23 +109,24 @@ def checked_place(where: str) -> str:
 
 @lru_cache(maxsize=4)
 def _opened(at: LibraryAt) -> tuple[Library, str]:
-    """The library and what it is."""
+    """Return the library and its label."""
     try:
         return _open(at)
     except Exception as error:
         if at.is_optional:
             logger.warning("retrieval from %s is left out: %s", shown(at.where), error)
-            return FixedLibrary(), f"{shown(at.where)}, which could not be had"
-        if isinstance(error, (StoreError, OSError)):
+            return FixedLibrary(), f"{shown(at.where)}, which could not be opened"
+        if isinstance(error, (StoreError, OSError, CorpusError)):
             raise ConfigError(f"{FLAG} {shown(at.where)}: {error}") from error
         raise
 
 
 def _open(at: LibraryAt) -> tuple[Library, str]:
-    if at.is_text:
-        return FixedLibrary(corpus_index(at.where, at.tokenizer, at.revision)), at.where
     path = resolve(at.tokenizer, at.revision, weights=())
     folder = Path(at.where)
+    if at.is_text:
+        documents = list(read_documents(folder))
+        return FixedLibrary(index_of(documents, load_tokenizer(path))), at.where
     if at.where == BUILTIN:
         folder = builtin_snapshot(path)
     elif is_store(at.where):
@@ -139,7 +136,7 @@ def _open(at: LibraryAt) -> tuple[Library, str]:
 
 
 def hash_of(path: Path) -> str:
-    """``tokenizer_hash`` of a model's directory.
+    """Return ``tokenizer_hash`` of a model's directory.
 
     Raises:
         UnsupportedModelError: it has no ``tokenizer.json``.
@@ -147,8 +144,4 @@ def hash_of(path: Path) -> str:
     try:
         return tokenizer_hash(path)
     except OSError as error:
-        raise UnsupportedModelError(f"{path} has no tokenizer.json, by which snapshots know a tokenizer") from error
-
-
-def _is_snapshot(where: str) -> bool:
-    return (Path(where) / MANIFEST).is_file()
+        raise UnsupportedModelError(f"{path} has no tokenizer.json, whose hash identifies it to snapshots") from error

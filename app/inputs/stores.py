@@ -1,46 +1,43 @@
-"""Stores of snapshots as command lines name them: by URL or folder and namespace, with secrets in the environment."""
+"""Opens stores of snapshots that command lines name by URL or folder, and copies current snapshots to this node."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError
+from engine.kept_files import cache_folder
 from retrieval_store.errors import StoreAddressError, StoreError, StoreUnavailableError
 from retrieval_store.service.manifest_feed import is_namespace
 
-if TYPE_CHECKING:  # loads Redis' client, for which --help does not wait
+if TYPE_CHECKING:  # loads Redis' client, which --help does not need
     from retrieval_store.stores.base import Store
 
 DEFAULT_NAMESPACE = "default"
 
 
 def is_store(where: str) -> bool:
-    """Whether ``where`` is a URL, or the folder of a store in which something was published."""
+    """Return whether ``where`` is a URL, or the folder of a store in which something was published."""
     return "://" in where or any(
         path.with_name("versions").is_dir() for path in Path(where).expanduser().glob("*/current.json")
     )
 
 
 def open_store_at(where: str, namespace: str, flag: str) -> Store:
-    """The store of ``namespace`` at ``where``, a URL or a folder; it is not connected to yet.
-
-    Args:
-        where: as ``flag`` was given it.
-        namespace: as ``flag``'s namespace was given.
-        flag: for errors.
+    """Return the store of ``namespace`` at ``where``, a URL or a folder, not connected yet.
 
     Raises:
-        ConfigError: there is no such kind of store, or the namespace has another form.
+        ConfigError: there is no such kind of store, or the namespace is not valid; the message names ``flag``.
     """
     from retrieval_store.stores.open import open_store
 
     if not is_namespace(namespace):
         raise ConfigError(
-            f"{flag}: namespace {namespace!r} is not 1 to 128 letters, digits, dots, underscores and hyphens, no dot "
-            "first"
+            f"{flag}: namespace is {namespace!r}; it must be 1 to 128 letters, digits, dots, underscores and hyphens, "
+            "and must not begin with a dot"
         )
     with named_errors(flag):
         return open_store(str(Path(where).expanduser()) if where.startswith("~") else where, namespace)
@@ -48,14 +45,49 @@ def open_store_at(where: str, namespace: str, flag: str) -> Store:
 
 @contextmanager
 def named_errors(flag: str) -> Iterator[None]:
-    """What a store refuses is a wrong ``flag``; what is wrong with a snapshot or version says by itself which it is.
-
-    Raises:
-        ConfigError: instead of every ``StoreError``.
-    """
+    """Turn every ``StoreError`` into a ConfigError, which names ``flag`` unless it names a snapshot or version."""
     try:
         yield
     except (StoreAddressError, StoreUnavailableError) as error:
         raise ConfigError(f"{flag}: {error}") from error
     except StoreError as error:
         raise ConfigError(str(error)) from error
+
+
+def snapshot_folder() -> Path:
+    """Return the folder of local copies of snapshots; it may be deleted whenever nothing runs."""
+    return cache_folder() / "snapshots"
+
+
+def fetch_current(where: str, namespace: str, flag: str) -> Path:
+    """Return the folder of a namespace's current snapshot, which is fetched and verified unless this node has it.
+
+    If the store does not answer, says so on stderr and returns the snapshot that was fetched last.
+
+    Raises:
+        ConfigError: the store has no current snapshot, or does not answer and none was fetched before.
+        StoreError: the snapshot in the store is damaged.
+        OSError: the cache folder cannot be written.
+    """
+    from retrieval_store.snapshots.cache import NodeCache
+
+    with closing(open_store_at(where, namespace, flag)) as store:
+        folder = NodeCache(snapshot_folder(), store.url).snapshots(namespace)
+        try:
+            version = store.current().version
+            if not version:
+                raise ConfigError(
+                    f"{flag} {store.url}: namespace {store.namespace!r} has no current snapshot; "
+                    f"publish one with 'spectra corpus publish DIR --store {store.url}'"
+                )
+            fetched = store.fetch(version, folder.path)
+        except StoreUnavailableError as error:
+            version, _ = folder.confirmed()
+            if not version or not folder.has(version):
+                raise ConfigError(f"{flag}: {error}; no snapshot was fetched from there before") from error
+            print(f"spectra: {flag}: {error}; using version {version}, which was fetched earlier", file=sys.stderr)
+            return folder.snapshot(version)
+        folder.confirm(version)
+        folder.touch([version])
+        folder.sweep([version])
+        return fetched

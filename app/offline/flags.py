@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from app.inputs.cores import default_threads
 from app.inputs.default_model import DEFAULT_MODEL
-from app.inputs.devices import AUTO, device_named, has_cuda_device
+from app.inputs.devices import AUTO, default_threads, device_named, has_cuda_device
 from app.inputs.models import check_model
 from app.inputs.stores import DEFAULT_NAMESPACE
 from engine.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from app.inputs.prompts import Conversation, Question, encode_chat, encode_prediction, encode_raw
+from app.inputs.prompts import Conversation, Question, encode_chat, encode_plain, encode_raw
 from engine.errors import StepFailedError
 from engine.events import STOP, RequestStats, StepEvent
 from engine.loop import Engine
@@ -126,7 +126,7 @@ class Generator:
             prompt = encode_raw(self._tokenizer, conversation.question.text)
         else:
             prompt = encode_chat(self._tokenizer, conversation.ask())
-        predicted = encode_prediction(self._tokenizer, conversation.question.prediction)
+        predicted = encode_plain(self._tokenizer, conversation.question.prediction)
         request = Request(prompt, self._params, self._method, self._max_nodes, prediction=predicted, trace=self._trace)
         return self._engine.submit(request)
 

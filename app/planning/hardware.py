@@ -1,12 +1,13 @@
-"""Seconds of a stage on a GPU that is known by its data sheet or by a few measured figures. Arithmetic; nothing is run.
+"""Derives step times of a stage from the speeds of a GPU, and lists each assumed speed with its source.
 
-A stage reads its weights once a step, or waits for the launches of its operators where these take longer. Rows share
-the reading until arithmetic takes as long. Each input has a name and says where its default is from.
+A stage reads its weights once a step, or waits for operator launches if these take longer. Rows share the reading until
+their arithmetic takes as long.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 from app.planning.sizes import ModelSizes
 from engine.errors import ConfigError
@@ -14,45 +15,84 @@ from engine.model.partition import ModelParts
 from engine.model.ranges import LayerRange
 from engine.simulated.profile import H200_BYTES_PER_S, H200_FLOPS, PipelineProfile
 
-LAYER_OPERATORS, OTHER_OPERATORS = 40, 48  # of a step without drafts, of the head and of verification: counted
-TREE_S, TREE_LAYERS = 0.3e-3 / 64, 32  # what a node adds beside arithmetic, in so many layers: an estimate
-LEAST, MOST = 1e-6, 1e9  # of any input; the least of those that divide
+LAYER_OPERATORS, OTHER_OPERATORS = 40, 48  # of a step without drafts, counted: in a layer; in head and verification
+TREE_S, TREE_LAYERS = 0.3e-3 / 64, 32  # estimated seconds that a node adds in so many layers, without arithmetic
+LEAST, MOST = 1e-6, 1e9  # of a flag; LEAST of those that divide
+TAU = "1 + 0.31 ln(1 + nodes): a fit to three measured methods on other models, docs/scaling.md"
+
+
+def _figure(default: float, source: str) -> Any:
+    """Return a field with the source of its default, which the report prints."""
+    return field(default=default, metadata={"source": source})
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What is assumed of a GPU, the machine's disk and the way between stages.
+    """Assumed speeds of a GPU, of the software and of the links between stages.
 
     Raises:
         ConfigError: a value is out of range.
     """
 
-    memory_bytes_per_s: float = H200_BYTES_PER_S  # at which weights and caches are read
-    flops: float = H200_FLOPS  # dense products a second in the model's dtype, two for a multiplication and an addition
-    launch_s: float = 6e-6  # seconds of the host for each operator of a step; 0: all of them in one graph
-    hop_s: float = 3e-4  # software seconds of a step at each stage
-    turn_s: float = 5e-4  # software seconds of a step in the router
-    link_bytes_per_s: float = 0.0  # between two stages; 0: no limit
-    link_latency_s: float = 0.0  # of a hop
+    # weights and caches are read at this rate
+    memory_bytes_per_s: float = _figure(H200_BYTES_PER_S, "a copy on an H200, measured with PyTorch alone")
+    # dense, in the model's dtype; a multiplication and an addition are two
+    flops: float = _figure(H200_FLOPS, "a large bf16 product on an H200, measured with PyTorch alone")
+    # of the host for each operator; 0: one graph launches them all
+    launch_s: float = _figure(6e-6, "estimate of a launch, docs/gpu.md; 40 operators a layer, counted")
+    hop_s: float = _figure(3e-4, "software at a stage, docs/scaling.md: measured on two CPU cores")
+    turn_s: float = _figure(5e-4, "software in the router, docs/scaling.md: measured on two CPU cores")
+    link_bytes_per_s: float = _figure(0.0, "links are left out")  # 0: no limit
+    link_latency_s: float = _figure(0.0, "links are left out")
 
     def __post_init__(self) -> None:
-        for name, flag, value in (
-            ("memory_bytes_per_s", "--memory-tbs", self.memory_bytes_per_s / 1e12),
-            ("flops", "--tflops", self.flops / 1e12),
+        for flag, least, value in (
+            ("--memory-tbs", LEAST, self.memory_bytes_per_s / 1e12),
+            ("--tflops", LEAST, self.flops / 1e12),
+            ("--launch-us", 0, self.launch_s * 1e6),
+            ("--link-gbits", 0, self.link_bytes_per_s * 8 / 1e9),
         ):
-            if not LEAST <= value <= MOST:
-                raise ConfigError(f"{flag} ({name}) is {value:g}; it must be {LEAST:g} to {MOST:g}")
-        for flag, value in (("--launch-us", self.launch_s * 1e6), ("--link-gbits", self.link_bytes_per_s * 8 / 1e9)):
-            if not 0 <= value <= MOST:
-                raise ConfigError(f"{flag} is {value:g}; it must be 0 to {MOST:g}")
+            if not least <= value <= MOST:
+                raise ConfigError(f"{flag} is {value:g}; it must be {least:g} to {MOST:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningInput:
+    """A figure that estimates follow from."""
+
+    name: str
+    value: float | str
+    source: str
+
+
+def planning_inputs(
+    hardware: Hardware, profile: tuple[str, PipelineProfile] | None, tokens_per_forward: float | None
+) -> list[PlanningInput]:
+    """Return every figure that the rates were calculated from.
+
+    With a ``profile`` (its name and contents) only the software times of ``hardware`` count.
+    """
+    figures = []
+    for one in fields(hardware):
+        value = getattr(hardware, one.name)
+        source = one.metadata["source"] if value == one.default else "given"
+        figures.append(PlanningInput(one.name, value, source))
+    if profile is not None:
+        name, contents = profile
+        figures = [
+            PlanningInput("profile", name, "docs/scaling.md lists profiles and their sources"),
+            *(one for one in figures if one.name in ("hop_s", "turn_s")),
+            *(PlanningInput(f"profile.{key}", value, name) for key, value in asdict(contents).items()),
+        ]
+    tau = PlanningInput("tokens_per_forward", tokens_per_forward or TAU, "given" if tokens_per_forward else TAU)
+    return [*figures, tau]
 
 
 def derived_profile(sizes: ModelSizes, ranges: list[LayerRange], hardware: Hardware) -> PipelineProfile:
-    """The profile of a model's slowest stage, by arithmetic."""
+    """Return the profile of a model's slowest stage."""
     n_layers = max(len(one) for one in ranges)
     read_s = max(_read(sizes.weights, one) for one in ranges) / hardware.memory_bytes_per_s
-    operators = n_layers * LAYER_OPERATORS + OTHER_OPERATORS
-    base_s = max(read_s, operators * hardware.launch_s)
+    base_s = max(read_s, (n_layers * LAYER_OPERATORS + OTHER_OPERATORS) * hardware.launch_s)
     row_s = 2 * max(_read(sizes.parameters, one) for one in ranges) / hardware.flops
     return PipelineProfile(
         base_s=base_s,
@@ -69,18 +109,12 @@ def derived_profile(sizes: ModelSizes, ranges: list[LayerRange], hardware: Hardw
 
 
 def _read(parts: ModelParts, layers: LayerRange) -> float:
-    """What a step reads of a stage: rows of the embedding are looked up, while a head is read, a tied one too."""
+    """Return what a step reads of a stage: the head, even a tied one, but only single rows of the embedding."""
     return replace(parts, embed=0, shared=0).of(layers.first, layers.last)
 
 
 def spread(profile: PipelineProfile, stages: int) -> PipelineProfile:
-    """A profile of a model over another number of stages, each with its share of the layers."""
+    """Return the profile of the same model over another number of stages, each with its share of the layers."""
     share = profile.stages / stages
-    return replace(
-        profile,
-        stages=stages,
-        base_s=profile.base_s * share,
-        node_s=profile.node_s * share,
-        prompt_row_s=profile.prompt_row_s * share,
-        context_s=profile.context_s * share,
-    )
+    scaled = {name: getattr(profile, name) * share for name in ("base_s", "node_s", "prompt_row_s", "context_s")}
+    return replace(profile, stages=stages, **scaled)

@@ -1,28 +1,57 @@
-"""From the flags of ``spectra plan`` to a plan."""
+"""Makes a plan from the flags of ``spectra plan``."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from app.inputs.simulation import profile_at
-from app.planning.hardware import Hardware, derived_profile, spread
-from app.planning.inputs import inputs_of
-from app.planning.layouts import Drafts, LayoutConstraints, chosen, layouts
-from app.planning.report import DeploymentPlan
-from app.planning.sizes import sizes_of, usable_bytes
+from app.planning.hardware import Hardware, PlanningInput, planning_inputs
+from app.planning.layouts import Drafts, GpuLayout, LayoutConstraints, chosen, layouts
+from app.planning.sizes import ModelSizes, sizes_of, usable_bytes
 from engine.errors import ConfigError
-from engine.model.ranges import LayerRange
-from engine.simulated.profile import PipelineProfile
+from engine.model.partition import GIB
 
 MOST_NODES = 4096
 DEFAULT_CONTEXT = 4096
+DEFAULT_SEQUENCES = 64  # of --max-sequences
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentPlan:
+    """Layouts of a model on GPUs, and the figures that they were calculated from."""
+
+    model: str  # as the user named it
+    model_flags: str  # of ``spectra serve``, for that model in its dtype and quantization
+    sizes: ModelSizes
+    constraints: LayoutConstraints
+    disks: Sequence[float]  # bytes per second at which a stage may read its weights
+    found: Sequence[GpuLayout]
+    inputs: Sequence[PlanningInput]
+
+    @property
+    def best(self) -> GpuLayout | None:
+        """The layout to use; None: the model does not fit."""
+        return chosen(self.found)
+
+    @property
+    def command(self) -> str:
+        """The command that serves the best layout, its KV cache rounded down to 0.1 GiB; "" if there is none."""
+        if self.best is None:
+            return ""
+        more = f" --replicas {self.best.replicas}" if self.best.replicas > 1 else ""
+        each = self.best.sequences // self.best.replicas
+        more += f" --max-sequences {each}" if each > DEFAULT_SEQUENCES else ""
+        return (
+            f"spectra serve {self.model_flags} --device cuda --stages {self.best.stages} --stage-gpus 1 "
+            f"--kv-gib {int(self.best.kv_bytes / GIB * 10) / 10:g}{more}"
+        )
 
 
 def make_plan(given: argparse.Namespace, disks: Sequence[float]) -> DeploymentPlan:
-    """The plan of parsed flags.
+    """Return the plan for parsed flags.
 
     Raises:
         ConfigError: a flag is out of range, or there is no such model or profile; the message names it.
@@ -35,26 +64,16 @@ def make_plan(given: argparse.Namespace, disks: Sequence[float]) -> DeploymentPl
     )
     drafts = Drafts(given.tokens_per_forward, given.nodes)
     usable = usable_bytes(given.gpu_memory_gib, given.usable)
-    constraints = LayoutConstraints(
-        given.gpus, usable, DEFAULT_CONTEXT if given.context is None else given.context, given.stages
-    )
-    profile = None if given.profile is None else (given.profile, profile_at(given.profile, "--profile"))
+    context = DEFAULT_CONTEXT if given.context is None else given.context
+    constraints = LayoutConstraints(given.gpus, usable, context, given.stages)
+    profile = None if given.profile is None else profile_at(given.profile, "--profile")
     sizes = sizes_of(given.model, given.revision, given.dtype, given.quantization)
     if given.context is None:
         constraints = replace(constraints, context=min(DEFAULT_CONTEXT, sizes.spec.max_positions))
-
-    def profiles(ranges: Sequence[LayerRange]) -> PipelineProfile:
-        if profile is None:
-            return derived_profile(sizes, list(ranges), hardware)
-        return spread(profile[1], len(ranges))
-
-    found = layouts(sizes, constraints, profiles, (hardware.hop_s, hardware.turn_s), drafts)
-    inputs = inputs_of(hardware, profile, given.tokens_per_forward)
-    return DeploymentPlan(given.model, _model_flags(given), sizes, constraints, disks, found, chosen(found), inputs)
-
-
-def _model_flags(given: argparse.Namespace) -> str:
-    """What ``spectra serve`` is given, so that its model is the one that was planned."""
+    found = layouts(sizes, constraints, hardware, profile, drafts)
+    named = None if profile is None else (given.profile, profile)
+    inputs = planning_inputs(hardware, named, given.tokens_per_forward)
     names = {"--model": given.model.removesuffix("/config.json"), "--revision": given.revision}
     names |= {"--dtype": given.dtype, "--quantization": given.quantization}
-    return " ".join(f"{flag} {shlex.quote(value)}" for flag, value in names.items() if value is not None)
+    flags = " ".join(f"{flag} {shlex.quote(value)}" for flag, value in names.items() if value is not None)
+    return DeploymentPlan(given.model, flags, sizes, constraints, disks, found, inputs)

@@ -1,4 +1,4 @@
-"""What a model takes on its stages: weights, and room for the KV cache, from its ``config.json`` alone."""
+"""Computes what a model takes on its stages, weights and KV cache, from its ``config.json`` alone."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from engine.target_model.memory import step_bytes
 from engine.target_model.numerics import resolve_dtype
 from engine.target_model.options import STEP_ROWS
 
-DEVICE = "cuda"  # what plans are made for: its default dtype is the checkpoint's
+DEVICE = "cuda"  # of plans: its default dtype is the checkpoint's
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """A model by its sizes."""
+    """Sizes of a model's parts."""
 
-    spec: ModelSpec  # of its config
-    parameters: ModelParts  # of every part, a number
-    weights: ModelParts  # of every part, bytes
-    dtype: torch.dtype  # of what is not int8, and of the KV cache
+    spec: ModelSpec
+    parameters: ModelParts  # a number for each part
+    weights: ModelParts  # bytes of each part
+    dtype: torch.dtype  # of unquantized weights and of the KV cache
     config: Any  # Hugging Face's
 
     @classmethod
     def of(cls, config: Any, dtype: torch.dtype, quantization: str | None = None) -> ModelSizes:
-        """Sizes of a Hugging Face config.
+        """Return the sizes for a Hugging Face config.
 
         Raises:
             ConfigError: ``quantization`` is unknown, or its package is not installed.
@@ -46,7 +46,6 @@ class ModelSizes:
 
     @property
     def n_parameters(self) -> int:
-        """Of the whole model."""
         return int(self.parameters.of(0, self.spec.n_layers))
 
     @property
@@ -65,11 +64,11 @@ class ModelSizes:
         return self.spec.n_layers * self.kv_layer_bytes
 
     def split(self, stages: int, kv_bytes: int = 0, limit: int | None = None) -> list[LayerRange]:
-        """Layers of every stage, as ``--layer-split auto`` has them.
+        """Return the layers of each stage, as ``--layer-split auto`` splits them.
 
         Args:
-            kv_bytes: of the cache over all stages.
-            limit: bytes of weights and cache that one stage may take; None: any number.
+            kv_bytes: of the KV cache over all stages.
+            limit: bytes of weights and cache that one stage may take; None: no limit.
 
         Raises:
             ConfigError: there are more stages than layers, or no split fits into ``limit``.
@@ -79,16 +78,18 @@ class ModelSizes:
         return partition(costs, held, stages, None if limit is None else (limit,) * stages)
 
     def stages(self, ranges: Sequence[LayerRange], kv_bytes: int) -> list[StageMemory]:
-        """What each stage holds of weights and of a cache of ``kv_bytes`` over all stages."""
+        """Return the weights and the share of the KV cache (``kv_bytes`` over all stages) of each stage."""
         return stage_memory(self.weights, kv_bytes // self.spec.n_layers, ranges)
 
     def step_bytes(self, is_last: bool) -> int:
-        """About what the largest step takes on a stage beside weights and cache, as ``--kv-gib auto`` leaves it."""
+        """Return about how much the largest step takes on a stage, which ``--kv-gib auto`` leaves free for it."""
         return step_bytes(self.config, self.spec, STEP_ROWS, is_last, has_executor=True)
 
     def kv_room(self, ranges: Sequence[LayerRange], usable: int) -> int:
-        """Bytes of KV cache over all stages for which ``usable`` bytes a stage have room beside weights and a step, as
-        ``--kv-gib auto``; the stage with least room a layer decides, since every token is in all layers."""
+        """Return the bytes of KV cache over all stages that ``--kv-gib auto`` allocates of ``usable`` bytes a stage.
+
+        The stage with the least room per layer decides, since each token is in all layers.
+        """
         rooms = (
             (usable - one.weights - self.step_bytes(one.layers.is_last)) // len(one.layers)
             for one in self.stages(ranges, 0)
@@ -96,10 +97,8 @@ class ModelSizes:
         return max(0, min(rooms)) * self.spec.n_layers
 
 
-def sizes_of(
-    model: str, revision: str | None = None, dtype: str | None = None, quantization: str | None = None
-) -> ModelSizes:
-    """Sizes of a model as users name it; a path may be that of a ``config.json`` or of its folder. Reads no weights.
+def sizes_of(model: str, revision: str | None, dtype: str | None, quantization: str | None) -> ModelSizes:
+    """Return the sizes of a model: of a ``config.json``, its folder, or a hub id. Reads no weights.
 
     Raises:
         ConfigError: there is no such model, or ``dtype`` or ``quantization`` is unknown.
@@ -112,7 +111,7 @@ def sizes_of(
 
 
 def usable_bytes(gpu_memory_gib: float, share: float) -> int:
-    """Of a GPU, for weights, KV cache and a step.
+    """Return the bytes of a GPU for weights, KV cache and a step.
 
     Raises:
         ConfigError: a value is out of range.

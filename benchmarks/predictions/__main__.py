@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
-from app.inputs.prompts import BUILTIN, Question, encode_chat, encode_prediction
+from app.inputs.prompts import BUILTIN, Question, encode_chat, encode_plain
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.report import as_line, write_lines
 from app.speculation.heads import encoded, longest_prompt
@@ -100,8 +100,8 @@ def of_files(arguments: argparse.Namespace) -> dict[str, Any]:
         PredictionCase(
             one.kind,
             encode_chat(tokenizer, [{"role": "user", "content": one.request}]),
-            encode_prediction(tokenizer, one.prediction),
-            encode_prediction(tokenizer, one.answer),
+            encode_plain(tokenizer, one.prediction),
+            encode_plain(tokenizer, one.answer),
         )
         for one in every
     ]

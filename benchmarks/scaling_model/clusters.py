@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.planning.cluster import Cluster, hop_bytes
+from app.planning.cluster import Cluster
 from app.planning.hardware import spread
 from engine.simulated.profile import PROFILES, PipelineProfile
 
@@ -61,7 +61,7 @@ def wires() -> list[str]:
     for name, (bytes_per_s, latency_s) in LINKS.items():
         wired = replace(profile(4), link_bytes_per_s=bytes_per_s, link_latency_s=latency_s)
         cluster = Cluster(wired, 4, *SOFTWARE)
-        hops = [f"{(hop_bytes(rows_) / bytes_per_s + latency_s) * 1e3:.2f} ms" for rows_ in (1, 65, 1040)]
+        hops = [f"{(wired.wire_seconds(rows_) + latency_s) * 1e3:.2f} ms" for rows_ in (1, 65, 1040)]
         one, many = cluster.decoding(1, 64), cluster.decoding(64, 64)
         rows.append(f"| {name} | {' | '.join(hops)} | {one.step_s * 1e3:.1f} ms | {many.steps_per_s:.0f} |")
     return rows

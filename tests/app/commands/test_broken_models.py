@@ -106,7 +106,7 @@ def test_a_chat_template_that_fails_is_one_sentence(what: str, tmp_path: Path) -
     ran = run_cli("generate", "--model", folder, "--prompt", "Snow")
     assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert ran.err.startswith(
-        f"spectra: {folder} (--raw uses no template): the chat template refuses this conversation:"
+        f"spectra: {folder} (--raw uses no template): the chat template fails on this conversation:"
     )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.config.serve import ServeConfig
-from app.inputs import cores
-from app.inputs.cores import default_threads, usable_cores
+from app.inputs import devices
+from app.inputs.devices import default_threads, usable_cores
 
 NO_QUOTA: dict[str, str] = {}
 V1 = {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}
@@ -22,7 +22,7 @@ def eight_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         topology = tmp_path / f"devices/system/cpu/cpu{processor}/topology"
         topology.mkdir(parents=True)
         (topology / "thread_siblings_list").write_text(f"{processor % 8},{processor % 8 + 8}\n")
-    monkeypatch.setattr(cores, "SYSTEM", tmp_path)
+    monkeypatch.setattr(devices, "SYSTEM", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     return tmp_path
 
@@ -51,7 +51,7 @@ def test_processors_of_one_core_count_once_and_a_quota_limits_them(
 def test_an_unknown_topology_counts_the_processors_of_the_affinity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cores, "SYSTEM", tmp_path)
+    monkeypatch.setattr(devices, "SYSTEM", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 5, 6})
     assert usable_cores() == 3
 

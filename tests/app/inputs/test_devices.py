@@ -21,10 +21,11 @@ INSTALLED = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 def test_memory_is_that_of_the_machine_or_its_container(
     limit: str | None, found: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "memory.max"
+    file = tmp_path / "fs/cgroup/memory.max"
+    file.parent.mkdir(parents=True)
     if limit is not None:
         file.write_text(limit)
-    monkeypatch.setattr(devices, "LIMITS", (file,))
+    monkeypatch.setattr(devices, "SYSTEM", tmp_path)
     assert devices.memory_bytes("cpu") == found
     devices.check_cache(0.02, "cpu")
     devices.check_cache("auto", "cpu")

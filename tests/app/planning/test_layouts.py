@@ -18,16 +18,13 @@ from tools.shapes import llama_70b
 
 USABLE = 72 * GIB
 SEVENTY = ModelSizes.of(llama_70b(), torch.bfloat16)
-
-
-def of_paper(ranges: object) -> object:
-    return spread(PROFILES["70b-h100x4"], len(ranges))  # type: ignore[arg-type]
+PAPER = PROFILES["70b-h100x4"]
 
 
 @cache
 def planned(gpus: int, stages: int | None = None, context: int = 1500) -> list[GpuLayout]:
     constraints = LayoutConstraints(gpus, USABLE, context, stages)
-    return layouts(SEVENTY, constraints, of_paper, (3e-4, 5e-4), Drafts())  # type: ignore[arg-type]
+    return layouts(SEVENTY, constraints, Hardware(), PAPER, Drafts())
 
 
 def test_every_stage_fits_its_gpu_and_one_more_token_would_not() -> None:
@@ -60,7 +57,7 @@ def test_the_layout_that_holds_most_sequences_is_chosen_fewest_stages_first() ->
 
 
 def test_streams_are_divided_among_replicas_and_all_counted() -> None:
-    cluster = Cluster(of_paper([None] * 2), 2, 3e-4, 5e-4, 1500)  # type: ignore[arg-type]
+    cluster = Cluster(spread(PAPER, 2), 2, 3e-4, 5e-4, 1500)
     rates = {n: cluster.decoding(n).tokens_per_s for n in (2, 3, 4)}
     for gpus, expected in ((4, 2 * rates[4]), (6, 2 * rates[3] + rates[2])):
         [layout] = planned(gpus, 2)

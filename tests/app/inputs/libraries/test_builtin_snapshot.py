@@ -16,8 +16,8 @@ from app.composition.speculation import speculator_options
 from app.config.serve import ServeConfig
 from app.inputs import builtin_corpus
 from app.inputs.builtin_corpus import builtin_snapshot
-from app.inputs.current_snapshot import snapshot_folder
 from app.inputs.libraries import LibraryAt, library_at, prepare
+from app.inputs.stores import snapshot_folder
 from app.inputs.tokenizers import load_tokenizer
 from app.serving.preflight import check_model
 from engine.errors import ConfigError, UnsupportedModelError

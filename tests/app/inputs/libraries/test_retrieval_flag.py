@@ -14,8 +14,8 @@ import pytest
 from app.composition.speculation import speculator_options
 from app.config.serve import ServeConfig
 from app.inputs import libraries
-from app.inputs.current_snapshot import snapshot_folder
 from app.inputs.libraries import library_at
+from app.inputs.stores import snapshot_folder
 from app.inputs.text_index import as_text, conversation
 from app.inputs.tokenizers import load_tokenizer
 from engine.errors import ConfigError
@@ -159,7 +159,7 @@ def test_while_a_store_is_down_the_snapshot_fetched_last_is_used_with_a_warning(
         offline = generate(*flags)
         [line] = offline.err.splitlines()
         assert line.startswith(f"spectra: --retrieval: {server.url}: ")
-        assert f"going on with version {version}, which was fetched earlier" in line
+        assert f"using version {version}, which was fetched earlier" in line
         assert offline.document["step_tokens"] == online.document["step_tokens"]
         shutil.rmtree(snapshot_folder())
         libraries._opened.cache_clear()
