@@ -12,7 +12,8 @@ from retrieval_store.errors import ConflictError
 
 if TYPE_CHECKING:  # --help reads no manifest and no texts
     from app.corpus.settings import BuildSettings
-    from retrieval_store.stores.base import Current, Store
+    from retrieval_store.stores.base import Store
+    from retrieval_store.stores.records import Current
 
 FLAG = "--redis"
 

@@ -9,7 +9,7 @@ import msgspec
 
 from app.reporting.report import columns
 from retrieval_store.snapshots.snapshot import Manifest
-from retrieval_store.stores.base import Published
+from retrieval_store.stores.records import Published
 
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
 

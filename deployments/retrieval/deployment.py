@@ -18,8 +18,9 @@ from retrieval_store.service.manifest_feed import Known, ManifestChanges
 from retrieval_store.service.namespace_worker import ServiceContext
 from retrieval_store.service.service import RetrievalService
 from retrieval_store.snapshots.cache import NodeCache
-from retrieval_store.stores.base import Store, StoreOptions
+from retrieval_store.stores.base import Store
 from retrieval_store.stores.open import open_store, shown
+from retrieval_store.stores.records import StoreOptions
 
 IN_MEMORY = "memory://retrieval"  # URL for a service without a store
 LONGEST_S = 30.0  # upper limit of ``timeout``

@@ -26,8 +26,9 @@ from retrieval_store.snapshots.cache import SnapshotFolder
 from retrieval_store.snapshots.snapshot import Description, Manifest, SnapshotInput
 from retrieval_store.snapshots.snapshot_index import SnapshotIndex, open_snapshot
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
-from retrieval_store.stores.base import LiveText, Store
+from retrieval_store.stores.base import Store
 from retrieval_store.stores.live_text import parse_id
+from retrieval_store.stores.records import LiveText
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from retrieval_store.snapshots.cache import SnapshotFolder
 from retrieval_store.snapshots.files import read_through
 from retrieval_store.snapshots.snapshot import Manifest, check_tokenizer
 from retrieval_store.snapshots.snapshot_index import open_snapshot
-from retrieval_store.stores.base import Current, Store
+from retrieval_store.stores.base import Store
+from retrieval_store.stores.records import Current
 
 logger = logging.getLogger(__name__)
 

@@ -1,135 +1,133 @@
-"""The interface of a store of snapshots, and its settings.
+"""A store of snapshots and live texts: immutable versions, one ``current`` pointer with a history, and a log.
 
-A store is opened for one namespace. It holds immutable versions, one ``current`` pointer that moves by compare-and-set,
-the history of that pointer, and a log of live texts. Calls block; a store belongs to one thread unless it says
-otherwise.
+``Store`` has what all kinds of stores share: the order of the steps, which ``StoreSteps`` declares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
-from retrieval_store.snapshots.snapshot import Manifest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreOptions:
-    """Settings of a store.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    grace_seconds: float = 3600.0  # how long a superseded version stays
-    unused_seconds: float = 86_400.0  # how long a published version stays that is never activated
-    upload_seconds: float = 600.0  # how long what an interrupted upload left stays
-    chunk_bytes: int = 4 << 20  # of one value in Redis
-    connect_seconds: float = 2.0
-    read_seconds: float = 5.0  # without a byte from the store
-    ca_file: str = ""  # PEM; "": the system's authorities; a URL's ?ca= wins
-    tokenizer_hash: str = ""  # snapshots of other tokenizers are refused; "": any
-
-    def __post_init__(self) -> None:
-        for name in ("unused_seconds", "upload_seconds", "connect_seconds", "read_seconds"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} {getattr(self, name)} must be above 0")
-        if self.grace_seconds < 0:
-            raise ValueError(f"grace_seconds {self.grace_seconds} must be at least 0")
-        if not 1 <= self.chunk_bytes <= 256 << 20:
-            raise ValueError(f"chunk_bytes {self.chunk_bytes} must be within 1 and {256 << 20}: Redis takes no more")
+from retrieval_store.errors import (
+    ConflictError,
+    DamagedSnapshotError,
+    SnapshotError,
+    StoreError,
+    UnknownVersionError,
+)
+from retrieval_store.snapshots.cache import SnapshotFolder
+from retrieval_store.snapshots.files import checked, read_blocks, write_blocks
+from retrieval_store.snapshots.names import check_version
+from retrieval_store.snapshots.snapshot import (
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    check_tokenizer,
+    decode_manifest,
+    read_manifest,
+    verify,
+)
+from retrieval_store.stores.live_text import check_limit, decode_tokens, encode_tokens, parse_id
+from retrieval_store.stores.records import Current, LiveText, Move, Published
+from retrieval_store.stores.steps import StoreSteps
 
 
-@dataclass(frozen=True, slots=True)
-class Current:
-    """Where ``current`` points."""
-
-    version: str  # "": nowhere yet
-    revision: int  # grows by one with every move; 0: never moved
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One move of ``current``."""
-
-    revision: int  # of ``current`` after the move
-    version: str
-    at: float  # seconds since 1970
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """One version in a store."""
-
-    version: str
-    manifest: Manifest | None  # None: it does not decode, or is of another format
-    is_current: bool
-    expires_at: float | None = None  # seconds since 1970, of a version that is superseded or unused; None: stays
-    problem: str = ""  # why there is no manifest
-
-
-@dataclass(frozen=True, slots=True)
-class LiveText:
-    """One entry of the log."""
-
-    id: str  # ordered within a store like the entries; opaque
-    tokens: Sequence[int]
-
-
-class Store(Protocol):
+class Store(StoreSteps):
     """Snapshots and live texts of one namespace.
 
-    Every method raises ``StoreUnavailableError`` when the store cannot be reached.
+    Calls block, and raise ``StoreUnavailableError`` when the store cannot be reached. A store belongs to one thread
+    unless its class says otherwise.
     """
 
-    namespace: str
-    url: str  # without a password
-
     def publish(self, folder: Path, unused: float | None = None) -> str:
-        """Upload the verified snapshot in ``folder`` and return its version; ``current`` does not move.
+        """Upload the snapshot in ``folder`` and return its version; ``current`` does not move.
 
-        What was uploaded is read back and verified before the version appears in ``versions``. It expires unless it is
-        activated in time, so that a publisher that dies before it can do so leaves nothing for ever. Publishing a
-        version that is there already checks it, puts its expiry off and replaces it only if it is damaged. Safe to run
-        twice at once.
+        The upload is read back and verified before ``versions`` lists it. A version that is not activated in time
+        expires, so a publisher that dies leaves nothing for good. Publishing a version that exists verifies it, puts
+        off its expiry, and replaces it only if it is damaged. Publishers may run at the same time.
 
         Args:
             folder: of the snapshot.
-            unused: seconds that the version stays without being activated; None: those of the store's options.
+            unused: seconds until the version expires if it is not activated; None: as the store's options say.
 
         Raises:
             SnapshotError: the snapshot in ``folder`` is damaged or foreign.
         """
+        seconds = self.options.unused_seconds if unused is None else unused
+        manifest = verify(folder, self.options.tokenizer_hash)
+        is_damaged = False
+        try:
+            self._verified(manifest.version)
+            if self._keep(manifest.version, seconds):
+                return manifest.version
+        except UnknownVersionError:
+            pass
+        except SnapshotError:
+            is_damaged = True
+        self._upload(folder, manifest, is_damaged, seconds)
+        return manifest.version
+
+    def _upload(self, folder: Path, manifest: Manifest, replace: bool, unused: float) -> None:
+        place = self._begin((folder / MANIFEST).read_bytes())
+        try:
+            for name in manifest.files:
+                self._write(place, name, read_blocks(folder / name, self.options.chunk_bytes))
+            for _ in self._read_back(place, manifest):  # may take longer than an untouched upload lives
+                self._renew(place)
+            self._commit(place, manifest.version, replace, unused)
+        except BaseException:
+            self._abandon(place)
+            raise
 
     def current(self) -> Current:
-        """Where ``current`` points."""
+        """Return where ``current`` points."""
+        return self._pointer().current
 
     def activate(self, version: str, expected: int | None = None) -> Current:
-        """Point ``current`` at a published version, which then stays; the one before expires after the grace period.
+        """Verify a version and point ``current`` at it; the version before expires after the grace period.
 
-        Where ``current`` points there already, nothing moves.
+        Nothing moves if ``current`` points at the version already.
 
         Args:
-            version: to point at. It is verified first.
-            expected: the revision that ``current`` must have; None: whatever it has when the call begins.
+            version: to point at.
+            expected: the revision that ``current`` must have; None: the one that it has when the call begins.
 
         Raises:
             UnknownVersionError: there is no such version.
             DamagedSnapshotError: it does not verify.
-            ConflictError: ``current`` has, or meanwhile got, another revision.
+            ConflictError: ``current`` has another revision, or moved during the call.
         """
+        old = self._pointer()
+        if expected is not None and expected != old.revision:
+            raise self._conflict(expected, old.revision)
+        self._verified(version)
+        if version == old.version:
+            if self._pointer().revision != old.revision:
+                raise self._conflict(old.revision)
+            return old.current
+        new = old.forward(version)
+        self._compare_and_set(old, new)
+        return new.current
 
     def rollback(self) -> Current:
-        """Point ``current`` at the version it had before, as a new move; the latest one that is there and verifies.
+        """Move ``current`` to the latest earlier version that still exists and verifies.
 
-        Rolling back twice goes back twice.
+        A rollback is a move of its own; rolling back twice goes back twice.
 
         Raises:
-            UnknownVersionError: there is none.
-            ConflictError: ``current`` moved meanwhile.
+            UnknownVersionError: there is no such version.
+            ConflictError: ``current`` moved during the call.
         """
+        old = self._pointer()
+        for new in old.ways_back():
+            try:
+                self._verified(new.version)
+                self._compare_and_set(old, new)
+            except (UnknownVersionError, SnapshotError):
+                continue
+            return new.current
+        raise UnknownVersionError(f"{self.where} has no sound version before {old.version or 'the first'}")
 
     def retire(self, version: str) -> None:
         """Let a version expire after the grace period, for example one that lost a race to become current.
@@ -138,58 +136,134 @@ class Store(Protocol):
             UnknownVersionError: there is no such version.
             ConflictError: it is current.
         """
+        check_version(version, self.where)
+        is_current = self._retire(version)
+        if is_current is None:
+            raise self._unknown(version)
+        if is_current:
+            raise ConflictError(f"{self.where}: version {version} is current; activate another one first")
 
     def history(self, limit: int = 100) -> list[Move]:
-        """The last ``limit`` moves of ``current``, the latest last."""
+        """Return the last ``limit`` moves of ``current``, the latest last."""
+        check_limit(limit)
+        return self._history(limit)
 
+    @abstractmethod
     def versions(self) -> list[Published]:
-        """All versions, the newest last. Expired ones are not listed, and may be removed by any call.
+        """Return all versions that have not expired, the newest last.
 
         A version whose manifest cannot be read, such as one of another format version, is listed with the reason.
         """
 
     def manifest(self, version: str) -> Manifest:
-        """Metadata of a version.
+        """Return the manifest of a version.
 
         Raises:
             UnknownVersionError: there is no such version.
         """
+        return self._described(version)[1]
 
     def fetch(self, version: str, folder: Path) -> Path:
-        """A verified local copy of a version, at ``folder/version``; free if it is there already.
+        """Copy a version to ``folder/version``, verified, unless it is there already; return that path.
 
-        Written beside and renamed, so that processes can share ``folder`` and never see half a snapshot.
+        Processes may share ``folder``: none of them sees half a snapshot.
 
         Raises:
             UnknownVersionError: there is no such version.
-            DamagedSnapshotError: what was fetched does not verify; ``folder`` is left without it.
+            DamagedSnapshotError: the version does not verify; ``folder`` is left without it.
         """
+        check_version(version, self.where)
+        local = SnapshotFolder(folder)
+        target = local.snapshot(version)
+        if local.has(version):
+            check_tokenizer(read_manifest(target), self.options.tokenizer_hash, str(target))
+            return target
+        raw, manifest = self._described(version)
+        check_tokenizer(manifest, self.options.tokenizer_hash, self._called(version))
 
+        def bring(into: Path) -> None:
+            for name, entry in manifest.files.items():
+                self._deliver(self._place(version), name, entry, into / name)
+            write_blocks(into / MANIFEST, [raw])
+
+        try:
+            return local.fetch(version, bring)
+        except OSError as error:
+            raise StoreError(f"{target}: the snapshot cannot be written here: {error.strerror}") from error
+
+    @abstractmethod
     def wait(self, timeout: float) -> bool:
-        """Sleep until ``current`` may have moved or a text was appended, ``timeout`` seconds at most.
+        """Wait until ``current`` may have moved or a text was appended, for at most ``timeout`` seconds.
 
-        A hint: True means look, False that nothing was heard. Poll as well. Raises nothing: while the store is away the
-        answer is False, and once it is back True. May be called in another thread than the other methods.
+        Returns False if nothing was heard. This is a hint only: callers must poll as well. Raises nothing: it returns
+        False while the store is away, and True once it is back. Another thread than that of the other calls may wait.
         """
 
     def append(self, texts: Sequence[Sequence[int]], limit: int) -> None:
-        """Append to the log of live texts and keep about the last ``limit`` entries.
+        """Append to the log of live texts, and keep about the last ``limit`` entries.
 
         Raises:
             ValueError: a token id is negative or above int32.
         """
+        check_limit(limit)
+        if encoded := [encode_tokens(text) for text in texts]:
+            self._append(encoded, limit)
 
     def entries(self, after: str = "", limit: int = 1000) -> list[LiveText]:
-        """Entries behind the one with id ``after`` ("": from the beginning), oldest first, ``limit`` at most.
+        """Return at most ``limit`` entries of the log, from the first one after the id ``after`` ("": from the start).
 
         An entry that does not decode has no tokens, so that readers get past it; a warning names the first of them.
 
         Raises:
-            StoreError: ``after`` is no id; the message names it.
+            StoreError: ``after`` is not an id.
         """
+        check_limit(limit)
+        found = self._entries(parse_id(after, self.where), limit)
+        return [LiveText(name, decode_tokens(raw, name, self.where)) for name, raw in found]
 
     def trim(self, upto: str) -> None:
-        """Forget entries up to and including the one with this id."""
+        """Remove the entries of the log up to and including the one with this id."""
+        self._trim(parse_id(upto, self.where))
 
+    @abstractmethod
     def close(self) -> None:
-        """Close connections and end threads; harmless twice."""
+        """Close connections and end threads; closing twice does no harm."""
+
+    # -- for the kinds of stores -----------------------------------------------------------------------------------
+
+    def _deliver(self, place: str, name: str, entry: FileEntry, path: Path) -> None:
+        """Write one file of a version to ``path``, verified."""
+        write_blocks(path, self._checked(place, name, entry))
+
+    def _verified(self, version: str) -> None:
+        manifest = self._described(version)[1]
+        check_tokenizer(manifest, self.options.tokenizer_hash, self._called(version))
+        for _ in self._read_back(self._place(version), manifest):
+            pass
+
+    def _described(self, version: str) -> tuple[bytes, Manifest]:
+        check_version(version, self.where)
+        raw = self._raw_manifest(self._place(version))
+        if raw is None:
+            raise self._unknown(version)
+        return raw, self._decoded(version, raw)
+
+    def _decoded(self, version: str, raw: bytes) -> Manifest:
+        manifest = decode_manifest(raw, self._called(version))
+        if manifest.version != version:
+            raise DamagedSnapshotError(f"{self._called(version)} has the manifest of version {manifest.version}")
+        return manifest
+
+    def _published(self, version: str, raw: bytes, is_current: bool, expires_at: float | None) -> Published:
+        try:
+            return Published(version, self._decoded(version, raw), is_current, expires_at)
+        except SnapshotError as error:
+            return Published(version, None, is_current, expires_at, str(error))
+
+    def _read_back(self, place: str, manifest: Manifest) -> Iterator[bytes]:
+        """Return all blocks of a snapshot; they end with an error if they are not what the manifest says."""
+        for name, entry in manifest.files.items():
+            yield from self._checked(place, name, entry)
+
+    def _checked(self, place: str, name: str, entry: FileEntry) -> Iterator[bytes]:
+        return checked(self._blocks(place, name, entry), entry, f"{name} of {place} in {self.where}")

@@ -1,10 +1,11 @@
-"""Snapshots in a folder of this machine or of a file system that its processes share.
+"""Snapshots in a folder of this machine, or of a file system that its processes share.
 
-``FOLDER/NAMESPACE/versions/VERSION/``, ``current.json`` (what is current, expires and was) and ``log.sqlite``.
+``FOLDER/NAMESPACE/versions/VERSION/``, ``current.json`` (a ``StoreState``) and ``log.sqlite``.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 
-from retrieval_store.errors import StoreUnavailableError
+import msgspec
+
+from retrieval_store.errors import StoreError, StoreUnavailableError
 from retrieval_store.snapshots.files import (
     discard,
     private_folder,
@@ -22,20 +25,18 @@ from retrieval_store.snapshots.files import (
     unfinished,
     write_blocks,
 )
-from retrieval_store.snapshots.names import folder_segment
+from retrieval_store.snapshots.names import folder_segment, is_version
 from retrieval_store.snapshots.snapshot import MANIFEST, FileEntry
-from retrieval_store.stores.base import LiveText, Move, Published, StoreOptions
-from retrieval_store.stores.common import CommonStore, put_off
 from retrieval_store.stores.directory_log import DirectoryLog
-from retrieval_store.stores.directory_state import STATE, DirectoryState, changing, read_state
-from retrieval_store.stores.live_text import check_limit, encode_tokens
-from retrieval_store.stores.pointer import MOST_MOVES, Pointer
+from retrieval_store.stores.local import LocalStore, StoreState
+from retrieval_store.stores.records import StoreOptions
 
-_POLL = 0.05  # seconds between looks of ``wait``
+STATE = "current.json"
+_POLL = 0.05  # seconds between two looks of ``wait``
 
 
-class DirectoryStore(CommonStore):
-    """See ``Store``."""
+class DirectoryStore(LocalStore):
+    """A store in a folder. Safe between processes and threads of one machine: each change holds a lock (``flock``)."""
 
     def __init__(self, folder: Path, namespace: str, options: StoreOptions) -> None:
         super().__init__(namespace, folder.absolute().as_uri(), options)
@@ -45,15 +46,24 @@ class DirectoryStore(CommonStore):
         self._closed = Event()
         self._seen = self._signature()
 
+    @contextmanager
+    def _available(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailableError(f"{self.where}: {error.strerror}") from error
+
+    # -- versions --------------------------------------------------------------------------------------------------
+
     def _place(self, version: str) -> str:
         return str(self._versions / version)
 
-    def _begin(self, version: str, raw: bytes) -> str:
+    def _begin(self, manifest: bytes) -> str:
         place = unfinished(self._versions, "upload")
         with self._available():
             sweep_unfinished(self._versions, self.options.upload_seconds)
             private_folder(place)
-            write_blocks(place / MANIFEST, [raw])
+            write_blocks(place / MANIFEST, [manifest])
         return str(place)
 
     def _write(self, place: str, name: str, blocks: Iterator[bytes]) -> None:
@@ -64,29 +74,23 @@ class DirectoryStore(CommonStore):
         with self._available():
             os.utime(place)
 
-    def _commit(self, place: str, version: str, replace: bool, unused: float) -> None:
+    def _move_upload(self, place: str, version: str) -> None:
         target = self._versions / version
-        with self._changing() as state:
-            if replace or version not in state.versions or not target.is_dir():
-                if target.is_dir():
-                    discard(target)
-                sync_folder(Path(place))
-                Path(place).rename(target)
-                sync_folder(self._versions)
-            state.versions[version] = put_off(state.versions.get(version, 0.0), unused)
-        self._abandon(place)
+        if target.is_dir():
+            discard(target)
+        sync_folder(Path(place))
+        Path(place).rename(target)
+        sync_folder(self._versions)
 
     def _abandon(self, place: str) -> None:
         discard(Path(place))
 
     def _raw_manifest(self, place: str) -> bytes | None:
-        path = Path(place)
-        with self._available():
-            state = self._state()
-            if path.name not in state.versions or path.name in state.expired():
-                return None
-            with suppress(FileNotFoundError, NotADirectoryError):
-                return (path / MANIFEST).read_bytes()
+        path, state = Path(place), self._state()
+        if path.name not in state.versions or path.name in state.expired():
+            return None
+        with self._available(), suppress(FileNotFoundError, NotADirectoryError):
+            return (path / MANIFEST).read_bytes()
         return None
 
     def _blocks(self, place: str, name: str, entry: FileEntry) -> Iterator[bytes]:
@@ -107,69 +111,45 @@ class DirectoryStore(CommonStore):
         for _ in self._checked(str(path.parent), name, entry):
             pass
 
-    def _keep(self, version: str, unused: float) -> bool:
-        with self._changing() as state:
-            if version in state.versions:
-                state.versions[version] = put_off(state.versions[version], unused)
-            return version in state.versions
+    # -- state -----------------------------------------------------------------------------------------------------
 
-    def _retire(self, version: str) -> bool | None:
-        with self._changing() as state:
-            if version not in state.versions:
-                return None
-            if version != state.pointer.version:
-                state.versions[version] = time.time() + self.options.grace_seconds
-            return version == state.pointer.version
-
-    def _state(self) -> DirectoryState:
+    def _state(self) -> StoreState:
         with self._available():
-            return read_state(self._folder, self.where)
-
-    def _pointer(self) -> Pointer:
-        return self._state().pointer
-
-    def _compare_and_set(self, old: Pointer, new: Pointer) -> None:
-        with self._changing() as state:
-            if state.pointer.revision != old.revision:
-                raise self._conflict(old.revision, state.pointer.revision)
-            if new.version not in state.versions:
-                raise self._unknown(new.version)
-            now = time.time()
-            if old.version in state.versions:
-                state.versions[old.version] = now + self.options.grace_seconds
-            state.versions[new.version] = None
-            state.pointer = new
-            state.moves = [*state.moves, (new.revision, new.version, now)][-MOST_MOVES:]
+            try:
+                raw = (self._folder / STATE).read_bytes()
+            except FileNotFoundError:
+                return StoreState()
+        try:
+            state = msgspec.json.decode(raw, type=StoreState)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StoreError(f"{self.where}: {STATE} does not decode: {error}") from error
+        names = [*state.versions, *state.pointer.before, *filter(None, [state.pointer.version])]
+        if not all(is_version(name) for name in names):
+            raise StoreError(f"{self.where}: {STATE} names versions that are not 16 hexadecimal digits")
+        return state
 
     @contextmanager
-    def _changing(self) -> Iterator[DirectoryState]:
-        """The state, locked, without expired versions; their files are gone."""
-        with self._available(), changing(self._folder, self.where) as state:
-            for version in state.expired():
-                del state.versions[version]
-                discard(self._versions / version)
-            yield state
-
-    def history(self, limit: int = 100) -> list[Move]:
-        """See ``Store.history``."""
-        check_limit(limit)
-        return [Move(*move) for move in self._state().moves[-limit:]]
-
-    def versions(self) -> list[Published]:
-        """See ``Store.versions``."""
-        state = self._state()
-        if state.expired():
-            with self._changing() as state:
-                pass
-        found = []
-        for version, expires_at in state.versions.items():
-            raw = self._raw_manifest(self._place(version))
-            if raw is not None:
-                found.append(self._published(version, raw, version == state.pointer.version, expires_at))
-        return found
+    def _changing(self) -> Iterator[StoreState]:
+        """Lock the namespace and yield its state; write it unless the caller raises an error."""
+        with self._available():
+            private_folder(self._folder)
+            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                state = self._state()
+                for version in state.expired():
+                    del state.versions[version]
+                    discard(self._versions / version)
+                yield state
+                new = (self._folder / STATE).with_suffix(".new")
+                new.unlink(missing_ok=True)  # of a process that was killed
+                write_blocks(new, [msgspec.json.encode(state)])
+                new.replace(self._folder / STATE)
+                sync_folder(self._folder)
+            finally:
+                os.close(lock)
 
     def wait(self, timeout: float) -> bool:
-        """See ``Store.wait``."""
         deadline = time.monotonic() + timeout
         while (now := self._signature()) == self._seen:
             left = deadline - time.monotonic()
@@ -181,38 +161,25 @@ class DirectoryStore(CommonStore):
     def _signature(self) -> list[tuple[int, int, int] | None]:
         return [_stamp(self._folder / STATE), _stamp(self._log.path)]
 
-    def append(self, texts: Sequence[Sequence[int]], limit: int) -> None:
-        """See ``Store.append``."""
-        check_limit(limit)
-        if encoded := [encode_tokens(text) for text in texts]:
-            with self._available():
-                private_folder(self._folder)
-            self._log.append(encoded, limit)
+    # -- log -------------------------------------------------------------------------------------------------------
 
-    def entries(self, after: str = "", limit: int = 1000) -> list[LiveText]:
-        """See ``Store.entries``."""
-        check_limit(limit)
+    def _append(self, texts: Sequence[bytes], limit: int) -> None:
+        with self._available():
+            private_folder(self._folder)
+        self._log.append(texts, limit)
+
+    def _entries(self, after: tuple[int, int], limit: int) -> list[tuple[str, bytes]]:
         return self._log.entries(after, limit)
 
-    def trim(self, upto: str) -> None:
-        """See ``Store.trim``."""
+    def _trim(self, upto: tuple[int, int]) -> None:
         self._log.trim(upto)
 
     def close(self) -> None:
-        """See ``Store.close``."""
         self._closed.set()
-
-    @contextmanager
-    def _available(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StoreUnavailableError(f"{self.where}: {error.strerror}") from error
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
+    with suppress(OSError):
         stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size
+        return stat.st_mtime_ns, stat.st_ino, stat.st_size
+    return None

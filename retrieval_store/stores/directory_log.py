@@ -9,10 +9,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from retrieval_store.errors import StoreError, StoreUnavailableError
-from retrieval_store.stores.base import LiveText
-from retrieval_store.stores.live_text import decode_tokens, next_id, parse_id
+from retrieval_store.stores.live_text import format_id, next_id
 
-LOG = "log.sqlite"
 # AUTOINCREMENT: ids grow even after all entries were trimmed.
 _TABLE = "CREATE TABLE IF NOT EXISTS log (id INTEGER PRIMARY KEY AUTOINCREMENT, tokens BLOB NOT NULL)"
 _STEP = 1000  # numbers within a millisecond; a row's id is milliseconds * _STEP + number
@@ -24,15 +22,14 @@ class DirectoryLog:
     Args:
         folder: of the namespace.
         where: for messages.
-        seconds: waited for other writers.
+        timeout: seconds to wait for other writers.
     """
 
-    def __init__(self, folder: Path, where: str, seconds: float) -> None:
-        self.path = folder / LOG
-        self._where, self._seconds = where, seconds
+    def __init__(self, folder: Path, where: str, timeout: float) -> None:
+        self.path = folder / "log.sqlite"
+        self._where, self._timeout = where, timeout
 
     def append(self, texts: Sequence[bytes], limit: int) -> None:
-        """Add entries and keep the last ``limit``."""
         with self._opened() as database, database:
             database.execute("BEGIN IMMEDIATE")
             row = database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'log'").fetchone()
@@ -43,37 +40,29 @@ class DirectoryLog:
             kept = "SELECT id FROM log ORDER BY id DESC LIMIT 1 OFFSET ?"
             database.execute(f"DELETE FROM log WHERE id <= ({kept})", (limit,))
 
-    def entries(self, after: str, limit: int) -> list[LiveText]:
-        """See ``Store.entries``."""
-        behind = _row(parse_id(after, self._where))
+    def entries(self, after: tuple[int, int], limit: int) -> list[tuple[str, bytes]]:
         if not self.path.is_file():
             return []
         with self._opened() as database:
             query = "SELECT id, tokens FROM log WHERE id > ? ORDER BY id LIMIT ?"
-            return [self._entry(*row) for row in database.execute(query, (behind, limit))]
+            found = database.execute(query, (_row(after), limit))
+            return [(format_id(divmod(row, _STEP)), raw if isinstance(raw, bytes) else b"?") for row, raw in found]
 
-    def trim(self, upto: str) -> None:
-        """See ``Store.trim``."""
-        last = _row(parse_id(upto, self._where))
+    def trim(self, upto: tuple[int, int]) -> None:
         if self.path.is_file():
             with self._opened() as database, database:
-                database.execute("DELETE FROM log WHERE id <= ?", (last,))
-
-    def _entry(self, row: int, raw: object) -> LiveText:
-        name = "{}-{}".format(*divmod(row, _STEP))
-        return LiveText(name, decode_tokens(raw if isinstance(raw, bytes) else b"?", name, self._where))
+                database.execute("DELETE FROM log WHERE id <= ?", (_row(upto),))
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
         try:
             os.close(os.open(self.path, os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would let others read it
-            with closing(sqlite3.connect(self.path, timeout=self._seconds, isolation_level=None)) as database:
+            with closing(sqlite3.connect(self.path, timeout=self._timeout, isolation_level=None)) as database:
                 database.execute(_TABLE)
                 yield database
-        except OSError as error:
-            raise StoreUnavailableError(f"{self._where}: the log is not available: {error.strerror}") from error
-        except sqlite3.OperationalError as error:  # locked for too long, no such folder, full
-            raise StoreUnavailableError(f"{self._where}: the log is not available: {error}") from error
+        except (OSError, sqlite3.OperationalError) as error:  # the latter: locked for too long, no such folder, full
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise StoreUnavailableError(f"{self._where}: the log is not available: {reason}") from error
         except sqlite3.Error as error:
             raise StoreError(f"{self._where}: the log is damaged: {error}; remove {self.path}") from error
 

@@ -1,215 +1,143 @@
-"""Snapshots in the memory of this process: for tests, and for a service that has no other store.
-
-Stores that are opened with the same name and namespace share everything. Safe between threads.
-"""
+"""Snapshots in the memory of this process: for tests, and for a service that has no other store."""
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Condition
+
+import msgspec
 
 from retrieval_store.snapshots.names import segment
-from retrieval_store.snapshots.snapshot import FileEntry
-from retrieval_store.stores.base import LiveText, Move, Published, StoreOptions
-from retrieval_store.stores.common import CommonStore, put_off
-from retrieval_store.stores.live_text import check_limit, decode_tokens, encode_tokens, next_id, parse_id
-from retrieval_store.stores.pointer import MOST_MOVES, Pointer
-
-_SLICE = 0.5  # seconds after which a waiting thread sees that its store was closed
-
-
-@dataclass
-class _Kept:
-    raw: bytes  # manifest
-    files: dict[str, bytes] = field(default_factory=dict)
-    expires_at: float | None = None
+from retrieval_store.snapshots.snapshot import MANIFEST, FileEntry
+from retrieval_store.stores.live_text import format_id, next_id
+from retrieval_store.stores.local import LocalStore, StoreState
+from retrieval_store.stores.records import StoreOptions
 
 
 @dataclass
 class _Shared:
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    changes: int = 0
-    pointer: Pointer = field(default_factory=Pointer)
-    moves: list[Move] = field(default_factory=list)
-    kept: dict[str, _Kept] = field(default_factory=dict)  # version or upload -> contents
+    changed: Condition = field(default_factory=Condition)
+    n_changes: int = 0
+    state: StoreState = field(default_factory=StoreState)
+    files: dict[str, dict[str, bytes]] = field(default_factory=dict)  # of a version or an upload, by name
+    uploads: dict[str, float] = field(default_factory=dict)  # when each expires, seconds since 1970
     log: list[tuple[tuple[int, int], bytes]] = field(default_factory=list)
     last_id: tuple[int, int] = (0, 0)
 
     def notify(self) -> None:
-        self.changes += 1
+        self.n_changes += 1
         self.changed.notify_all()
 
 
 _SHARED: dict[tuple[str, str], _Shared] = {}
 
 
-class MemoryStore(CommonStore):
-    """See ``Store``."""
+class MemoryStore(LocalStore):
+    """Shares its contents with the stores of the same name and namespace. Safe between threads."""
 
     def __init__(self, name: str, namespace: str, options: StoreOptions) -> None:
         super().__init__(namespace, f"memory://{name}", options)
         self._shared = _SHARED.setdefault((name, segment(namespace)), _Shared())
-        self._heard = self._shared.changes
-        self._closed = False
+        self._n_seen = self._shared.n_changes
+        self._is_closed = False
+
+    @contextmanager
+    def _locked(self) -> Iterator[_Shared]:
+        """Lock the namespace; remove expired versions and uploads."""
+        shared = self._shared
+        with shared.changed:
+            for version in shared.state.expired():
+                del shared.state.versions[version], shared.files[version]
+            for place in [place for place, at in shared.uploads.items() if at <= time.time()]:
+                del shared.uploads[place], shared.files[place]
+            yield shared
+
+    @contextmanager
+    def _changing(self) -> Iterator[StoreState]:
+        with self._locked() as shared:
+            yield shared.state
+            shared.notify()
+
+    def _state(self) -> StoreState:
+        with self._locked() as shared:
+            return msgspec.structs.replace(shared.state, versions=shared.state.versions.copy())
 
     def _place(self, version: str) -> str:
         return version
 
-    def _begin(self, version: str, raw: bytes) -> str:
+    def _begin(self, manifest: bytes) -> str:
         place = f"upload {uuid.uuid4().hex}"
-        with self._shared.changed:
-            self._sweep()
-            self._shared.kept[place] = _Kept(raw, expires_at=time.time() + self.options.upload_seconds)
+        with self._locked() as shared:
+            shared.files[place], shared.uploads[place] = {MANIFEST: manifest}, self._upload_end()
         return place
 
     def _write(self, place: str, name: str, blocks: Iterator[bytes]) -> None:
         data = b"".join(blocks)
-        with self._shared.changed:
-            self._sweep()
-            if place not in self._shared.kept:
+        with self._locked() as shared:
+            if place not in shared.uploads:
                 raise self._lost()
-            upload = self._shared.kept[place]
-            upload.files[name] = data
-            upload.expires_at = time.time() + self.options.upload_seconds
+            shared.files[place][name], shared.uploads[place] = data, self._upload_end()
 
     def _renew(self, place: str) -> None:
-        with self._shared.changed:
-            if place in self._shared.kept:
-                self._shared.kept[place].expires_at = time.time() + self.options.upload_seconds
+        with self._locked() as shared:
+            if place in shared.uploads:
+                shared.uploads[place] = self._upload_end()
 
-    def _commit(self, place: str, version: str, replace: bool, unused: float) -> None:
-        with self._shared.changed:
-            self._sweep()
-            upload = self._shared.kept.pop(place, None)
-            if upload is None:
-                raise self._lost()
-            upload.expires_at = 0.0
-            kept = self._shared.kept.setdefault(version, upload)
-            if replace:
-                kept.raw, kept.files = upload.raw, upload.files
-            kept.expires_at = put_off(kept.expires_at, unused)
-            self._shared.notify()
+    def _upload_end(self) -> float:
+        return time.time() + self.options.upload_seconds
+
+    def _move_upload(self, place: str, version: str) -> None:
+        if self._shared.uploads.pop(place, None) is None:
+            raise self._lost()
+        self._shared.files[version] = self._shared.files.pop(place)
 
     def _abandon(self, place: str) -> None:
-        self._shared.kept.pop(place, None)
+        with self._shared.changed:
+            self._shared.uploads.pop(place, None)
+            self._shared.files.pop(place, None)
 
     def _raw_manifest(self, place: str) -> bytes | None:
-        with self._shared.changed:
-            self._sweep()
-            return self._shared.kept[place].raw if place in self._shared.kept else None
+        with self._locked() as shared:
+            return shared.files.get(place, {}).get(MANIFEST)
 
     def _blocks(self, place: str, name: str, entry: FileEntry) -> Iterator[bytes]:
-        with self._shared.changed:
-            self._sweep()
-            if place not in self._shared.kept:
+        with self._locked() as shared:
+            if place not in shared.files:
                 raise self._unknown(place)
-            data = self._shared.kept[place].files.get(name, b"")
+            data = shared.files[place].get(name, b"")
         step = self.options.chunk_bytes
         return (data[start : start + step] for start in range(0, len(data), step))
 
-    def _keep(self, version: str, unused: float) -> bool:
-        with self._shared.changed:
-            self._sweep()
-            if version not in self._shared.kept:
-                return False
-            kept = self._shared.kept[version]
-            kept.expires_at = put_off(kept.expires_at, unused)
-            return True
-
-    def _retire(self, version: str) -> bool | None:
-        with self._shared.changed:
-            self._sweep()
-            if version not in self._shared.kept:
-                return None
-            if version != self._shared.pointer.version:
-                self._shared.kept[version].expires_at = time.time() + self.options.grace_seconds
-            return version == self._shared.pointer.version
-
-    def _pointer(self) -> Pointer:
-        return self._shared.pointer
-
-    def _compare_and_set(self, old: Pointer, new: Pointer) -> None:
+    def wait(self, timeout: float) -> bool:
         shared = self._shared
         with shared.changed:
-            self._sweep()
-            if shared.pointer.revision != old.revision:
-                raise self._conflict(old.revision, shared.pointer.revision)
-            if new.version not in shared.kept:
-                raise self._unknown(new.version)
-            if old.version in shared.kept:
-                shared.kept[old.version].expires_at = time.time() + self.options.grace_seconds
-            shared.kept[new.version].expires_at = None
-            shared.pointer = new
-            shared.moves = [*shared.moves, Move(new.revision, new.version, time.time())][-MOST_MOVES:]
-            shared.notify()
-
-    def _sweep(self) -> None:
-        now = time.time()
-        for place, kept in list(self._shared.kept.items()):
-            if kept.expires_at is not None and kept.expires_at <= now:
-                del self._shared.kept[place]
-
-    def history(self, limit: int = 100) -> list[Move]:
-        """See ``Store.history``."""
-        check_limit(limit)
-        return self._shared.moves[-limit:]
-
-    def versions(self) -> list[Published]:
-        """See ``Store.versions``."""
-        with self._shared.changed:
-            self._sweep()
-            kept = [(place, one) for place, one in self._shared.kept.items() if not place.startswith("upload")]
-            current = self._shared.pointer.version
-        return [self._published(name, one.raw, name == current, one.expires_at) for name, one in kept]
-
-    def wait(self, timeout: float) -> bool:
-        """See ``Store.wait``."""
-        deadline = time.monotonic() + timeout
-        with self._shared.changed:
-            while self._shared.changes == self._heard and not self._closed:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._shared.changed.wait(min(left, _SLICE))
-            heard = self._shared.changes != self._heard
-            self._heard = self._shared.changes
+            shared.changed.wait_for(lambda: self._is_closed or shared.n_changes != self._n_seen, timeout)
+            heard = shared.n_changes != self._n_seen
+            self._n_seen = shared.n_changes
             return heard
 
-    def append(self, texts: Sequence[Sequence[int]], limit: int) -> None:
-        """See ``Store.append``."""
-        check_limit(limit)
-        encoded = [encode_tokens(text) for text in texts]
+    def _append(self, texts: Sequence[bytes], limit: int) -> None:
         shared = self._shared
         with shared.changed:
-            for raw in encoded:
+            for text in texts:
                 shared.last_id = next_id(shared.last_id)
-                shared.log.append((shared.last_id, raw))
+                shared.log.append((shared.last_id, text))
             del shared.log[:-limit]
-            if encoded:
-                shared.notify()
+            shared.notify()
 
-    def entries(self, after: str = "", limit: int = 1000) -> list[LiveText]:
-        """See ``Store.entries``."""
-        check_limit(limit)
-        behind = parse_id(after, self.where)
+    def _entries(self, after: tuple[int, int], limit: int) -> list[tuple[str, bytes]]:
         with self._shared.changed:
-            found = [(key, raw) for key, raw in self._shared.log if key > behind][:limit]
-        names = [f"{key[0]}-{key[1]}" for key, _ in found]
-        return [
-            LiveText(name, decode_tokens(raw, name, self.where)) for name, (_, raw) in zip(names, found, strict=True)
-        ]
+            return [(format_id(key), text) for key, text in self._shared.log if key > after][:limit]
 
-    def trim(self, upto: str) -> None:
-        """See ``Store.trim``."""
-        last = parse_id(upto, self.where)
+    def _trim(self, upto: tuple[int, int]) -> None:
         with self._shared.changed:
-            self._shared.log = [one for one in self._shared.log if one[0] > last]
+            self._shared.log = [one for one in self._shared.log if one[0] > upto]
 
     def close(self) -> None:
-        """See ``Store.close``."""
-        self._closed = True
+        self._is_closed = True
         with self._shared.changed:
             self._shared.changed.notify_all()

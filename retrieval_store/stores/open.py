@@ -1,7 +1,5 @@
-"""Which kind of store a URL or path means.
-
-``redis://``, ``rediss://``, with ``+sentinel`` or ``+cluster`` (see ``redis_url``), ``file:///FOLDER`` or a plain path,
-and ``memory://NAME`` within this process.
+"""Opens the store at a URL or path: ``redis[s][+sentinel|+cluster]://`` (see ``redis_url``), ``file:///FOLDER`` or a
+plain path, or ``memory://NAME`` within this process.
 """
 
 from __future__ import annotations
@@ -13,21 +11,22 @@ from urllib.parse import unquote
 
 from retrieval_store.errors import StoreAddressError
 from retrieval_store.snapshots.names import segment
-from retrieval_store.stores.base import Store, StoreOptions
+from retrieval_store.stores.base import Store
 from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.memory import MemoryStore
+from retrieval_store.stores.records import StoreOptions
 from retrieval_store.stores.redis_url import FORMS, parse_redis_url, safe
 
 _ALMOST = re.compile(r"(rediss?(\+\w+)?):(?!//)", re.IGNORECASE)
 
 
 def open_store(where: str | Path, namespace: str, options: StoreOptions | None = None) -> Store:
-    """The store of ``namespace`` at ``where``. Connects to nothing yet: a store that is away says so when it is used.
+    """Return the store of ``namespace`` at ``where``; it connects when it is first used.
 
     Passwords come from the environment (see ``redis_url``) or the URL.
 
     Raises:
-        StoreAddressError: there is no such kind of store, or the namespace cannot be one.
+        StoreAddressError: there is no such kind of store, or ``namespace`` is not valid.
     """
     options = options or StoreOptions()
     try:
@@ -37,11 +36,18 @@ def open_store(where: str | Path, namespace: str, options: StoreOptions | None =
     check_form(str(where))
     scheme, found, rest = str(where).partition("://")
     if isinstance(where, Path) or not found:
-        return DirectoryStore(_folder(str(where)), namespace, options)
+        if not str(where) or "\0" in str(where):
+            raise StoreAddressError(f"{where!r} is not a folder")
+        return DirectoryStore(Path(where), namespace, options)
     if scheme == "file":
-        return DirectoryStore(_folder_of_url(rest), namespace, options)
+        host, slash, path = unquote(rest).partition("/")
+        if host not in ("", "localhost") or not slash or "\0" in path:
+            raise StoreAddressError(f"{safe(str(where))} is not a folder of this machine; use file:///FOLDER")
+        return DirectoryStore(Path("/" + path), namespace, options)
     if scheme == "memory":
-        return MemoryStore(_name(rest), namespace, options)
+        if not rest or not rest.isprintable() or "/" in rest:
+            raise StoreAddressError(f"{where!r} needs a printable name without '/'; the form is memory://NAME")
+        return MemoryStore(rest, namespace, options)
     if scheme.partition("+")[0] in ("redis", "rediss"):
         from retrieval_store.stores.redis import RedisStore  # its client loads for half a second
 
@@ -51,39 +57,14 @@ def open_store(where: str | Path, namespace: str, options: StoreOptions | None =
 
 
 def check_form(where: str) -> None:
-    """Refuse what was meant to be the URL of a Redis and would be taken for a path, without showing it.
-
-    Raises:
-        StoreAddressError: it begins with ``redis:`` or the like, but ``//`` does not follow.
-    """
+    """Raise StoreAddressError for a URL of a Redis without ``//``, which would be taken for a path and be shown."""
     if found := _ALMOST.match(where):
-        raise StoreAddressError(f"'//' is missing behind '{found[1]}:'; the forms are {', '.join(FORMS.values())}")
+        raise StoreAddressError(f"'//' is missing after '{found[1]}:'; the forms are {', '.join(FORMS.values())}")
 
 
 def shown(where: str) -> str:
-    """``where`` as it may be printed: without a password."""
+    """Return ``where`` without a password."""
     try:
         return parse_redis_url(where, {}).shown
     except StoreAddressError:
         return safe(where) if "://" in where or _ALMOST.match(where) else where
-
-
-def _folder(path: str) -> Path:
-    if not path or "\0" in path:
-        raise StoreAddressError(f"{path!r} is not a folder")
-    return Path(path)
-
-
-def _folder_of_url(rest: str) -> Path:
-    host, slash, path = rest.partition("/")
-    if host not in ("", "localhost") or not slash or "\0" in unquote(path):
-        raise StoreAddressError(f"{safe(f'file://{rest}')} is not a folder of this machine; the form is file:///FOLDER")
-    return Path("/" + unquote(path))
-
-
-def _name(name: str) -> str:
-    if not name or not name.isprintable() or "/" in name:
-        raise StoreAddressError(
-            f"memory://{name}: the name must be printable and without '/'; the form is memory://NAME"
-        )
-    return name

@@ -1,13 +1,10 @@
-"""One connection pool to a Redis server, to what a Sentinel calls the primary, or to a Cluster; errors become ours.
-
-Connects at the first call, and again after a failure: a Redis that comes back is used at once. Safe between threads.
-"""
+"""The connection pool to a Redis server, to the primary of a Sentinel, or to a Cluster; translates its errors."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -26,25 +23,21 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from retrieval_store.errors import StoreAddressError, StoreError, StoreUnavailableError
-from retrieval_store.stores.base import StoreOptions
+from retrieval_store.stores.records import StoreOptions
 from retrieval_store.stores.redis_url import PASSWORD, SENTINEL_PASSWORD, USERNAME, RedisAddress
 
 Command: TypeAlias = str | bytes | int
-# What says that a server is there but cannot answer now, as types of errors and as beginnings of messages.
+# Errors, and beginnings of messages, of a server that is there but cannot answer now.
 _AWAY = (ClusterDownError, ReadOnlyError, TryAgainError)
 _BUSY = ("BUSY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "UNBLOCKED")
 _NO_RIGHT = ("NOPERM", "ACL failure", "executing the script can't")
 
 
 class RedisClient:
-    """See the module.
-
-    Args:
-        address: where.
-        options: timeouts and CA file.
+    """Connects at the first call, and again after a failure, so a Redis that comes back is used at once. Thread-safe.
 
     Raises:
-        StoreAddressError: the CA file cannot be read.
+        StoreAddressError: there is no such CA file.
     """
 
     def __init__(self, address: RedisAddress, options: StoreOptions) -> None:
@@ -57,13 +50,13 @@ class RedisClient:
             raise StoreAddressError(f"{address.shown}: there is no CA file {self._ca_file}; name one in PEM format")
 
     def call(self, *command: Command) -> Any:
-        """One command, repeated once on a new connection if the old one was dead.
+        """Run a command and return its answer; retry it once on a new connection if the old one was dead.
 
         Raises:
             StoreUnavailableError: Redis is away, or refuses this user.
             StoreError: Redis refuses this command.
         """
-        with self.errors():
+        try:
             try:
                 return self._execute(command)
             except redis.AuthenticationError:
@@ -74,13 +67,15 @@ class RedisClient:
             except (redis.ConnectionError, RedisClusterException, ClusterDownError):
                 self._reset()
                 return self._execute(command)
+        except (redis.RedisError, RedisClusterException, OSError) as error:
+            raise self._translated(error) from error
 
     def run(self, script: str, keys: list[str], *arguments: Command) -> Any:
-        """A Lua script; see ``call``."""
+        """Run a Lua script; see ``call``."""
         return self.call("EVAL", script, len(keys), *keys, *arguments)
 
     def pubsub(self) -> PubSub:
-        """A new subscriber; only what redis-py raises (see ``errors``)."""
+        """Return a new subscriber, whose calls raise the errors of redis-py."""
         make = cast("Callable[[], PubSub]", self._connected().pubsub)
         return make()
 
@@ -95,20 +90,12 @@ class RedisClient:
             with suppress(redis.RedisError, OSError):
                 one.close()
 
-    @contextmanager
-    def errors(self) -> Iterator[None]:
-        """Translate what redis-py raises."""
-        try:
-            yield
-        except (redis.RedisError, RedisClusterException, OSError) as error:
-            raise self._translated(error) from error
-
     def _execute(self, command: tuple[Command, ...]) -> Any:
         execute: Callable[..., Any] = self._connected().execute_command
         return execute(*command)
 
     def _reset(self) -> None:
-        if self._address.kind == "cluster":  # its map of nodes may be of another time
+        if self._address.kind == "cluster":  # its map of nodes may be out of date
             self.close()
 
     def _connected(self) -> redis.Redis | RedisCluster:
@@ -121,7 +108,8 @@ class RedisClient:
         address, settings = self._address, self._settings()
         hosts = [(host.strip("[]"), port) for host, port in address.hosts]
         if address.kind == "cluster":
-            return _cluster(hosts, settings)
+            node = cast("Callable[[str, int], ClusterNode]", ClusterNode)
+            return RedisCluster(startup_nodes=[node(host, port) for host, port in hosts], **settings)
         settings["db"] = address.db
         if address.kind == "sentinel":
             return self._primary(hosts, settings)
@@ -151,7 +139,9 @@ class RedisClient:
         return settings
 
     def _translated(self, error: Exception) -> StoreError:
-        text, where = self._scrubbed(str(error) or type(error).__name__), self._address.shown
+        text, where = str(error) or type(error).__name__, self._address.shown
+        for secret in filter(None, (self._address.password, self._address.sentinel_password)):
+            text = text.replace(secret, "***")
         if isinstance(error, NoPermissionError) or any(word in text for word in _NO_RIGHT):
             return StoreUnavailableError(f"{where}: the user lacks a right: {text}; docs/stores.md has the ACL rule")
         if isinstance(error, redis.AuthenticationError) or "WRONGPASS" in text or "NOAUTH" in text:
@@ -162,13 +152,3 @@ class RedisClient:
         if isinstance(error, redis.ResponseError) and not isinstance(error, _AWAY) and not text.startswith(_BUSY):
             return StoreError(f"{where}: Redis refuses: {text}")
         return StoreUnavailableError(f"{where}: Redis is not available: {text}")
-
-    def _scrubbed(self, text: str) -> str:
-        for secret in self._address.secrets:
-            text = text.replace(secret, "***")
-        return text
-
-
-def _cluster(hosts: list[tuple[str, int]], settings: dict[str, Any]) -> RedisCluster:
-    node = cast("Callable[[str, int], ClusterNode]", ClusterNode)
-    return RedisCluster(startup_nodes=[node(host, port) for host, port in hosts], **settings)

@@ -1,4 +1,4 @@
-"""Listens to a namespace's channel in Redis. Polling makes up for hints missed while the connection is lost."""
+"""Listens to a namespace's channel in Redis. Callers poll as well: a lost connection misses hints."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from redis.exceptions import RedisClusterException
 from retrieval_store.stores.redis_client import RedisClient
 
 _AGAIN = 0.5  # seconds between attempts to subscribe
-_SLICE = 0.5  # seconds after which a waiting thread sees that its store was closed
-_ANSWER = 2.0  # seconds within which a subscription is confirmed at the latest
+_SLICE = 0.5  # seconds until a waiting thread notices that its store was closed
+_ANSWER = 2.0  # seconds; timeout of a subscription
 _LOST = (redis.RedisError, RedisClusterException, OSError)
 
 
 class RedisHints:
-    """A subscription that repairs itself; one waiting thread at a time."""
+    """A subscription that is renewed when its connection is lost; one thread at a time may wait."""
 
     def __init__(self, client: RedisClient, channel: str) -> None:
         self._client, self._channel = client, channel
@@ -29,7 +29,6 @@ class RedisHints:
         self._closed = Event()
 
     def wait(self, timeout: float) -> bool:
-        """See ``Store.wait``."""
         deadline = time.monotonic() + timeout
         with self._waiting:
             while not self._closed.is_set():
@@ -44,7 +43,7 @@ class RedisHints:
         return False
 
     def _subscribed(self, left: float) -> bool:
-        """Subscribe, which is a hint as well: before, nothing was heard."""
+        """Subscribe; return True, because changes before it were not heard."""
         pause = self._next_attempt - time.monotonic()
         if pause > 0:
             self._closed.wait(min(pause, left))
@@ -71,7 +70,7 @@ class RedisHints:
                 pubsub.close()
 
     def close(self) -> None:
-        """A waiting thread returns within ``_SLICE``."""
+        """Close the subscription; a waiting thread returns within ``_SLICE``."""
         self._closed.set()
         with self._waiting:
             self._drop()

@@ -1,4 +1,4 @@
-"""The address of a Redis, read from a URL and the environment; never shows a password.
+"""Reads the address of a Redis from a URL and the environment; never shows a password.
 
 ``redis://[USER[:PASSWORD]@]HOST[:PORT][/DB]``, ``redis+sentinel://HOST[:PORT],.../SERVICE[/DB]`` and
 ``redis+cluster://HOST[:PORT],...``; ``rediss`` for TLS, with ``?ca=FILE``.
@@ -34,7 +34,7 @@ _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@\s]+)(?::([0-9]{1,5}))?")
 class RedisAddress:
     """Hosts, database and credentials."""
 
-    kind: str  # of FORMS
+    kind: str  # a key of FORMS
     tls: bool
     hosts: tuple[tuple[str, int], ...]
     db: int = 0
@@ -54,24 +54,19 @@ class RedisAddress:
         path = {"": f"/{self.db}", "sentinel": f"/{self.service}/{self.db}", "cluster": ""}[self.kind]
         return f"{scheme}://{user}{hosts}{path}" + (f"?ca={quote(self.ca_file)}" if self.ca_file else "")
 
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        """Passwords, which no message may contain."""
-        return tuple(filter(None, (self.password, self.sentinel_password)))
-
 
 def parse_redis_url(url: str, environment: Mapping[str, str]) -> RedisAddress:
-    """The address in ``url``; what it leaves out of user and password is taken from the environment.
+    """Return the address in ``url``; the environment has the user and the password that it leaves out.
 
     Raises:
-        StoreAddressError: the URL has another form.
+        StoreAddressError: the URL has none of ``FORMS``.
     """
     parts = _URL.fullmatch(url)
     kind = (parts["kind"] or "") if parts else ""
     if parts is None or kind not in FORMS:
-        raise StoreAddressError(f"{safe(url)} is not the URL of a Redis; the forms are {', '.join(FORMS.values())}")
+        raise StoreAddressError(f"{safe(url)} is not the URL of a Redis; it must be one of {', '.join(FORMS.values())}")
     service, db = _path(url, kind, parts["path"])
-    username, password = _user(parts["user"] or "", environment)
+    username, _, password = (unquote(part) for part in (parts["user"] or "").partition(":"))
     return RedisAddress(
         kind=kind,
         tls=parts["scheme"] == "rediss",
@@ -79,15 +74,15 @@ def parse_redis_url(url: str, environment: Mapping[str, str]) -> RedisAddress:
         db=db,
         service=service,
         ca_file=_ca_file(url, parts["scheme"] == "rediss", parts["query"] or ""),
-        username=username,
-        password=password,
+        username=username or environment.get(USERNAME, ""),
+        password=password or environment.get(PASSWORD, ""),
         sentinel_username=environment.get(SENTINEL_USERNAME, ""),
         sentinel_password=environment.get(SENTINEL_PASSWORD, ""),
     )
 
 
 def safe(url: str) -> str:
-    """``url`` for a message, also if it is malformed: without user, password and options."""
+    """Return ``url`` without user, password and options, even if it is malformed: for messages."""
     scheme, found, rest = url.partition("://")
     if not found:
         return "the address"
@@ -99,11 +94,6 @@ def _wrong(url: str, kind: str, what: str) -> StoreAddressError:
     return StoreAddressError(f"{safe(url)}: {what}; the form is {FORMS[kind]}")
 
 
-def _user(text: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    username, _, password = text.partition(":")
-    return unquote(username) or environment.get(USERNAME, ""), unquote(password) or environment.get(PASSWORD, "")
-
-
 def _hosts(url: str, kind: str, text: str) -> tuple[tuple[str, int], ...]:
     hosts = []
     for part in text.split(","):
@@ -113,7 +103,7 @@ def _hosts(url: str, kind: str, text: str) -> tuple[tuple[str, int], ...]:
             raise _wrong(url, kind, "a host or port is missing or wrong")
         hosts.append((found[1], port))
     if kind == "" and len(hosts) > 1:
-        raise _wrong(url, kind, f"{len(hosts)} hosts, where one is right")
+        raise _wrong(url, kind, f"it names {len(hosts)} hosts, but only one is allowed")
     return tuple(hosts)
 
 
@@ -121,7 +111,7 @@ def _path(url: str, kind: str, text: str) -> tuple[str, int]:
     parts = [unquote(part) for part in text.strip("/").split("/")] if text.strip("/") else []
     service = parts.pop(0) if kind == "sentinel" and parts else ""
     if kind == "sentinel" and not service:
-        raise _wrong(url, kind, "the service that Sentinel watches is missing")
+        raise _wrong(url, kind, "the name of Sentinel's service is missing")
     number = parts.pop(0) if parts else "0"
     if parts or not re.fullmatch(r"[0-9]{1,5}", number):
         raise _wrong(url, kind, "the database must be one number")
@@ -136,5 +126,5 @@ def _ca_file(url: str, tls: bool, query: str) -> str:
     if options:
         raise StoreAddressError(f"{safe(url)}: the only option of a URL is ?ca=FILE, not {', '.join(sorted(options))}")
     if ca_file and not tls:
-        raise StoreAddressError(f"{safe(url)}: ?ca={ca_file} goes with rediss, which is TLS; redis is not")
+        raise StoreAddressError(f"{safe(url)}: ?ca={ca_file} needs rediss://, which is TLS")
     return ca_file

@@ -21,8 +21,9 @@ from retrieval_store.service.service import RetrievalService
 from retrieval_store.snapshots.cache import NodeCache
 from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
-from retrieval_store.stores.base import Store, StoreOptions
+from retrieval_store.stores.base import Store
 from retrieval_store.stores.open import open_store
+from retrieval_store.stores.records import StoreOptions
 from tests.support.waiting import LIMIT_S, wait_until
 
 SHARED = "default"

@@ -15,7 +15,8 @@ from engine.errors import ConfigError
 from retrieval_store.snapshots.names import is_version
 
 if TYPE_CHECKING:  # --help reads no manifest
-    from retrieval_store.stores.base import Current, Store
+    from retrieval_store.stores.base import Store
+    from retrieval_store.stores.records import Current
 
 Run = Callable[[argparse.Namespace], int]
 STORE_FLAG = "--store"

@@ -14,8 +14,9 @@ from typing import Any
 from benchmarks.resilience.retrieval.redis_process import RedisProcess
 from benchmarks.resilience.retrieval.snapshots import Snapshots
 from retrieval_store.errors import SnapshotError
-from retrieval_store.stores.base import Store, StoreOptions
+from retrieval_store.stores.base import Store
 from retrieval_store.stores.open import open_store
+from retrieval_store.stores.records import StoreOptions
 from retrieval_store.stores.redis_layout import RedisKeys, chunk_field
 
 NAMESPACE = "default"

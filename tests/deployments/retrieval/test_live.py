@@ -18,9 +18,10 @@ from retrieval_store.service.sender import OutputSender
 from retrieval_store.service.watcher import NamespaceWatcher
 from retrieval_store.snapshots.cache import NodeCache
 from retrieval_store.snapshots.snapshot_index import open_snapshot
-from retrieval_store.stores.base import Current, Store
+from retrieval_store.stores.base import Store
 from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.open import open_store
+from retrieval_store.stores.records import Current
 from tests.deployments.retrieval.conftest import ScriptedTime
 from tests.support.retrieval_service import SHARED, TARGET, Direct, follows, publish, running
 from tests.support.waiting import LIMIT_S, wait_until

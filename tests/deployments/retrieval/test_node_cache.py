@@ -14,7 +14,7 @@ from retrieval_store.service import watcher
 from retrieval_store.service.watcher import NamespaceWatcher
 from retrieval_store.snapshots import cache
 from retrieval_store.snapshots.cache import SnapshotFolder
-from retrieval_store.stores import common
+from retrieval_store.stores import base
 from retrieval_store.stores.open import open_store
 from tests.support.retrieval_service import SHARED, TARGET, publish
 
@@ -113,7 +113,7 @@ def test_a_snapshot_that_does_not_fit_the_disk_is_refused_and_tried_seldom_until
 
     monkeypatch.setattr(watcher, "RETRY_S", 1e6)
     monkeypatch.setattr(watcher, "RETRY_MOST_S", 1e6)
-    monkeypatch.setattr(common, "write_blocks", full)
+    monkeypatch.setattr(base, "write_blocks", full)
     for _ in range(3):
         assert not looks.look()
         assert "No space left" in looks.problem

@@ -18,9 +18,10 @@ import redis
 from retrieval_store.errors import ConflictError
 from retrieval_store.snapshots.names import folder_segment
 from retrieval_store.snapshots.snapshot import MANIFEST, read_manifest
-from retrieval_store.stores.base import Store, StoreOptions
+from retrieval_store.stores.base import Store
 from retrieval_store.stores.memory import MemoryStore
 from retrieval_store.stores.open import open_store
+from retrieval_store.stores.records import StoreOptions
 from retrieval_store.stores.redis_layout import MANIFEST_FIELD, RedisKeys, chunk_field
 
 CHUNK = 1000  # bytes; snapshots of tests have several chunks
@@ -49,11 +50,8 @@ class StoreKind:
     def alter(self, version: str, name: str, change: Callable[[bytes], bytes]) -> None:
         """Damage the first chunk of a file, or the manifest."""
         if self.kind == "memory":
-            kept = self._shared().kept[version]
-            if name == MANIFEST:
-                kept.raw = change(kept.raw)
-            else:
-                kept.files[name] = change(kept.files[name])
+            files = self._shared().files[version]
+            files[name] = change(files[name])
         elif self.kind == "directory":
             path = self._folder() / "versions" / version / name
             raw = path.read_bytes()
@@ -69,9 +67,9 @@ class StoreKind:
     def age_uploads(self, seconds: int) -> None:
         """Let so much of an unfinished upload's time pass."""
         if self.kind == "memory":
-            for name, kept in self._shared().kept.items():
-                if name.startswith("upload"):
-                    kept.expires_at = (kept.expires_at or 0.0) - seconds
+            uploads = self._shared().uploads
+            for name in uploads:
+                uploads[name] -= seconds
         elif self.kind == "directory":
             for path in self._folder().glob("versions/.*"):
                 for one in (*path.iterdir(), path):

@@ -18,7 +18,8 @@ from retrieval_store.errors import (
     UnknownVersionError,
 )
 from retrieval_store.snapshots.snapshot import MANIFEST, read_manifest, verify
-from retrieval_store.stores.base import Current, Store
+from retrieval_store.stores.base import Store
+from retrieval_store.stores.records import Current
 from tests.retrieval_store.stores.store_kinds import (
     StoreKind,
     append_each,
@@ -179,7 +180,7 @@ def test_an_upload_does_not_expire_while_it_is_read_back(place: StoreKind, snaps
         for block in blocks(*arguments):
             place.age_uploads(6000)
             n_aged += 1
-            other._abandon(other._begin("0" * 16, b"{}"))  # type: ignore[attr-defined]  # removes what expired
+            other._abandon(other._begin(b"{}"))  # type: ignore[attr-defined]  # removes what expired
             yield block
 
     store._blocks = slowly  # type: ignore[attr-defined]
@@ -191,7 +192,7 @@ def test_an_upload_does_not_expire_while_it_is_read_back(place: StoreKind, snaps
 def test_an_abandoned_upload_expires_and_is_never_a_version(place: StoreKind, snapshot: Snapshots) -> None:
     store, folder = place.open(upload_seconds=10_000.0), snapshot(1)
     version = read_manifest(folder).version
-    upload = store._begin(version, (folder / MANIFEST).read_bytes())  # type: ignore[attr-defined]
+    upload = store._begin((folder / MANIFEST).read_bytes())  # type: ignore[attr-defined]
     store._write(upload, FILES[0], iter([b"half"]))  # type: ignore[attr-defined]
     assert store.versions() == []
     with pytest.raises(UnknownVersionError):

@@ -12,8 +12,8 @@ import pytest
 
 from retrieval_store.snapshots.names import folder_segment, segment
 from retrieval_store.snapshots.snapshot import MANIFEST
-from retrieval_store.stores.base import StoreOptions
 from retrieval_store.stores.directory import DirectoryStore
+from retrieval_store.stores.records import StoreOptions
 from tests.retrieval_store.stores.store_kinds import StoreKind, append_each, publish_often, win_moves
 from tests.support.snapshot_folders import FILES, make_snapshot
 

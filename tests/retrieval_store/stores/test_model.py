@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from retrieval_store.errors import ConflictError, UnknownVersionError
-from retrieval_store.stores.base import Current, Store, StoreOptions
+from retrieval_store.stores.base import Store
 from retrieval_store.stores.open import open_store
+from retrieval_store.stores.records import Current, StoreOptions
 from tests.support.snapshot_folders import make_snapshot
 
 SNAPSHOTS = st.integers(0, 3)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from retrieval_store.errors import StoreAddressError, StoreError, StoreUnavailableError
-from retrieval_store.stores.base import StoreOptions
 from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.live_text import decode_tokens
 from retrieval_store.stores.memory import MemoryStore
 from retrieval_store.stores.open import open_store, shown
+from retrieval_store.stores.records import StoreOptions
 from retrieval_store.stores.redis import RedisStore
 from tests.support.snapshot_folders import make_snapshot
 

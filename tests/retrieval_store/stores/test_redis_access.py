@@ -10,8 +10,8 @@ import pytest
 import trustme
 
 from retrieval_store.errors import StoreUnavailableError
-from retrieval_store.stores.base import Current, StoreOptions
 from retrieval_store.stores.open import open_store
+from retrieval_store.stores.records import Current, StoreOptions
 from tests.retrieval_store.stores.conftest import ACL, CLUSTER_ACL, SECRET, SENTINEL_ACL, USER
 from tests.retrieval_store.stores.store_kinds import StoreKind
 from tests.retrieval_store.stores.tls_relay import TlsRelay

@@ -13,8 +13,9 @@ import pytest
 import redis
 
 from retrieval_store.errors import StoreError, StoreUnavailableError, UnknownVersionError
-from retrieval_store.stores.base import Current, Store, StoreOptions
+from retrieval_store.stores.base import Store
 from retrieval_store.stores.open import open_store
+from retrieval_store.stores.records import Current, StoreOptions
 from retrieval_store.stores.redis_layout import RedisKeys
 from tests.retrieval_store.stores.store_kinds import CHUNK
 from tests.support.redis_server import RedisServer, ask
