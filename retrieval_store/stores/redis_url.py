@@ -64,7 +64,7 @@ def parse_redis_url(url: str, environment: Mapping[str, str]) -> RedisAddress:
     parts = _URL.fullmatch(url)
     kind = (parts["kind"] or "") if parts else ""
     if parts is None or kind not in FORMS:
-        raise StoreAddressError(f"{safe(url)} is not the URL of a Redis; it must be one of {', '.join(FORMS.values())}")
+        raise StoreAddressError(f"{safe(url)} is not the URL of a Redis; the forms are {', '.join(FORMS.values())}")
     service, db = _path(url, kind, parts["path"])
     username, _, password = (unquote(part) for part in (parts["user"] or "").partition(":"))
     return RedisAddress(

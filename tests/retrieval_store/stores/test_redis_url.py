@@ -35,7 +35,7 @@ BAD = {
     "redis://": "host",
     "redis://h:99999": "port",
     "redis://h:port": "port",
-    "redis://a,b": "one is right",
+    "redis://a,b": "only one is allowed",
     "redis://h/name": "database",
     "redis://h/-1": "database",
     "redis://h?db=1": "?ca=FILE",
