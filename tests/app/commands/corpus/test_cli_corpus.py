@@ -163,7 +163,7 @@ def test_a_change_by_another_process_is_a_conflict_and_changes_nothing(
     assert "revision" in refusal("activate", versions[1], "--expect", 0, *folder)
     ran = corpus("publish", snapshots[2], "--expect", 7, *folder)
     assert (ran.status, ran.out.splitlines()[1:]) == (2, [])
-    assert "but is at revision 1" in ran.err
+    assert "it is at revision 1" in ran.err
     assert ran.err.endswith("is published, but not current\n")
     assert listed(*folder)["current"] == versions[0]
 
