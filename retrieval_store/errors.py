@@ -1,33 +1,33 @@
-"""Every exception of the retrieval store, in one place. ``StoreError`` is the root."""
+"""All exceptions of the retrieval store."""
 
 
 class StoreError(Exception):
-    """Root of the hierarchy."""
+    """Base class of the others."""
 
 
 class SnapshotError(StoreError):
-    """A snapshot cannot be used; the message names it and says why."""
+    """A snapshot cannot be used."""
 
 
 class DamagedSnapshotError(SnapshotError):
-    """Files are missing, truncated or not what the manifest says."""
+    """Files are missing, truncated or differ from the manifest."""
 
 
 class ForeignSnapshotError(SnapshotError):
-    """Made for another tokenizer, or written in another format version."""
+    """The snapshot was built for another tokenizer, or has another format version."""
 
 
 class UnknownVersionError(StoreError):
-    """The store has no such version: it never had it, or it expired."""
+    """The store has no such version: it was never published, or it expired."""
 
 
 class ConflictError(StoreError):
-    """Another writer moved ``current`` meanwhile; nothing was changed."""
+    """Another writer has moved ``current``; nothing was changed."""
 
 
 class StoreUnavailableError(StoreError):
-    """The store cannot be reached now; what was fetched before stays usable."""
+    """The store cannot be reached now; snapshots fetched earlier stay usable."""
 
 
 class StoreAddressError(StoreError):
-    """No store can be at such a URL or path; the message says what would be right."""
+    """A URL or path cannot be that of a store."""

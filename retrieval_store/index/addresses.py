@@ -1,8 +1,8 @@
-"""Named tuples of arrays, handed to compiled functions as one array of addresses.
+"""Passes named tuples of arrays to compiled functions as one array of addresses.
 
-Numba takes every array of a tuple apart when a compiled function is called: 11 us for the 50 of a speculator's model,
-and 60 us after a step of the target has emptied the caches, many times what the function itself takes. An array of
-addresses is one argument, and the tuple is made from it in machine code.
+When Python calls a compiled function, Numba unpacks each array of a tuple. For the 50 arrays of a speculator's model
+this takes 11 us, or 60 us after a step of the target model has emptied the caches, far longer than the function itself.
+An array of addresses is one argument, and machine code builds the tuple from it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _T = TypeVar("_T", bound=tuple[Any, ...])
 
 
 def addresses_of(values: tuple[Any, ...], example: tuple[Any, ...]) -> Addresses:
-    """Where the arrays of a tuple lie, tuples inside it included, with their shapes; integers as they are.
+    """Return the addresses and shapes of a tuple's arrays, tuples inside it included; integers as they are.
 
     ``values`` must live as long as the addresses are used.
 
     Raises:
         ValueError: an array is not contiguous.
-        TypeError: the tuple is not like the example: other types, or arrays of other dtypes or dimensions.
+        TypeError: the types differ from those of the example, or dtypes or dimensions of arrays do.
     """
     return np.array([*_words(values, example)], np.int64)
 
 
 def _words(value: Any, example: Any) -> Iterator[int]:
     if isinstance(value, tuple) and isinstance(example, tuple) and len(value) == len(example):
-        for part, its in zip(value, example, strict=True):
-            yield from _words(part, its)
+        for part, part_example in zip(value, example, strict=True):
+            yield from _words(part, part_example)
     elif isinstance(value, np.ndarray) and isinstance(example, np.ndarray):
         if (value.dtype, value.ndim) != (example.dtype, example.ndim):
             wanted = f"{example.dtype} with {example.ndim} dimensions"
             raise TypeError(f"an array of {value.dtype} with {value.ndim} dimensions where {wanted} is expected")
         if not value.flags.c_contiguous:
-            raise ValueError("only contiguous arrays have an address that tells where everything in them lies")
+            raise ValueError("an array is not contiguous; only contiguous arrays can be passed by address")
         yield value.__array_interface__["data"][0]
         yield from value.shape
     elif isinstance(value, int) and isinstance(example, int):
@@ -53,9 +53,9 @@ def _words(value: Any, example: Any) -> Iterator[int]:
 
 
 def opener(example: _T) -> Callable[[Addresses], _T]:
-    """A function for compiled code that makes a tuple like ``example`` from what ``addresses_of`` said of it.
+    """Return a function for compiled code that builds a tuple like ``example`` from its addresses.
 
-    ``addresses_of`` must have been given the same example: nothing is checked in machine code.
+    ``addresses_of`` must have had the same example: machine code checks nothing.
     """
     made = numba.typeof(example)
 
@@ -87,7 +87,7 @@ def opener(example: _T) -> Callable[[Addresses], _T]:
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
 def prefetch(typing_context: Any, array: Any, place: Any) -> Any:
-    """For compiled code: start loading the cache line of element ``place`` of a contiguous array, counted flat.
+    """For compiled code: start to load the cache line of element ``place`` of a contiguous array, counted flat.
 
     It never waits, and a place outside the array does no harm.
     """
@@ -105,7 +105,7 @@ def prefetch(typing_context: Any, array: Any, place: Any) -> Any:
 
 
 def _array(context: Any, builder: Any, kind: Any, address: Any, shape: list[Any]) -> Any:
-    """A contiguous array that owns nothing."""
+    """Build a contiguous array that does not own its memory."""
     array = context.make_array(kind)(context, builder)
     size = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(kind.dtype)))
     strides = [size]

@@ -1,58 +1,74 @@
-"""The files in which a snapshot keeps the continuations of its frequent contexts, and how they are read.
+"""Counts, writes and reads the continuations of the frequent short contexts of a snapshot.
 
-``contexts.marisa`` is a marisa trie of contexts, three bytes a token; a key's number finds its record through
-``records.idx`` in ``records.bin``. A record holds, for ``n`` nodes: how many occurrences were counted and ``n``
-(two uint32), then tokens and counts (``n`` uint32 each), then parents plus one (``n`` bytes). Little-endian.
+A short context may occur a million times, and a query would take milliseconds to count what followed. So a snapshot has
+the most frequent continuations of each context of up to ``CONTEXT`` tokens that occurs at least ``FREQUENT`` times.
+
+``contexts.marisa`` is a marisa trie of contexts, three bytes a token. ``records.idx`` has the offset in ``records.bin``
+of the record of each key. A record of ``n`` nodes has the number of counted occurrences and ``n`` (two uint32), tokens
+and counts (``n`` uint32 each), and parents plus one (``n`` bytes). Little-endian.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterable
-from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import marisa_trie
 import numpy as np
 import numpy.typing as npt
 
-from retrieval_store.index.context_counts import CONTEXT, NODES, PATH, ContextCounts
 from retrieval_store.index.index import ROOT, Continuations, Tokens
+from retrieval_store.index.suffix_kernels import count_continuations
 
 CONTEXTS, OFFSETS, RECORDS = "contexts.marisa", "records.idx", "records.bin"
 FILES = (CONTEXTS, OFFSETS, RECORDS)
+CONTEXT = 4  # tokens
+FREQUENT = 64  # occurrences
+PATH = 10  # tokens of a continuation
+NODES = 64  # of a context; those that occur once are left out
 _HEAD = struct.Struct("<II")
 assert NODES < 256, "parents are bytes"
 
 
 class ContextTableWriter:
-    """Collects records of frequent contexts; memory holds their keys only.
-
-    Args:
-        folder: to write into.
-    """
+    """Writes records of frequent contexts to ``folder``; memory holds their keys only."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._records = (folder / RECORDS).open("wb")
-        self._offsets: dict[bytes, int] = {}  # key -> where its record begins
+        self._offsets: dict[bytes, int] = {}  # key -> offset of its record
 
     def __len__(self) -> int:
-        """Number of contexts so far."""
         return len(self._offsets)
 
-    def add(self, contexts: Iterable[ContextCounts]) -> None:
-        """Write the records of a bucket; every context comes once, and buckets come in order."""
-        # Sorted: however the suffixes were divided into buckets, the same texts make the same files.
-        for key, found in sorted(((_key(found.context), found) for found in contexts), key=itemgetter(0)):
+    def add(self, text: npt.NDArray[Any], order: npt.NDArray[Any], shared: npt.NDArray[np.uint8]) -> None:
+        """Count and write the frequent contexts of a bucket; buckets come in the order of the suffix array.
+
+        Args:
+            text: of the suffix array, read-only.
+            order: ``[n]``, unsigned, read-only, positions of the bucket's suffixes.
+            shared: ``[n]``, number of tokens that each suffix shares with the one before it.
+        """
+        contexts: list[tuple[bytes, int, int, int]] = []  # key, tokens, first place in the order, occurrences
+        for length in range(1, CONTEXT + 1):
+            starts = np.flatnonzero(shared < length)
+            counts = np.diff(starts, append=len(shared))
+            is_frequent = counts >= FREQUENT
+            for start, count in zip(starts[is_frequent].tolist(), counts[is_frequent].tolist(), strict=True):
+                first = int(order[start])
+                contexts.append((_key(text[first : first + length]), length, start, count))
+        for key, length, start, count in sorted(contexts):  # so the size of a bucket does not change the files
+            tokens, parents, counts = count_continuations(text, order, start, start + count, length, count, PATH, NODES)
+            n = int(np.count_nonzero(counts > 1))  # the others come last
             self._offsets[key] = self._records.tell()
-            self._records.write(_HEAD.pack(found.counted, len(found.tokens)))
-            self._records.write(found.tokens.astype("<u4").tobytes() + found.counts.astype("<u4").tobytes())
-            self._records.write((found.parents + 1).astype(np.uint8).tobytes())
+            self._records.write(_HEAD.pack(count, n))
+            self._records.write(tokens[:n].astype("<u4").tobytes() + counts[:n].astype("<u4").tobytes())
+            self._records.write((parents[:n] + 1).astype(np.uint8).tobytes())
 
     def close(self) -> None:
-        """Write trie and offsets."""
+        """Write the trie and the offsets."""
         self._records.close()
         trie = marisa_trie.BinaryTrie(self._offsets)
         trie.save(str(self._folder / CONTEXTS))
@@ -63,11 +79,7 @@ class ContextTableWriter:
 
 
 class ContextTable:
-    """Maps the files and reads records; safe to share between threads.
-
-    Args:
-        folder: of a snapshot whose files were checked.
-    """
+    """Maps the files in ``folder``, which were checked, and reads records; thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._trie = marisa_trie.BinaryTrie()
@@ -76,12 +88,9 @@ class ContextTable:
         self._records = mapped(folder / RECORDS)
 
     def find(self, suffix: Tokens, depth: int, nodes: int) -> Continuations | None:
-        """The continuations of ``suffix`` ``[n]``; None where it is not frequent.
+        """Return the continuations of the context ``suffix`` ``[n]``; None if it is not frequent.
 
-        Args:
-            suffix: the context.
-            depth: tokens of a path, at most.
-            nodes: at most.
+        At most ``nodes`` nodes, in paths of at most ``depth`` tokens.
         """
         if len(suffix) > CONTEXT:
             return None
@@ -96,31 +105,28 @@ class ContextTable:
         counts = list(struct.unpack_from(f"<{kept}I", records, at + 4 * n))
         parents = [above - 1 for above in records[at + 8 * n : at + 8 * n + kept]]
         found = Continuations(len(suffix), counted, tokens, parents, counts)
-        return found if depth >= PATH else _cut(found, depth)
+        if depth >= PATH:
+            return found
+        depths: list[int] = []
+        for parent in found.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return found.without([here > depth for here in depths])
 
 
 def _key(context: npt.NDArray[np.integer]) -> bytes:
-    """Three bytes for each id, the highest first."""
+    """Return three bytes for each id, the highest first."""
     raw = context.astype(">u4").tobytes()
     key = bytearray(3 * len(context))
     key[0::3], key[1::3], key[2::3] = raw[1::4], raw[2::4], raw[3::4]
     return bytes(key)
 
 
-def _cut(found: Continuations, depth: int) -> Continuations:
-    """Without paths of more than ``depth`` tokens."""
-    depths: list[int] = []
-    for parent in found.parents:
-        depths.append(1 if parent == ROOT else depths[parent] + 1)
-    return found.without([here > depth for here in depths])
-
-
 def mapped(path: Path) -> mmap.mmap | bytes:
-    """A file's bytes, shared with every process that maps it."""
+    """Map a file's bytes, which all processes that map it share."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
 
 
 def mapped_array(path: Path, kind: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-    """A file's numbers, shared in the same way."""
+    """Map a file's numbers, which all processes that map it share."""
     return np.frombuffer(mapped(path), kind)

@@ -1,6 +1,6 @@
 """The interface of retrieval: the longest suffix of a context that occurs in a corpus, and what followed it most often.
 
-An index is immutable. A ``Library`` hands indexes out and so decides which requests may ask which index.
+A ``Library`` decides which requests may query which index.
 """
 
 from __future__ import annotations
@@ -19,40 +19,41 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far a query goes; the defaults are those of REST (arXiv 2311.08252).
+    """Limits of a query; the defaults are those of REST (arXiv 2311.08252).
 
     Raises:
         ValueError: a value is out of range.
     """
 
-    longest: int = 16  # tokens; the first suffix length that may match
-    shortest: int = 2  # tokens; the last one
-    samples: int = 5000  # occurrences counted, spread evenly over all of them
-    depth: int = 10  # tokens of a continuation
-    nodes: int = 64  # most frequent prefixes of continuations returned
+    longest: int = 16  # most tokens of a match
+    shortest: int = 2  # fewest tokens of a match
+    samples: int = 5000  # most occurrences counted, spread evenly over all of them
+    depth: int = 10  # most tokens of a continuation
+    nodes: int = 64  # most nodes returned, the most frequent ones
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
-            raise ValueError(f"need 1 <= shortest <= longest, got {self.shortest} and {self.longest}")
+            raise ValueError(f"shortest is {self.shortest}; it must be from 1 to longest, {self.longest}")
         if min(self.samples, self.depth, self.nodes) < 1:
             raise ValueError(f"samples {self.samples}, depth {self.depth} and nodes {self.nodes} must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Continuations:
-    """A tree of what followed occurrences of the context's longest matching suffix.
+    """A tree of what followed the occurrences of the context's longest matching suffix.
 
-    Most frequent first, shallow first among equals: parents precede children, and any number of first nodes is a tree.
+    The most frequent nodes come first, shallow ones first among equals. So parents precede children, and the first
+    ``k`` nodes are a tree for each ``k``.
     """
 
     match: int  # tokens of the context that matched
-    counted: int  # occurrences that were looked at
+    counted: int  # occurrences that were counted
     tokens: Sequence[int]  # [n]
-    parents: Sequence[int]  # [n], indices into tokens, ROOT for what followed directly
-    counts: Sequence[int]  # [n], occurrences that went on along this path
+    parents: Sequence[int]  # [n], indices into tokens; ROOT: followed directly
+    counts: Sequence[int]  # [n], occurrences that continued along this path
 
     def without(self, is_dropped: Sequence[bool]) -> Continuations:
-        """Without some nodes ``[n]`` and all below them."""
+        """Return the tree without some nodes ``[n]`` and all nodes below them."""
         new: dict[int, int] = {ROOT: ROOT}
         for node, parent in enumerate(self.parents):
             if parent in new and not is_dropped[node]:
@@ -70,22 +71,22 @@ class Continuations:
 class Suffixes(NamedTuple):
     """A suffix array over texts, for compiled callers; read-only."""
 
-    text: npt.NDArray[Any]  # uint32 ids of all documents, an end behind each
-    order: npt.NDArray[Any]  # [n], uint32, positions of all tokens in the order of what begins there
+    text: npt.NDArray[Any]  # uint32 ids of all documents, an end after each
+    order: npt.NDArray[Any]  # [n], uint32, positions of all tokens, sorted by the tokens that begin there
     starts: npt.NDArray[np.int64]  # [ids + 1], where in the order the suffixes begin that start with an id
 
 
 class Index(Protocol):
-    """Prefix search over the token sequences of a corpus."""
+    """Prefix search over the token sequences of a corpus; immutable."""
 
     @property
     def suffixes(self) -> Suffixes | None:
-        """What queries search; None where a position takes more than 32 bits."""
+        """The suffix array; None if a position takes more than 32 bits."""
 
     def query(self, context: Tokens, limits: Limits) -> Continuations | None:
-        """The longest suffix of ``context`` ``[t]`` within the limits that occurs, and its continuations.
+        """Return the longest suffix of ``context`` ``[t]`` that occurs, and its continuations, within the limits.
 
-        None when no suffix of at least ``limits.shortest`` tokens occurs. A suffix that only occurs at the very end of
+        None if no suffix of at least ``limits.shortest`` tokens occurs. A suffix that occurs only at the end of
         documents has a match and no nodes.
         """
 
@@ -94,22 +95,21 @@ SHARED = ""  # the namespace of requests that name none; its texts are visible t
 
 
 class Library(Protocol):
-    """Hands out indexes. What it hands out may change between two calls; an index itself never does."""
+    """Returns indexes, which may be others at the next call."""
 
     def of(self, namespace: str) -> Sequence[Index]:
-        """The indexes that requests of ``namespace`` may ask now, the most specific first; may be empty.
+        """Return the indexes that requests of ``namespace`` may query now, the most specific first.
 
-        Called for every draft: it takes no lock, reads no file and raises nothing. An index stays valid for as long as
-        the caller holds it. No index of one namespace holds text of another; text of ``SHARED`` is in those of all.
+        Called for every draft: it takes no lock, reads no file and raises nothing. An index stays valid as long as the
+        caller holds it. The indexes of one namespace have no text of another, but all have that of ``SHARED``.
         """
 
 
 class FixedLibrary:
-    """The same indexes for every namespace, for good."""
+    """Returns the same indexes for every namespace."""
 
     def __init__(self, *indexes: Index) -> None:
         self._indexes = indexes
 
     def of(self, namespace: str) -> Sequence[Index]:
-        """See ``Library.of``."""
         return self._indexes

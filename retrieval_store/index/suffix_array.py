@@ -1,8 +1,7 @@
-"""Sorts the suffixes of a token sequence by their first tokens; NumPy only, in memory that the caller bounds.
+"""Sorts the suffixes of a token sequence by their first tokens, with NumPy, in memory that the caller bounds.
 
 Suffixes are sorted in buckets that share first tokens, so only one bucket is in memory at a time, and the text may be a
-memory map. Within a bucket, several tokens at a time are packed into one 64-bit number; whatever they leave tied is
-sorted by the next few.
+memory map. Within a bucket, one 64-bit number packs several tokens; the next tokens break the ties.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-END = 0xFFFFFFFF  # behind every document, larger than any token
+END = 0xFFFFFFFF  # after every document; larger than any token
 BUCKET = 1 << 20  # suffixes sorted together; about 60 bytes each
-_SCAN = 1 << 22  # tokens looked at together
+_SCAN = 1 << 22  # tokens scanned at a time
 
 Text = npt.NDArray[Any]  # uint32 in any byte order
 Positions = npt.NDArray[np.int64]
@@ -23,17 +22,17 @@ Keys = npt.NDArray[np.uint64]
 
 
 def sort_suffixes(text: Text, depth: int) -> Positions:
-    """Positions of all tokens of ``text`` ``[n]``, in the order of the ``depth`` tokens that begin there.
+    """Return the positions of all tokens of ``text`` ``[n]``, sorted by the ``depth`` tokens that begin there.
 
-    ``END`` and the text's end count as larger than any token. Suffixes that agree in all ``depth`` tokens come in the
-    order of their positions. ``END`` itself has no place in the order.
+    ``END`` and the text's end are larger than any token. Suffixes that agree in all ``depth`` tokens keep the order of
+    their positions. Suffixes that begin with ``END`` are left out.
     """
     parts = list(sorted_buckets(text, count_tokens(text), depth))
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def count_tokens(text: Text) -> npt.NDArray[np.int64]:
-    """``[largest id + 1]``: how often every id occurs; ``END`` left out."""
+    """Return how often each id occurs, ``[largest id + 1]``, without ``END``."""
     counts = np.zeros(0, np.int64)
     for start in range(0, len(text), _SCAN):
         some = text[start : start + _SCAN]
@@ -45,13 +44,13 @@ def count_tokens(text: Text) -> npt.NDArray[np.int64]:
 
 
 def sorted_buckets(text: Text, counts: npt.NDArray[np.int64], depth: int, size: int = BUCKET) -> Iterator[Positions]:
-    """The suffix array of ``text`` piece by piece; suffixes with the same first token are in the same piece.
+    """Yield the suffix array of ``text`` in buckets; suffixes with the same first token are in the same bucket.
 
     Args:
         text: ``[n]``.
-        counts: of its tokens, as ``count_tokens`` has them.
+        counts: of its tokens, from ``count_tokens``.
         depth: tokens to sort by.
-        size: most suffixes of a piece, unless one token alone begins more.
+        size: most suffixes of a bucket, unless one token alone begins more.
     """
     sorter = _Sorter(text, len(counts), depth)
     for first, behind in _ranges(counts, size):
@@ -59,9 +58,9 @@ def sorted_buckets(text: Text, counts: npt.NDArray[np.int64], depth: int, size: 
 
 
 def common_prefixes(text: Text, order: Positions, depth: int) -> npt.NDArray[np.uint8]:
-    """``[len(order)]``: tokens that each suffix shares with the one before it, ``depth`` (below 256) at most.
+    """Return how many tokens each suffix shares with the one before it, ``[len(order)]``, up to ``depth`` (below 256).
 
-    Nothing is shared with what is not there, and no ``END``.
+    The first suffix shares none, and ``END`` is never shared.
     """
     shared = np.zeros(len(order), np.uint8)
     alive = np.arange(1, len(order))
@@ -76,7 +75,7 @@ def common_prefixes(text: Text, order: Positions, depth: int) -> npt.NDArray[np.
 
 
 def _ranges(counts: npt.NDArray[np.int64], size: int) -> Iterator[tuple[int, int]]:
-    """Ranges of ids that begin ``size`` suffixes at most, or consist of one id."""
+    """Yield ranges of ids that begin at most ``size`` suffixes, or consist of one id."""
     first = total = 0
     for token, count in enumerate(counts.tolist()):
         if total and total + count > size:
@@ -88,7 +87,7 @@ def _ranges(counts: npt.NDArray[np.int64], size: int) -> Iterator[tuple[int, int
 
 
 def _positions(text: Text, first: int, behind: int) -> Positions:
-    """Where tokens from ``first`` up to ``behind`` stand."""
+    """Return the positions of tokens from ``first`` up to, but without, ``behind``."""
     parts = []
     for start in range(0, len(text), _SCAN):
         some = text[start : start + _SCAN]
@@ -97,7 +96,7 @@ def _positions(text: Text, first: int, behind: int) -> Positions:
 
 
 def _at(text: Text, positions: Positions) -> npt.NDArray[np.uint32]:
-    """The tokens at ``positions``; ``END`` behind the text."""
+    """Return the tokens at ``positions``, ``END`` for those after the text."""
     last = len(text) - 1
     tokens = text[np.minimum(positions, last)].astype(np.uint32)
     if len(positions) and int(positions.max()) > last:
@@ -110,15 +109,15 @@ class _Sorter:
 
     def __init__(self, text: Text, n_ids: int, depth: int) -> None:
         self._text = text
-        self._end = n_ids  # what END is packed as: larger than any id
+        self._end = n_ids  # packed in place of END: larger than any id
         self._bits = max(1, n_ids.bit_length())
         self._packed = 64 // self._bits  # tokens in one number
         self._depth = depth
 
     def sort(self, positions: Positions) -> Positions:
-        """``positions``, ascending, in the order of what begins there."""
-        todo = np.arange(len(positions))  # places in the order that are not decided yet
-        group = np.zeros(len(positions), np.int64)  # per place of todo: which group of equals it belongs to
+        """Return ``positions``, which ascend, sorted by the tokens that begin there."""
+        todo = np.arange(len(positions))  # undecided places in the order
+        group = np.zeros(len(positions), np.int64)  # per place of todo: its group of equal suffixes
         order = positions.copy()
         for compared in range(0, self._depth, self._packed):
             if not len(todo):
@@ -130,7 +129,7 @@ class _Sorter:
         return order
 
     def _keys(self, positions: Positions, offset: int) -> Keys:
-        """The next tokens of suffixes as numbers that compare like the tokens."""
+        """Return the next tokens of suffixes as numbers that compare like the tokens."""
         keys = np.zeros(len(positions), np.uint64)
         for place in range(offset, min(offset + self._packed, self._depth)):
             keys <<= np.uint64(self._bits)
@@ -139,7 +138,7 @@ class _Sorter:
 
 
 def _ties(todo: Positions, keys: Keys, group: Positions) -> tuple[Positions, Positions]:
-    """Places of ``todo``, sorted by group and key, that share both with a neighbour; and their new groups."""
+    """Return the places of ``todo``, sorted, that share group and key with a neighbour, and their new groups."""
     is_first = np.ones(len(keys) + 1, np.bool_)
     np.logical_or(keys[1:] != keys[:-1], group[1:] != group[:-1], out=is_first[1:-1])
     tied = np.flatnonzero(~(is_first[:-1] & is_first[1:]))

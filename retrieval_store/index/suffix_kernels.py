@@ -1,7 +1,7 @@
-"""The loops of a query, compiled: finding the longest suffix of a context, and counting what followed it.
+"""Compiled loops of a query: they find the longest suffix of a context and count what followed it.
 
-Arrays as in ``SuffixSearch``: ``text`` uint32, ``order`` unsigned, ``starts`` int64. Everything else is int64:
-Numba makes a float of a signed and an unsigned number.
+Arrays as in ``SuffixSearch``: ``text`` uint32, ``order`` unsigned, ``starts`` int64. All other numbers are int64: Numba
+turns an operation on a signed and an unsigned number into a float.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.compiled import compiled, compiled_in_place
 from retrieval_store.index.suffix_array import END
 
 _Ints = npt.NDArray[Any]
-_Int: TypeAlias = Any  # to Python int or np.int64, compiled int64
+_Int: TypeAlias = Any  # int or np.int64; int64 in compiled code
 _END = np.uint32(END)
 
 
@@ -23,13 +23,13 @@ _END = np.uint32(END)
 def longest_suffix(
     text: _Ints, order: _Ints, starts: _Ints, context: _Ints, shortest: int, longest: int
 ) -> tuple[int, int, int]:
-    """The longest suffix of ``context`` ``[t]`` that occurs: its length, its first place in the order, behind its last.
+    """Return the length of the longest suffix of ``context`` ``[t]`` that occurs, and its range of places in the order.
 
-    The length is 0 where none of at least ``shortest`` tokens occurs.
+    The length is 0 if no suffix of at least ``shortest`` tokens occurs. The range excludes its end.
     """
     low, high = shortest - 1, min(longest, len(context))
     first = behind = 0
-    # Every part of a suffix that occurs does, too: search the length between one that does and one that does not.
+    # If a suffix occurs, so do the shorter ones: a binary search finds the length.
     while low < high:
         length = (low + high + 1) // 2
         begin, end = occurrences(text, order, starts, context, length)
@@ -44,7 +44,7 @@ def longest_suffix(
 
 @compiled_in_place
 def occurrences(text: _Ints, order: _Ints, starts: _Ints, context: _Ints, length: _Int) -> tuple[_Int, _Int]:
-    """The places in the order of the last ``length`` tokens of ``context``: the first, and behind the last."""
+    """Return the range of places in the order of the last ``length`` tokens of ``context``, without its end."""
     head = np.int64(context[len(context) - length])
     if head < 0 or head >= len(starts) - 1:
         return 0, 0
@@ -52,7 +52,7 @@ def occurrences(text: _Ints, order: _Ints, starts: _Ints, context: _Ints, length
     first = _bisect(text, order, context, length, low, high, 0)
     if first == high or _compare(text, np.int64(order[first]), context, length) != 0:
         return 0, 0
-    # Most ranges are short: gallop, then search what is left.
+    # Most ranges are short: gallop, then search the rest.
     known, step = first, 1
     while known + step < high and _compare(text, np.int64(order[known + step]), context, length) == 0:
         known += step
@@ -62,7 +62,7 @@ def occurrences(text: _Ints, order: _Ints, starts: _Ints, context: _Ints, length
 
 @compiled_in_place
 def _bisect(text: _Ints, order: _Ints, context: _Ints, length: _Int, low: _Int, high: _Int, bound: int) -> _Int:
-    """The first place from ``low`` to ``high`` that compares at least ``bound``; ``high`` if none does."""
+    """Return the first place from ``low`` to ``high`` that compares at least ``bound``; ``high`` if none does."""
     while low < high:
         middle = (low + high) // 2
         if _compare(text, np.int64(order[middle]), context, length) < bound:
@@ -74,7 +74,7 @@ def _bisect(text: _Ints, order: _Ints, context: _Ints, length: _Int, low: _Int, 
 
 @compiled_in_place
 def _compare(text: _Ints, position: _Int, context: _Ints, length: _Int) -> int:
-    """-1, 0, 1: whether the text at ``position`` is before, like or behind ``context``'s last ``length`` tokens."""
+    """Return -1, 0 or 1: the text at ``position`` is before, equal to or after ``context``'s last ``length`` tokens."""
     start = len(context) - length
     for offset in range(length):
         here, wanted = np.int64(text[position + offset]), np.int64(context[start + offset])
@@ -87,7 +87,7 @@ def _compare(text: _Ints, position: _Int, context: _Ints, length: _Int) -> int:
 def count_continuations(
     text: _Ints, order: _Ints, first: int, behind: int, match: int, samples: int, depth: int, nodes: int
 ) -> tuple[_Ints, _Ints, _Ints]:
-    """What follows the occurrences from ``first`` to ``behind``, ``samples`` of them at most, evenly spread.
+    """Count what follows at most ``samples`` of the occurrences from ``first`` to ``behind``, evenly spread.
 
     Returns:
         Tokens, parents and counts of the most frequent paths of up to ``depth`` tokens, ``[n]`` with ``n <= nodes``:
@@ -98,7 +98,7 @@ def count_continuations(
     parents = np.empty(n_rows * depth, np.int64)
     counts = np.empty(n_rows * depth, np.int64)
     depths = np.empty(n_rows * depth, np.int64)
-    path = np.empty(depth, np.int64)  # nodes of the row before
+    path = np.empty(depth, np.int64)  # nodes of the previous row
     n = n_path = 0
     for row in range(n_rows):
         position = np.int64(order[first + row * (behind - first) // n_rows]) + match
@@ -115,7 +115,7 @@ def count_continuations(
             n += 1
     best = _most_frequent(counts[:n], depths[:n], n_rows, depth, min(n, nodes))
     place = np.empty(n + 1, np.int64)
-    place[n] = -1  # the root's: parents -1 find it at the end
+    place[n] = -1  # of the root: a parent of -1 reads the last element
     for rank in range(len(best)):
         place[best[rank]] = rank
     return tokens[best], place[parents[best]], counts[best]
@@ -123,7 +123,7 @@ def count_continuations(
 
 @compiled
 def _most_frequent(counts: _Ints, depths: _Ints, most: int, depth: int, n: int) -> _Ints:
-    """The first ``n`` by count, ``most`` first, then by depth, then as they stand: a counting sort."""
+    """Return the first ``n`` nodes by count, from ``most`` down, then by depth, then by position: a counting sort."""
     begins = np.zeros(most * depth + 1, np.int64)
     for node in range(len(counts)):
         begins[(most - counts[node]) * depth + depths[node] + 1] += 1

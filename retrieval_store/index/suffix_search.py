@@ -1,7 +1,7 @@
-"""Prefix search in a suffix array, wherever it lies: in memory or in mapped files.
+"""Prefix search in a suffix array, in memory or in mapped files.
 
-A query costs a few binary searches among the suffixes that share their first token, and going through the occurrences
-of the longest one that was found. ``retrieval_store.index.suffix_kernels`` has the loops.
+A query costs a few binary searches among the suffixes that share their first token, and a walk through the occurrences
+of the longest match. ``retrieval_store.index.suffix_kernels`` has the loops.
 """
 
 from __future__ import annotations
@@ -20,42 +20,45 @@ DEPTH = 32  # tokens on which suffixes are ordered: a query's match and continua
 
 
 class SuffixSearch:
-    """Read-only; safe to share between threads. Made with its loops compiled, so that no query waits for that.
+    """An ``Index``; immutable and thread-safe. The constructor compiles its loops, so no query waits for that.
 
     Args:
-        text: uint32 ids of all documents, ``END`` behind each and ``DEPTH`` more of them at the end.
-        order: ``[n]``, unsigned, positions of all tokens in the order of what begins there.
+        text: uint32 ids of all documents, ``END`` after each and ``DEPTH`` more of them at the end.
+        order: ``[n]``, unsigned, positions of all tokens, sorted by the tokens that begin there.
         starts: ``[ids + 1]``, int64, where in the order the suffixes begin that start with an id; the last is ``n``.
     """
 
     def __init__(self, text: npt.NDArray[Any], order: npt.NDArray[Any], starts: npt.NDArray[Any]) -> None:
         for array in (text, order, starts):
-            array.flags.writeable = False  # as mapped files are: to Numba another type, compiled apart
+            array.flags.writeable = False  # as in mapped files: Numba compiles writeable arrays separately
         self._text = text
         self._order = order
         self._starts = starts
-        self.longest(np.zeros(1, np.int32), Limits(1, 1))
+        longest_suffix(text, order, starts, np.zeros(1, np.int64), 1, 1)
         count_continuations(text, order, 0, 0, 0, 1, 1, 1)
 
     def __len__(self) -> int:
-        """Number of tokens."""
         return len(self._order)
 
     @property
     def suffixes(self) -> Suffixes | None:
-        """See ``Index.suffixes``."""
         return Suffixes(self._text, self._order, self._starts) if self._order.itemsize == 4 else None
 
-    def longest(self, context: Tokens, limits: Limits) -> tuple[int, int, int] | None:
-        """The longest suffix of ``context`` that occurs, or None: its tokens, its first place in the order, behind its
-        last."""
-        # A copy: what a buffer lends may be read-only, and so another type.
+    def query(self, context: Tokens, limits: Limits) -> Continuations | None:
+        """See ``Index.query``.
+
+        Raises:
+            ValueError: ``longest`` and ``depth`` together exceed ``DEPTH``.
+        """
+        if limits.longest + limits.depth > DEPTH:
+            raise ValueError(f"longest {limits.longest} and depth {limits.depth} must not exceed {DEPTH} together")
+        # A copy: the caller's buffer may be read-only, and so another type.
         tail = np.array(context[-limits.longest :], np.int64)
         found = longest_suffix(self._text, self._order, self._starts, tail, limits.shortest, limits.longest)
-        return found if found[0] else None
+        return self._continuations(context, *found, limits) if found[0] else None
 
-    def continuations(self, match: int, first: int, behind: int, limits: Limits) -> Continuations:
-        """What follows the occurrences, of ``match`` tokens, from ``first`` to ``behind`` in the order."""
+    def _continuations(self, context: Tokens, match: int, first: int, behind: int, limits: Limits) -> Continuations:
+        """Return what follows the last ``match`` tokens of ``context``, from ``first`` to ``behind`` in the order."""
         tokens, parents, counts = count_continuations(
             self._text, self._order, first, behind, match, limits.samples, limits.depth, limits.nodes
         )
@@ -63,18 +66,8 @@ class SuffixSearch:
         return Continuations(match, counted, tokens.tolist(), parents.tolist(), counts.tolist())
 
 
-def check_limits(limits: Limits) -> None:
-    """Refuse what the order of the suffixes cannot answer.
-
-    Raises:
-        ValueError: ``longest`` and ``depth`` together exceed ``DEPTH``.
-    """
-    if limits.longest + limits.depth > DEPTH:
-        raise ValueError(f"longest {limits.longest} and depth {limits.depth} must not exceed {DEPTH} together")
-
-
 def checked_ids(document: Any) -> npt.NDArray[np.int64]:
-    """Token ids of a document, as integers.
+    """Return the token ids of a document as integers.
 
     Raises:
         ValueError: an id is not from 0 to ``MAX_ID``.
@@ -86,5 +79,5 @@ def checked_ids(document: Any) -> npt.NDArray[np.int64]:
 
 
 def order_type(length: int) -> np.dtype[np.generic]:
-    """What positions in a text of ``length`` entries are stored as."""
+    """Return the type of positions in a text of ``length`` entries."""
     return np.dtype("<u4" if length < 2**32 else "<u8")

@@ -1,10 +1,9 @@
-"""Which texts cover most of a pool: greedily, those that add most contexts that the pool has often.
+"""Chooses the texts that cover most of a pool: greedily, those that add most contexts that are frequent in the pool.
 
-What a corpus can be asked is decided by the contexts that it holds, so a text is worth the contexts that no chosen text
-holds yet, each by how often the pool has it, per token of the text. Contexts that the pool has once are worth nothing:
-nothing says that anyone will write them again. This is maximum coverage under a budget, for which the greedy choice is
-the usual approximation; gains only fall, so one that was worked out before bounds what it is now, and few are worked
-out again ("lazy" greedy, Minoux 1978).
+A corpus answers the contexts that it contains. So the gain of a text is the sum over its contexts that no chosen text
+has yet, each weighted by how often it occurs in the pool, per token of the text. Contexts that occur once have no
+weight: nobody may write them again. This is maximum coverage under a budget, which greedy choice approximates. Gains
+only fall, so an earlier gain is an upper bound, and few are computed again ("lazy" greedy, Minoux 1978).
 """
 
 from __future__ import annotations
@@ -19,7 +18,10 @@ from retrieval_store.refine.selection import Budget, Numbers
 from retrieval_store.refine.texts import FolderTexts
 
 CONTEXT = 3  # tokens
-LEAST_BITS, MOST_BITS = 20, 26  # of places in the table of contexts, 5 bytes each; what shares a place counts as one
+LEAST_BITS, MOST_BITS = (
+    20,
+    26,
+)  # of the size of the table of contexts, 5 bytes a place
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 Weights = npt.NDArray[np.float32]
@@ -28,13 +30,13 @@ Weights = npt.NDArray[np.float32]
 def covering(
     texts: FolderTexts, candidates: Numbers, budget: Budget, likelihoods: npt.NDArray[np.float64] | None
 ) -> Numbers:
-    """``candidates`` ``[n]`` in the order in which they cover most, as many as the budget holds.
+    """Return as many of ``candidates`` ``[n]`` as the budget allows, in the order in which they cover most.
 
     Args:
-        texts: where the candidates are; read twice and, for those that may come next, again.
-        candidates: numbers of texts; where several add as much, nothing for instance, the first of them comes first.
-        budget: how much is wanted.
-        likelihoods: of each candidate, ``[n]``, from 0 to 1: what its contexts count; None: all the same.
+        texts: of the candidates; read twice, and more often for those that may come next.
+        candidates: numbers of texts; the first one wins a tie.
+        budget: how much to choose.
+        likelihoods: weight of each candidate's contexts, ``[n]``, from 0 to 1; None: 1 for all.
     """
     weights = _weights(texts, candidates, likelihoods)
     lengths = texts.rows["length"]
@@ -49,7 +51,7 @@ def covering(
             heappop(waiting)
             continue
         gain = _gain(texts, text, weights) / int(lengths[text])
-        if len(waiting) == 1 or (-gain, place) <= min(waiting[1:3]):  # still at least what the others had at best
+        if len(waiting) == 1 or (-gain, place) <= min(waiting[1:3]):  # at least the upper bound of all others
             heappop(waiting)
             chosen.append(text)
             left -= int(lengths[text])
@@ -60,7 +62,7 @@ def covering(
 
 
 def _weights(texts: FolderTexts, candidates: Numbers, likelihoods: npt.NDArray[np.float64] | None) -> Weights:
-    """What every context counts: in how many texts it is, or the sum of their likelihoods; 0 if it is in one alone."""
+    """Return the weight of each context: its number of texts or the sum of their likelihoods; 0 if only one has it."""
     n_tokens = int(texts.rows["length"][candidates].sum(dtype=np.int64))
     size = 1 << min(max(n_tokens.bit_length() + 2, LEAST_BITS), MOST_BITS)
     weights, is_shared = np.zeros(size, np.float32), np.zeros(size, np.bool_)
@@ -73,12 +75,11 @@ def _weights(texts: FolderTexts, candidates: Numbers, likelihoods: npt.NDArray[n
 
 
 def _gain(texts: FolderTexts, text: int, weights: Weights) -> float:
-    """What the contexts of a text are worth now."""
     return float(weights[_places(texts.tokens(text), len(weights))].sum(dtype=np.float64))
 
 
 def _places(tokens: Tokens, size: int) -> npt.NDArray[np.int64]:
-    """Places of a text's different contexts in a table of ``size``, a power of two."""
+    """Return the places of a text's different contexts in a table of ``size``, a power of two."""
     if len(tokens) < CONTEXT:
         return np.empty(0, np.int64)
     hashes = np.zeros(len(tokens) - CONTEXT + 1, np.uint64)

@@ -1,7 +1,7 @@
-"""Scores texts with a scorer that is passed in, in batches of similar length, and survives being killed.
+"""Scores texts in batches of similar length; a run that is killed can be resumed.
 
-Which texts form a batch depends on their lengths alone: a run that goes on where another was killed scores the same
-batches, so its scores are the same to the last bit, and no text is scored twice.
+The lengths of the texts alone decide which of them form a batch. So a resumed run scores the same batches, its scores
+are the same to the last bit, and no text is scored twice.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,17 +23,13 @@ _SCORE = np.dtype("<f8")
 _SYNC_EVERY = 32  # batches
 
 
-class Scorer(Protocol):
-    """Finds how likely texts are."""
-
-    def __call__(self, texts: Sequence[Tokens], /) -> Scores:
-        """The perplexity of each text, ``[n]``, at least 1."""
+Scorer = Callable[[Sequence[Tokens]], Scores]  # returns the perplexity of each text, ``[n]``, at least 1
 
 
 class ScoreFile:
-    """Scores in the order of a plan; each becomes permanent as it is appended.
+    """Scores in the order of a plan; each is permanent once it is appended.
 
-    A score is never 0: zeros at the end are what a machine that lost its power left of scores.
+    A score is never 0: zeros at the end are scores that a power failure erased.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,17 +38,16 @@ class ScoreFile:
         self._unsynced = 0
 
     def read(self, limit: int) -> Scores:
-        """What is there, ``limit`` scores at most."""
+        """Return at most ``limit`` scores."""
         found = np.fromfile(self._path, _SCORE, count=min(limit, self._path.stat().st_size // _SCORE.itemsize))
         missing = np.flatnonzero(found < 1)
         return found[: missing[0]] if len(missing) else found
 
     def keep(self, n: int) -> None:
-        """Forget all but the first ``n`` scores."""
+        """Remove all but the first ``n`` scores."""
         self._file.truncate(n * _SCORE.itemsize)
 
     def append(self, scores: Scores) -> None:
-        """Add the scores of a batch."""
         self._file.write(scores.astype(_SCORE).tobytes())
         self._unsynced += 1
         if self._unsynced == _SYNC_EVERY:
@@ -61,19 +55,18 @@ class ScoreFile:
             self._unsynced = 0
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 def plan(lengths: npt.NDArray[np.integer], budget: int) -> tuple[Numbers, list[int]]:
-    """Batches of texts of similar length, the longest first: what does not fit in memory shows at once.
+    """Return batches of texts of similar length, the longest first: a batch that exceeds the memory fails at once.
 
     Args:
         lengths: tokens of each text, ``[n]``.
-        budget: tokens of a batch, all texts as long as its longest; a longer text is a batch of its own.
+        budget: tokens of a batch, with all texts padded to its longest; a longer text is a batch of its own.
 
     Returns:
-        Places in ``lengths`` in the order of scoring, ``[n]``, and where each batch begins in it, and ``n``.
+        Places in ``lengths`` in the order of scoring, ``[n]``; and where each batch begins in it, followed by ``n``.
     """
     order = np.argsort(-lengths.astype(np.int64), kind="stable")
     bounds = [0]
@@ -91,15 +84,15 @@ def score(
     scorer: Callable[[], Scorer],
     progress: Callable[[int, bool], None] = lambda tokens, before: None,
 ) -> Scores:
-    """The perplexities of ``candidates`` ``[n]``, those already in ``file`` as they are there.
+    """Return the perplexities of ``candidates`` ``[n]``; those in ``file`` are not computed again.
 
     Args:
-        texts: where the candidates are.
+        texts: of the candidates.
         candidates: numbers of texts.
         budget: tokens of a batch.
-        file: of the same texts, candidates, budget and scorer, which the caller must ensure.
-        scorer: makes the scorer; not called when nothing is left to score.
-        progress: called with tokens of texts scored, and whether that was in an earlier run.
+        file: must be of the same texts, candidates, budget and scorer.
+        scorer: returns the scorer; not called if no text is left to score.
+        progress: called with a number of tokens scored, and whether an earlier run scored them.
     """
     lengths = texts.rows["length"][candidates]
     order, bounds = plan(lengths, budget)
@@ -115,7 +108,7 @@ def score(
 
 
 def _resumed(order: Numbers, bounds: Sequence[int], file: ScoreFile) -> tuple[Scores, int]:
-    """The scores that the file holds, at their places, and the first batch that it does not hold as a whole."""
+    """Return the scores in the file, at their places, and the number of the first batch that it lacks."""
     done = file.read(len(order))
     first = int(np.searchsorted(bounds, len(done), side="right")) - 1
     n = bounds[first]

@@ -1,7 +1,4 @@
-"""Which texts a corpus keeps: neither short nor seen before, and of those the most likely ones, or any.
-
-Knows lengths, hashes and perplexities, not what is in a text.
-"""
+"""Chooses the texts that a corpus keeps, by their lengths, hashes and perplexities."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much is kept: texts, tokens of all of them, or whichever is reached first.
+    """The size of a corpus in texts, in tokens, or in both: then the smaller one applies.
 
     Raises:
         ValueError: neither is given, or one is below 1.
@@ -31,22 +28,22 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.texts is None and self.tokens is None:
-            raise ValueError("a budget needs a number of texts, of tokens, or both; got neither")
-        if min(self.texts or 1, self.tokens or 1) < 1 or 0 in (self.texts, self.tokens):
+            raise ValueError("a budget has neither texts nor tokens; set at least one")
+        if any(number is not None and number < 1 for number in (self.texts, self.tokens)):
             raise ValueError(f"texts {self.texts} and tokens {self.tokens} must be at least 1")
 
 
-Pick = Callable[[Numbers, Budget], Numbers]  # of texts in order, as many as the budget holds
+Pick = Callable[[Numbers, Budget], Numbers]  # from texts in order to as many as the budget allows
 
 
 def too_short(rows: Rows, shortest: int) -> Bools:
-    """``[n]``: texts of fewer than ``shortest`` tokens."""
+    """Return which texts have fewer than ``shortest`` tokens, ``[n]``."""
     found: Bools = rows["length"] < shortest
     return found
 
 
 def repeated(rows: Rows) -> Bools:
-    """``[n]``: texts with the ids of an earlier one."""
+    """Return which texts have the ids of an earlier one, ``[n]``."""
     order = np.argsort(rows["hash"], kind="stable")
     hashes = rows["hash"][order]
     found = np.zeros(len(rows), np.bool_)
@@ -55,21 +52,20 @@ def repeated(rows: Rows) -> Bools:
 
 
 def likeliest(candidates: Numbers, perplexities: npt.NDArray[np.float64]) -> Numbers:
-    """``candidates`` ``[n]`` by their ``perplexities`` ``[n]``, lowest first, the earlier of equals.
+    """Sort ``candidates`` ``[n]`` by their ``perplexities`` ``[n]``, the lowest and of equals the earlier first.
 
-    A perplexity that is not finite is no perplexity: such a text is left out.
+    A text whose perplexity is not finite is left out.
     """
     order = np.lexsort((candidates, perplexities))
     return candidates[order[: int(np.isfinite(perplexities).sum())]]
 
 
 def shuffled(candidates: Numbers, seed: int) -> Numbers:
-    """``candidates`` ``[n]`` in random order."""
     return np.random.default_rng(seed).permutation(candidates)
 
 
 def first(rows: Rows, order: Numbers, budget: Budget) -> Numbers:
-    """As many of the first texts of ``order`` as the budget holds."""
+    """Return as many of the first texts of ``order`` as the budget allows."""
     order = order[: budget.texts]
     if budget.tokens is None:
         return order
@@ -78,8 +74,10 @@ def first(rows: Rows, order: Numbers, budget: Budget) -> Numbers:
 
 
 def first_of_each(rows: Rows, order: Numbers, budget: Budget, pick: Pick | None = None) -> Numbers:
-    """The first texts of each source, as many as its share of the budget holds; a source's share is its part of the
-    texts and tokens of ``order``. ``pick`` takes others than the first."""
+    """Return the first texts of each source, or those that ``pick`` returns, up to its share of the budget.
+
+    The share of a source is its part of the texts and tokens of ``order``.
+    """
     source, lengths = rows["source"][order], rows["length"][order]
     n_sources = int(source.max(initial=0)) + 1
     texts = _shares(np.bincount(source, minlength=n_sources), budget.texts)
@@ -94,7 +92,7 @@ def first_of_each(rows: Rows, order: Numbers, budget: Budget, pick: Pick | None 
 
 
 def _shares(sizes: Numbers, whole: int | None) -> list[int | None]:
-    """``whole`` in proportion to ``sizes`` ``[n]``, rounded so that the shares sum up to it."""
+    """Divide ``whole`` in proportion to ``sizes`` ``[n]``, rounded so that the shares sum up to it."""
     if whole is None:
         return [None] * len(sizes)
     ends = np.cumsum(sizes) * whole // max(1, int(sizes.sum()))

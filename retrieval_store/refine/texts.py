@@ -1,7 +1,7 @@
-"""The texts of a corpus on disk while it is refined: token ids one behind the other, and a table of where each begins.
+"""The texts of a corpus on disk while it is built: token ids in one file, and a table of where each text begins.
 
-A folder with four files: ``ids`` (uint32), ``rows`` (``ROW``), ``origins`` (a line per document) and ``state.json``,
-which says how much of the others counts. Bytes behind that were being written when the process died, and are cut off.
+A folder has four files: ``ids`` (uint32), ``rows`` (``ROW``), ``origins`` (a line per document) and ``state.json``,
+which says how much of the others counts. Bytes after that were being written when the process died, and are cut off.
 Memory holds the table (26 bytes per text), never the ids.
 """
 
@@ -35,12 +35,12 @@ class FolderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file."""
+        """Bytes of each file that count."""
         return {IDS: 4 * self.tokens, ROWS: ROW.itemsize * self.texts, ORIGINS: self.origins}
 
 
 def read_state(folder: Path) -> FolderState:
-    """The state in ``folder``; nothing counts where files are missing or shorter than it says."""
+    """Return the state in ``folder``; nothing counts if files are missing or shorter than it says."""
     try:
         state = msgspec.json.decode((folder / STATE).read_bytes(), type=FolderState)
         is_there = all((folder / name).stat().st_size >= size for name, size in state.sizes.items())
@@ -50,7 +50,7 @@ def read_state(folder: Path) -> FolderState:
 
 
 class TextWriter:
-    """Appends documents behind those that ``state`` counts; nothing appended counts before ``save``."""
+    """Appends documents after those that ``state`` counts; what is appended counts after ``save``."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class TextWriter:
             self._files[name].truncate(size)
 
     def add(self, pieces: Iterable[Tokens], source: int, origin: str) -> None:
-        """Append a document: its texts, the number of the input it is from, and where exactly."""
+        """Append a document: its texts, the number of its input, and its origin there."""
         state, texts, tokens = self.state, 0, 0
         for piece in pieces:
             raw = piece.astype("<u4").tobytes()
@@ -76,28 +76,27 @@ class TextWriter:
         )
 
     def save(self, is_complete: bool = False) -> None:
-        """Make everything appended so far count, whatever happens from now on."""
+        """Sync everything appended so far to the disk, and make it count."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
         self.state = msgspec.structs.replace(self.state, is_complete=is_complete)
-        beside = self._folder / (STATE + ".new")
-        beside.write_bytes(msgspec.json.encode(self.state))
-        beside.replace(self._folder / STATE)
+        new = self._folder / (STATE + ".new")
+        new.write_bytes(msgspec.json.encode(self.state))
+        new.replace(self._folder / STATE)
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files.values():
             file.close()
 
 
 def hash_of(raw: bytes) -> int:
-    """64 bits of a text's ids: of 10 million texts, one is taken for another in some hundred thousand corpora."""
+    """Return 64 bits of the hash of a text's ids; 10 million texts collide in one of some hundred thousand corpora."""
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
 
 
 class FolderTexts:
-    """All texts of a complete folder, for reading; numbered in the order in which they were appended."""
+    """Reads the texts of a complete folder, which are numbered in the order in which they were appended."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -108,13 +107,13 @@ class FolderTexts:
         return len(self.rows)
 
     def tokens(self, text: int) -> Tokens:
-        """The ids of a text, int32 ``[t]``: read here and now, so that no memory fills up with mapped pages."""
+        """Return the ids of a text, int32 ``[t]``; they are read, not mapped, so that memory does not fill up."""
         row = self.rows[text]
         raw = os.pread(self._ids.fileno(), 4 * int(row["length"]), 4 * int(row["offset"]))
         return np.frombuffer(raw, "<i4")
 
     def origins(self, texts: Sequence[int]) -> list[str]:
-        """Where texts are from; reads the file of origins once."""
+        """Return the origins of texts; reads the file of origins once."""
         wanted = {int(self.rows["document"][text]) for text in texts}
         found: dict[int, str] = {}
         with (self.folder / ORIGINS).open("rb") as file:
@@ -124,20 +123,14 @@ class FolderTexts:
         return [found[int(self.rows["document"][text])] for text in texts]
 
     def close(self) -> None:
-        """Close the file."""
         self._ids.close()
 
 
 def cut(tokens: Tokens, longest: int, ends_line: npt.NDArray[np.bool_]) -> Iterator[Tokens]:
-    """Pieces of at most ``longest`` tokens; together they are the document.
+    """Cut a document, int32 ``[t]``, into pieces of at most ``longest`` tokens.
 
-    A piece ends behind the last end of a line in its last quarter, so that code and prose are cut where their authors
-    paused; without one it is as long as it may be.
-
-    Args:
-        tokens: int32 ``[t]``.
-        longest: tokens of a piece.
-        ends_line: ``[vocab]``, which tokens end with a line feed.
+    A piece ends after the last end of a line in its last quarter, so that code and prose are cut where their authors
+    paused; without one it has ``longest`` tokens. ``ends_line`` ``[vocab]`` says which tokens end with a line feed.
     """
     first = 0
     while len(tokens) - first > longest:

@@ -1,7 +1,7 @@
-"""Live learning of one namespace: outputs go into the store's log, the log's newest texts into a delta beside the base.
+"""Live learning of one namespace: outputs go into the store's log, the log's newest texts into a delta.
 
-Every server that shares the store reads the same log, so each learns from all. ``step`` does what is due and starts no
-thread.
+Drafts use the delta in addition to the base, the current snapshot. All servers that share the store read the same log,
+so each of them learns from all.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from retrieval_store.errors import ConflictError, StoreError
-from retrieval_store.service.backoff import IDLE_SHARE, Backoff
-from retrieval_store.service.compaction import Compactor, TargetVocabulary, log, trim
+from retrieval_store.service.backoff import IDLE_SHARE, Backoff, log_problem
+from retrieval_store.service.compaction import TargetVocabulary, compact, log, trim
 from retrieval_store.service.live_texts import LiveTexts, Pending
 from retrieval_store.service.manifest_feed import OfferedSnapshot
 from retrieval_store.service.watcher import LocalSnapshot
-from retrieval_store.snapshots.cache import SnapshotFolder
+from retrieval_store.snapshots.cache import NodeCache
 from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.base import Store
@@ -25,10 +25,10 @@ from retrieval_store.stores.live_text import parse_id
 
 logger = logging.getLogger(__name__)
 
-LOG_ENTRIES = 20_000  # texts the log keeps at most, compacted ones within their grace period included
-LIVE_SHARE = 10  # live texts of a snapshot are at most so many times what one compaction adds
-AGAIN_S = 30.0  # between two compactions, at least
-TRIM_S = 30.0  # between two looks whether the log can be cut
+LOG_ENTRIES = 20_000  # most texts in the log, compacted ones in their grace period included
+LIVE_SHARE = 10  # most live texts in a snapshot, as a multiple of what one compaction adds
+AGAIN_S = 30.0  # least time between two compactions
+TRIM_S = 30.0  # time between two checks whether the log can be trimmed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class LiveOptions:
     """
 
     tokens: int = 200_000  # of a delta; the newest texts
-    interval: float = 5.0  # seconds between two deltas, at least
-    compact_tokens: int = 1_000_000  # of the log; beyond, it becomes part of a new snapshot
+    interval: float = 5.0  # least seconds between two deltas
+    compact_tokens: int = 1_000_000  # of the log; once there are more, they become part of a new snapshot
 
     def __post_init__(self) -> None:
         if min(self.tokens, self.compact_tokens) < 1:
@@ -51,12 +51,11 @@ class LiveOptions:
 
 
 class Learner:
-    """One namespace.
+    """Learns one namespace; starts no threads.
 
     Args:
         store: opened for the namespace; belongs to the thread that calls ``step``.
-        snapshots: of the namespace on this node.
-        deltas: of the namespace on this node.
+        cache: of this node.
         target: the model whose token ids the texts consist of.
         options: how the namespace learns.
         base: returns the snapshot that is served now.
@@ -65,31 +64,30 @@ class Learner:
     def __init__(
         self,
         store: Store,
-        snapshots: SnapshotFolder,
-        deltas: SnapshotFolder,
+        cache: NodeCache,
         target: TargetVocabulary,
         options: LiveOptions,
         base: Callable[[], LocalSnapshot | None],
     ) -> None:
         self._store = store
-        self._deltas = deltas
+        self._snapshots = cache.snapshots(store.namespace)
+        self._deltas = cache.deltas(store.namespace)
         self._target = target
         self._options = options
         self._base = base
-        self._compactor = Compactor(store, snapshots, target, LIVE_SHARE * options.compact_tokens)
         self._texts = LiveTexts(options.tokens, target.vocab_size)
         self._pending = Pending()
-        self._folded = ""  # what the base has of the log
+        self._folded = ""  # id of the last entry in the base
         self._seen = ""  # id of the last entry that was read
-        self._counted = ""  # id up to which the log was there before a rollback
-        self._logged = 0  # tokens of the log that are not in the base, and that no rollback has put back there
-        self._is_new = False  # something was read, or the base has changed, since the last fold
+        self._counted = ""  # id of the last entry that a rollback put back into the log
+        self._n_logged = 0  # tokens of the log that are not in the base and were not put back by a rollback
+        self._is_new = False  # something was read, or the base has changed, since the last delta
         self._steps = (
             Backoff("add outputs to the log", self._append),
             Backoff("read the log", self._read),
-            Backoff("make a delta", self._fold),
-            Backoff("make a snapshot of the log", self._compact),
-            Backoff("cut the log", self._trim),
+            Backoff("write a delta", self._fold),
+            Backoff("write a snapshot of the log", self._compact),
+            Backoff("trim the log", self._trim),
         )
         self.problem = ""  # why learning fails; "": it does not
         self.delta: OfferedSnapshot | None = None
@@ -99,32 +97,28 @@ class Learner:
 
     @property
     def n_dropped(self) -> int:
-        """Texts that were lost on the way to the log."""
+        """Number of texts that were lost on the way to the log."""
         return self._pending.dropped
 
     def learn(self, texts: Sequence[Sequence[int]]) -> None:
-        """Take outputs; any thread may."""
+        """Take outputs; thread-safe."""
         self._pending.put(texts)
 
     def step(self) -> bool:
-        """Append, read, fold and compact, as far as each is due; returns whether the delta changed. Raises nothing."""
+        """Append, read, write a delta, compact and trim, each if it is due; return whether the delta changed.
+
+        Raises nothing.
+        """
         before = self.delta
         for step in self._steps:  # each by itself: a server without the right to write still learns from others
             step()
-        self._report("; ".join(step.problem for step in self._steps if step.problem))
+        problem = "; ".join(step.problem for step in self._steps if step.problem)
+        self.problem = log_problem(f"learning of namespace {self._store.namespace!r}", self.problem, problem)
         if self.delta is not None:
             self._deltas.touch([self.delta.version])
         return self.delta is not before
 
-    def _report(self, problem: str) -> None:
-        """Publish ``problem``, or its end; logged when it changes, not at every step."""
-        if problem and problem != self.problem:
-            logger.warning("namespace %r: learning fails: %s", self._store.namespace, problem)
-        elif self.problem and not problem:
-            logger.info("namespace %r learns again", self._store.namespace)
-        self.problem = problem
-
-    # -- what is tried; each returns the seconds until it may be due again -----------------------------------------
+    # -- steps; each returns the seconds until it may be due again ---------------------------------------------------
 
     def _append(self) -> float:
         texts = self._pending.take()
@@ -135,26 +129,27 @@ class Learner:
         except StoreError:
             self._pending.put_back(texts)
             raise
-        except ValueError:  # there is a text among them that no log takes
+        except ValueError:  # the log refuses one of the texts
             self._pending.drop(texts)
             raise
         self.n_texts += len(texts)
         return 0.0
 
     def _read(self) -> float:
-        """Texts that came; from where the base ends when it is another one."""
+        """Read new texts; all that are not in the base if the base has changed."""
         base = self._base()
         folded = base.manifest.about.folded if base else ""
         if folded != self._folded:
             self._texts.clear()
-            # Texts of a compaction that was rolled back are live again, but no reason to compact anew and undo that.
+            # Texts of a compaction that was rolled back are live again. They do not count: compacting them would undo
+            # the rollback.
             self._counted = self._seen if self._at(folded) < self._at(self._folded) else ""
             self._folded = self._seen = folded
-            self._logged, self._is_new = 0, True
+            self._n_logged, self._is_new = 0, True
         for entry in log(self._store, self._seen):
             self._seen = entry.id
             if self._at(entry.id) > self._at(self._counted):
-                self._logged += len(entry.tokens)
+                self._n_logged += len(entry.tokens)
             self._is_new |= self._texts.add(entry.tokens)
         return 0.0
 
@@ -165,13 +160,13 @@ class Learner:
         if not self._is_new:
             return 0.0
         began = time.monotonic()
-        self.delta = self._written() if len(self._texts) else None
+        self.delta = self._write_delta() if len(self._texts) else None
         self._is_new = False
         self._deltas.sweep([self.delta.version] if self.delta else [])
         self.n_folds += 1
         return max(self._options.interval, IDLE_SHARE * (time.monotonic() - began))
 
-    def _written(self) -> OfferedSnapshot:
+    def _write_delta(self) -> OfferedSnapshot:
         target = self._target
         about = Description(tokenizer_hash=target.tokenizer_hash, vocab_size=target.vocab_size, folded=self._seen)
         with self._deltas.scratch() as scratch:
@@ -180,12 +175,13 @@ class Learner:
         return OfferedSnapshot(manifest.version, str(place), manifest.tokens)
 
     def _compact(self) -> float:
-        if self._logged < self._options.compact_tokens:
+        if self._n_logged < self._options.compact_tokens:
             return 0.0
+        limit = LIVE_SHARE * self._options.compact_tokens
         try:
-            if self._compactor.compact(self._base()):
+            if compact(self._store, self._base(), self._snapshots, self._target, limit):
                 self.n_compactions += 1
-                self._logged = 0
+                self._n_logged = 0
         except ConflictError as error:
             logger.info("namespace %r: %s; its live texts are compacted later", self._store.namespace, error)
         return AGAIN_S

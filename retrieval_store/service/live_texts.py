@@ -1,13 +1,9 @@
-"""Live texts of a namespace: bounded collections of the outputs of its requests, the newest last.
-
-Token sequences only, no stores or snapshots. Equal texts count once, as the newest of them: otherwise one request sent
-over and over would drive everything else out.
-"""
+"""Bounded collections of the outputs of a namespace's requests, as token sequences, the newest last."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from threading import Lock
 
 import numpy as np
@@ -19,11 +15,13 @@ MOST_PENDING = 1024  # texts that wait for the store
 
 
 class LiveTexts:
-    """Different texts, the newest last, within a limit of tokens.
+    """Different texts, the newest last, up to a number of tokens.
+
+    Equal texts count once, as the newest of them: otherwise one repeated request would displace everything else.
 
     Args:
-        limit: tokens; the oldest texts go first, and of a text that is longer by itself its end stays.
-        vocab_size: a text with an id beyond is not taken.
+        limit: tokens; the oldest texts are dropped first, and of a text longer than this only the end is kept.
+        vocab_size: a text with an id beyond it is refused.
     """
 
     def __init__(self, limit: int, vocab_size: int) -> None:
@@ -33,11 +31,10 @@ class LiveTexts:
         self.tokens = 0
 
     def __len__(self) -> int:
-        """Number of texts."""
         return len(self._texts)
 
     def add(self, tokens: Sequence[int] | Tokens) -> bool:
-        """Take a text; returns whether the set of texts changed."""
+        """Add a text; return whether the set of texts changed."""
         ids = np.asarray(tokens, np.int64)[-self._limit :]
         if len(ids) < SHORTEST or not 0 <= ids.min() <= ids.max() < self._vocab_size:
             return False
@@ -53,18 +50,12 @@ class LiveTexts:
             self.tokens -= len(oldest)
         return True
 
-    def extend(self, texts: Iterable[Sequence[int] | Tokens]) -> None:
-        """Take several, in order."""
-        for text in texts:
-            self.add(text)
-
     def clear(self) -> None:
-        """Forget all."""
         self._texts.clear()
         self.tokens = 0
 
     def documents(self) -> list[Tokens]:
-        """All texts, the oldest first."""
+        """Return all texts, the oldest first."""
         return list(self._texts.values())
 
 
@@ -78,33 +69,32 @@ class Pending:
         self.dropped = 0
 
     def __len__(self) -> int:
-        """Number of texts that wait."""
         return len(self._texts)
 
     def put(self, texts: Sequence[Sequence[int]]) -> None:
-        """Add texts at the end."""
         with self._lock:
             self._texts.extend(texts)
-            while len(self._texts) > self._limit:
-                self._texts.popleft()
-                self.dropped += 1
-
-    def drop(self, texts: Sequence[Sequence[int]]) -> None:
-        """Count texts that were taken and could not be delivered."""
-        with self._lock:
-            self.dropped += len(texts)
+            self._drop_oldest()
 
     def take(self) -> list[Sequence[int]]:
-        """All that wait."""
+        """Remove and return all texts."""
         with self._lock:
             taken = list(self._texts)
             self._texts.clear()
         return taken
 
     def put_back(self, texts: Sequence[Sequence[int]]) -> None:
-        """Texts that could not be delivered wait again, before all others."""
+        """Put texts that could not be delivered before all others."""
         with self._lock:
             self._texts.extendleft(reversed(texts))
-            while len(self._texts) > self._limit:
-                self._texts.popleft()
-                self.dropped += 1
+            self._drop_oldest()
+
+    def drop(self, texts: Sequence[Sequence[int]]) -> None:
+        """Count texts that were taken and cannot be delivered."""
+        with self._lock:
+            self.dropped += len(texts)
+
+    def _drop_oldest(self) -> None:
+        while len(self._texts) > self._limit:
+            self._texts.popleft()
+            self.dropped += 1

@@ -1,7 +1,4 @@
-"""Messages of the retrieval service to its readers: which snapshots of a namespace to hold, and how the service does.
-
-Plain data that crosses processes, on whatever channel.
-"""
+"""Messages between the retrieval service and its readers: which snapshots of a namespace to hold, and its status."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ import msgspec
 NAMESPACE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 """Names a namespace may have: 1 to 128 letters, digits, '.', '_' and '-', no '.' first."""
 
-CHUNK = 1 << 20  # bytes of a snapshot's file that travel together
+CHUNK = 1 << 20  # bytes of a snapshot's file in one message
 
 
 class OfferedSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot that readers are to hold."""
+    """A snapshot that readers should hold."""
 
     version: str
     folder: str  # on the service's node
@@ -26,14 +23,14 @@ class OfferedSnapshot(msgspec.Struct, frozen=True):
 
 
 class NamespaceOffer(msgspec.Struct, frozen=True):
-    """The snapshots that the service has of a namespace now."""
+    """The snapshots of a namespace that readers should hold now."""
 
-    base: OfferedSnapshot | None = None  # None: the service has none, or not yet; a reader keeps the one it holds
+    base: OfferedSnapshot | None = None  # None: there is none yet; a reader keeps the one it holds
     delta: OfferedSnapshot | None = None  # live texts that are not in the base; None: there are none
 
     @property
     def versions(self) -> tuple[str, str]:
-        """Of base and delta; "" for none."""
+        """Versions of base and delta; "" for none."""
         return (self.base.version if self.base else "", self.delta.version if self.delta else "")
 
 
@@ -44,7 +41,7 @@ class NamespaceStatus(msgspec.Struct, frozen=True, kw_only=True):
     delta: str = ""  # version of the delta; "": none
     tokens: int = 0  # of both
     staleness: float = 0.0  # seconds since the store confirmed that this base is current
-    problem: str = ""  # why the base may not be what the store has as current; "": it is
+    problem: str = ""  # why the base may not be the store's current snapshot; "": it is
     learning_problem: str = ""  # why learning fails; "": it does not
 
 
@@ -52,38 +49,37 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the service; counts since it started."""
 
     namespaces: dict[str, NamespaceStatus] = {}
-    refused: int = 0  # snapshots that were not taken: damaged, foreign, gone or too large for the disk
+    refused: int = 0  # snapshots: damaged, foreign, gone or too large for the disk
     live_texts: int = 0  # appended to the store's log
     live_dropped: int = 0  # lost, because the store was away or too many came
-    folds: int = 0  # deltas made
-    compactions: int = 0  # snapshots made of live texts and published
+    folds: int = 0  # deltas written
+    compactions: int = 0  # snapshots of live texts published
 
 
 Known: TypeAlias = Mapping[str, tuple[str, str]]
-"""Namespace -> versions of base and delta that a reader holds. To name a namespace is to ask for it."""
+"""Namespace -> versions of base and delta that a reader holds; a reader asks for the namespaces it names here."""
 
 
 class ManifestChanges(msgspec.Struct, frozen=True):
-    """What changed against what a reader knew, and the service's state."""
+    """What differs from what a reader knew, and the service's status."""
 
     offers: dict[str, NamespaceOffer]
     status: Status
-    empty: tuple[str, ...] = ()  # those of the asked namespaces that have no text
+    empty: tuple[str, ...] = ()  # requested namespaces that have no text
 
 
 class ManifestSource(Protocol):
-    """The service as a reader sees it. Any call may raise anything when the service is away."""
+    """The service as a reader sees it. Any call may raise any exception when the service is away."""
 
     def changes(self, known: Known, timeout: float) -> ManifestChanges:
-        """Offers of the namespaces in ``known`` that differ from it; waits for one, ``timeout`` seconds at most."""
+        """Return the offers that differ from ``known``; wait up to ``timeout`` seconds for one."""
 
     def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
-        """At most ``CHUNK`` bytes of a file of a snapshot that is being offered; empty at its end."""
+        """Return at most ``CHUNK`` bytes of a file of an offered snapshot; none at its end."""
 
     def learn(self, namespace: str, texts: Sequence[Sequence[int]]) -> int:
-        """Hand over outputs of a namespace that learns; how many were not taken."""
+        """Send outputs of a namespace that learns; return how many were refused."""
 
 
 def is_namespace(name: str) -> bool:
-    """Whether a namespace may have this name."""
     return NAMESPACE.fullmatch(name) is not None

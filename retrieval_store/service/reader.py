@@ -1,8 +1,8 @@
 """The library of a drafting process: indexes of the snapshots that the service offers, swapped between two drafts.
 
-A draft reads one dictionary and gets a tuple; everything else happens in a thread of the reader: asking the service,
-bringing files to this node, opening them. The new indexes take the place of the old in one assignment, so
-a draft sees either, and waits for none.
+A draft reads one dictionary and gets a tuple. A thread of the reader does everything else: it asks the service, copies
+files to this node and opens them. One assignment replaces the old indexes, so a draft sees the old or the new ones, and
+never waits.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from retrieval_store.index.index import SHARED, Index
@@ -24,10 +25,10 @@ from retrieval_store.snapshots.snapshot_index import open_snapshot
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 1.0  # longest wait for an answer, and so the longest that a new namespace goes unnoticed
-BACKOFF_S, BACKOFF_MOST_S = 0.5, 10.0  # pause after a question that failed, doubling
-REFUSED_S = 10.0  # pause before an offer that could not be taken over is tried again
-RETIRED_S = 5.0  # a replaced index is closed after this, by the reader's own thread, when no draft can use it
+POLL_S = 1.0  # longest wait for an answer, and so the longest until a new namespace is noticed
+BACKOFF_S, BACKOFF_MOST_S = 0.5, 10.0  # pause after a failed call, doubling
+REFUSED_S = 10.0  # pause before an offer that could not be opened is tried again
+RETIRED_S = 5.0  # a replaced index is closed after this time, when no draft can use it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +51,7 @@ class Reader:
         source: the service; used by the reader's thread only.
         shared: name of the namespace whose text is visible to all others.
         tokenizer_hash: of the target; other snapshots are refused.
-        fixed: indexes for all namespaces and for good, asked last.
+        fixed: indexes that all namespaces always use, last.
     """
 
     def __init__(
@@ -70,52 +71,40 @@ class Reader:
         self._views: dict[str, tuple[Index, ...]] = {SHARED: self._common, shared: self._common}
         self._interest = Interest()
         self._held: dict[str, _Pair] = {}
-        self._shown: dict[str, _Pair] = {}  # of these, what drafts see
+        self._shown: dict[str, _Pair] = {}  # the part of these that drafts see
         self._refused: dict[tuple[str, str], float] = {}  # (namespace, version) -> when to try again
         self._folders: dict[Path, SnapshotFolder] = {}
         self._retired: list[tuple[float, Held]] = []
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._status = Status()
-        self._heard_at = 0.0  # monotonic seconds; 0: never
-        self._since = time.monotonic()
+        self.status = Status()  # the service's last answer
+        self._answered_at = time.monotonic()
         self.n_swaps = 0
 
-    # -- drafting ------------------------------------------------------------------------------------------------
-
     def of(self, namespace: str) -> Sequence[Index]:
-        """See ``Library.of``."""
         view = self._views.get(namespace)
         if namespace not in (SHARED, self._shared):
             self._interest.note(namespace)
         return self._common if view is None else view
 
-    # -- reporting -----------------------------------------------------------------------------------------------
-
-    @property
-    def status(self) -> Status:
-        """The service's state as of its last answer."""
-        return self._status
-
     @property
     def silence(self) -> float:
-        """Seconds since the service answered last, or since the reader began."""
-        return time.monotonic() - (self._heard_at or self._since)
+        """Seconds since the service answered last, or since the reader was constructed."""
+        return time.monotonic() - self._answered_at
 
     @property
     def patience(self) -> float:
-        """Seconds of silence after which the service is away."""
+        """Seconds of silence after which the service counts as away."""
         return 3 * self._poll + BACKOFF_MOST_S
 
     def versions(self, namespace: str) -> tuple[str, str]:
-        """Versions of base and delta that drafts of ``namespace`` (the shared one by its name) get; "" for none."""
+        """Return the versions of base and delta that drafts of ``namespace`` use; "" for none."""
         base, delta = self._shown.get(namespace, _NOTHING)
         return (base.part.version if base else "", delta.part.version if delta else "")
 
     # -- thread --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to follow the service."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="retrieval-reader", daemon=True)
             self._thread.start()
@@ -144,11 +133,12 @@ class Reader:
         Raises:
             Exception: whatever the source raises when the service is away.
         """
-        self._close_retired()
+        # Close indexes that no draft can use. This thread does it, because unmapping a large one takes milliseconds.
+        self._retired = [entry for entry in self._retired if time.monotonic() - entry[0] < RETIRED_S]
         live = {name for name, pair in self._held.items() if any(pair)}
         names = [self._shared, *self._interest.names(live)]
         answer = self._source.changes({name: self.versions(name) for name in names}, timeout)
-        self._status, self._heard_at = answer.status, time.monotonic()
+        self.status, self._answered_at = answer.status, time.monotonic()
         self._interest.learn(names, answer.empty)
         swaps_before = self.n_swaps
         for name, offer in answer.offers.items():
@@ -163,62 +153,55 @@ class Reader:
             held.folder.touch([held.part.version])
 
     def _take(self, name: str, offer: NamespaceOffer) -> bool:
-        """Open what is offered; returns whether base or delta changed."""
+        """Open the offered snapshots; return whether base or delta changed."""
         old_base, old_delta = self._held.get(name, _NOTHING)
         base = old_base if offer.base is None else self._opened(name, offer.base, old_base)
         delta = None if offer.delta is None else self._opened(name, offer.delta, old_delta)
         if base is old_base and delta is old_delta:
             return False
         self._held[name] = (base, delta)
-        now = time.monotonic()
-        self._retired += [
-            (now, held) for held in (old_base, old_delta) if held is not None and held not in (base, delta)
-        ]
+        self._retire(held for held in (old_base, old_delta) if held not in (base, delta))
         self.n_swaps += 1
         return True
 
     def _opened(self, name: str, part: OfferedSnapshot, old: Held | None) -> Held | None:
-        """``part``, open and in memory; ``old`` if it cannot be fetched or opened now."""
+        """Return ``part``, open; ``old`` if it cannot be fetched or opened now."""
         if old is not None and old.part.version == part.version:
             return old
         if time.monotonic() < self._refused.get((name, part.version), 0.0):
             return old
         try:
-            folder = self._folder(part)
+            path = Path(part.folder).parent  # the same as on the service's node
+            folder = self._folders.setdefault(path, folder_at(path))
             place = fetch_part(self._read, name, part, folder, self._tokenizer_hash)
-            # Nothing to warm: the service has just read the files on this node, or we have just written them.
-            index = open_snapshot(place, self._tokenizer_hash)
+            # The page cache has the files: the service has just read them on this node, or we have just written them.
+            return Held(part, folder, open_snapshot(place, self._tokenizer_hash))
         except Exception as error:
             logger.warning("namespace %r: version %s cannot be opened: %s", name, part.version, error)
             self._refused = {key: at for key, at in self._refused.items() if at > time.monotonic()}
             self._refused[name, part.version] = time.monotonic() + REFUSED_S
             return old
-        return Held(part, folder, index)
 
     def _read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
         chunk = self._source.read(namespace, version, file, offset)
-        self._heard_at = time.monotonic()  # a service that sends a large snapshot is not silent
+        self._answered_at = time.monotonic()  # a service that sends a large snapshot is not silent
         return chunk
 
     def _show(self, names: list[str]) -> None:
         """Let drafts see the indexes that are held, and drop namespaces not in ``names``."""
-        gone = [pair for name, pair in self._held.items() if name not in names]
+        self._retire(chain.from_iterable(pair for name, pair in self._held.items() if name not in names))
         self._held = {name: self._held.get(name, _NOTHING) for name in names}
-        now = time.monotonic()
-        self._retired += [(now, held) for pair in gone for held in pair if held is not None]
         common = (*_indexes(self._held[self._shared]), *self._fixed)
         views = {name: (*_indexes(pair), *common) for name, pair in self._held.items() if name != self._shared}
         self._common = common
         self._views = views | {SHARED: common, self._shared: common}
-        self._shown = self._held.copy()  # behind the views: where a version is told, drafts get its text
+        self._shown = self._held.copy()  # after the views: drafts use the versions that are reported
 
-    def _close_retired(self) -> None:
-        """Close indexes that no draft can use; in this thread, because unmapping a large one takes milliseconds."""
-        now = time.monotonic()
-        self._retired = [entry for entry in self._retired if now - entry[0] < RETIRED_S]
+    def _retire(self, replaced: Iterable[Held | None]) -> None:
+        self._retired += [(time.monotonic(), held) for held in replaced if held is not None]
 
     def _all(self) -> list[Held]:
-        return [held for pair in self._held.values() for held in pair if held is not None]
+        return [held for held in chain.from_iterable(self._held.values()) if held is not None]
 
     def _sweep(self) -> None:
         """Remove unused snapshots from this node; the service, which sweeps its own, may run on another one."""
@@ -228,13 +211,6 @@ class Reader:
         for folder, versions in used.items():
             folder.sweep(versions)
         self._folders = {folder.path: folder for folder, versions in used.items() if versions}
-
-    def _folder(self, part: OfferedSnapshot) -> SnapshotFolder:
-        """Where this node keeps what lies beside ``part``: the same path as on the service's node."""
-        path = Path(part.folder).parent
-        if path not in self._folders:
-            self._folders[path] = folder_at(path)
-        return self._folders[path]
 
 
 def _indexes(pair: _Pair) -> tuple[Index, ...]:

@@ -1,13 +1,13 @@
-"""The retrieval service without Ray: the namespaces that readers ask for, the offer of each, and the figures.
+"""The retrieval service without Ray: it watches the namespaces that readers ask for, and offers their snapshots.
 
 The shared namespace and those that learn are always watched; others from the first question on, until another name
-needs the room. Everything slow happens in other threads; every method here but ``start`` returns at once.
+needs their place. Other threads do everything slow, so all methods but ``start`` return at once.
 """
 
 from __future__ import annotations
 
-import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -17,15 +17,13 @@ from retrieval_store.service.manifest_feed import CHUNK, Known, ManifestChanges,
 from retrieval_store.service.namespace_worker import NamespaceWorker, ServiceContext
 from retrieval_store.snapshots.snapshot import is_file_name
 
-logger = logging.getLogger(__name__)
-
-MOST = 64  # namespaces watched, besides those that are watched always
-IDLE_S = 60.0  # a namespace with text makes room for another after so long without a question; one without, at once
-SWEEP_S = 3600.0  # between two sweeps of folders of namespaces without questions for long
+MOST = 64  # namespaces watched in addition to those that are always watched
+IDLE_S = 60.0  # a namespace with text is replaced after this time without a question; one without text, at once
+SWEEP_S = 3600.0  # between two removals of folders that were not used for long
 
 
 class RetrievalService:
-    """Thread-safe.
+    """Watches namespaces of one store; thread-safe.
 
     Args:
         context: what all namespaces share.
@@ -45,18 +43,18 @@ class RetrievalService:
         self._permanent = frozenset({shared, *self._live})
         for name in self._permanent:
             if not is_namespace(name):
-                raise ValueError(f"{name!r} is not a valid namespace: 1 to 128 of A-Za-z0-9._- are, without '.' first")
+                raise ValueError(f"namespace {name!r} is not valid; use 1 to 128 of A-Za-z0-9._-, without '.' first")
         self._changed = changed
         self._lock = Lock()
         self._workers: dict[str, NamespaceWorker] = {}
-        self._asked: dict[str, float] = {}  # namespace -> monotonic seconds
+        self._asked: dict[str, float] = {}  # namespace -> when it was last asked for, monotonic seconds
         self._empty = NegativeCache()
         self._stopped = Event()
         self._sweeper = Thread(target=self._sweep, name="retrieval-sweep", daemon=True)
-        self._gone = [0] * 5  # counts of namespaces that were dropped, in the order of ``_counts``
+        self._past_counts: Counter[str] = Counter()  # of namespaces that are no longer watched
 
     def start(self) -> None:
-        """Begin to watch the shared namespace and those that learn."""
+        """Watch the shared namespace and those that learn."""
         self._context.cache.sweep(self._permanent)
         self._sweeper.start()
         with self._lock:
@@ -76,7 +74,7 @@ class RetrievalService:
         self._sweeper.join(timeout)
 
     def changes(self, known: Known) -> ManifestChanges:
-        """What differs from ``known`` now; the namespaces in it are watched from now on."""
+        """Return what differs from ``known``; its namespaces are watched from now on."""
         offers: dict[str, NamespaceOffer] = {}
         empty: list[str] = []
         for name, versions in known.items():
@@ -91,7 +89,7 @@ class RetrievalService:
         return ManifestChanges(offers, self.status(), tuple(empty))
 
     def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
-        """A chunk of a file of a snapshot that is offered.
+        """Return a chunk of a file of an offered snapshot.
 
         Raises:
             LookupError: the version is not offered now, or has no such file.
@@ -107,7 +105,7 @@ class RetrievalService:
         raise LookupError(f"{file} of version {version} of namespace {namespace!r} is not offered")
 
     def learn(self, namespace: str, texts: Sequence[Sequence[int]]) -> int:
-        """Take outputs of a namespace; returns how many were refused: it does not learn, or its store is not open."""
+        """Take outputs of a namespace; return how many were refused: it does not learn, or its store is not open."""
         worker = self._workers.get(namespace)
         learner = worker.learner if worker is not None else None
         if learner is None:
@@ -116,26 +114,17 @@ class RetrievalService:
         return 0
 
     def status(self) -> Status:
-        """Figures of all namespaces that are watched."""
-        workers = self._all()
-        counts = [sum(column) for column in zip(self._gone, *map(_counts, workers), strict=True)]
-        refused, texts, dropped, folds, compactions = counts
-        return Status(
-            namespaces={worker.namespace: worker.status() for worker in workers},
-            refused=refused,
-            live_texts=texts,
-            live_dropped=dropped,
-            folds=folds,
-            compactions=compactions,
-        )
-
-    # -- namespaces ----------------------------------------------------------------------------------------------
+        """Return the status of all namespaces that are watched."""
+        workers, counts = self._all(), self._past_counts.copy()
+        for worker in workers:
+            counts.update(worker.counts())
+        return Status(namespaces={worker.namespace: worker.status() for worker in workers}, **counts)
 
     def _all(self) -> list[NamespaceWorker]:
         return list(self._workers.values())
 
     def _asked_for(self, name: str) -> NamespaceWorker | None:
-        """The namespace's worker, made if there is room; None if there is none."""
+        """Return the namespace's worker, started if there is room; None if there is no room."""
         now = time.monotonic()
         with self._lock:
             if name in self._workers or (is_namespace(name) and self._has_room(name, now)):
@@ -144,7 +133,7 @@ class RetrievalService:
         return None
 
     def _has_room(self, name: str, now: float) -> bool:
-        """Whether ``name`` may be watched too, if need be in place of a namespace without text, or else an idle one."""
+        """Return whether ``name`` may be watched; drop a namespace without text or an idle one if need be."""
         temporary = [other for other in self._workers if other not in self._permanent]
         if len(temporary) < MOST:
             return True
@@ -163,7 +152,7 @@ class RetrievalService:
         worker = self._workers.pop(name)
         del self._asked[name]
         worker.stop()
-        self._gone = [sum(pair) for pair in zip(self._gone, _counts(worker), strict=True)]
+        self._past_counts.update(worker.counts())
 
     def _sweep(self) -> None:
         while not self._stopped.wait(SWEEP_S):
@@ -174,10 +163,3 @@ class RetrievalService:
         worker = self._workers[name] = NamespaceWorker(name, self._context, name in self._live, self._changed)
         worker.start()
         return worker
-
-
-def _counts(worker: NamespaceWorker) -> list[int]:
-    learner = worker.learner
-    if learner is None:
-        return [worker.n_refused, 0, 0, 0, 0]
-    return [worker.n_refused, learner.n_texts, learner.n_dropped, learner.n_folds, learner.n_compactions]

@@ -1,7 +1,4 @@
-"""Brings a snapshot that the service offers to the node of a reader.
-
-On the service's own node it is there already. Elsewhere the files come through the service, to the same path.
-"""
+"""Copies a snapshot that the service offers to the node of a reader, to the same path as on the service's node."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ Read: TypeAlias = Callable[[str, str, str, int], bytes]  # ``ManifestSource.read
 
 
 def fetch_part(read: Read, namespace: str, part: OfferedSnapshot, folder: SnapshotFolder, tokenizer_hash: str) -> Path:
-    """The snapshot ``part`` of ``namespace`` in ``folder``, this node's place for it.
+    """Return the folder of the snapshot ``part`` on this node; copy it through the service unless it is there.
 
     Raises:
-        SnapshotError: what came does not verify, or is of another tokenizer.
+        SnapshotError: the snapshot does not verify, or was made for another tokenizer.
         OSError: the disk is full, or the folder cannot be written.
         Exception: whatever ``read`` raises when the service is away or no longer offers the part.
     """

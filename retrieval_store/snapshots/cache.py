@@ -1,10 +1,8 @@
 """Snapshots on this node's disk: one folder per store and namespace, shared by all processes of the node.
 
-One protocol for snapshots that come from a store, through the retrieval service, or that this process builds: written
-in an unfinished folder beside, checked, then renamed to their version under the folder's lock (``flock`` on the folder
-itself). A process that is killed therefore leaves unfinished folders only, and frees the lock. Snapshots in use are
-touched now and then; what no process has touched for a while is removed, so the disk is bounded although processes do
-not know of each other.
+A snapshot is written to an unfinished folder, checked, and renamed to its version under the folder's lock (``flock`` on
+the folder itself). So a process that is killed leaves only unfinished folders, and frees the lock. Processes touch the
+snapshots that they use. Those that no process has touched for a while are removed, so the disk does not fill up.
 """
 
 from __future__ import annotations
@@ -37,11 +35,11 @@ from retrieval_store.snapshots.snapshot import check_sizes, read_manifest, verif
 
 logger = logging.getLogger(__name__)
 
-UNUSED_S = 600.0  # an untouched snapshot goes after this: readers have long opened its successor
-DELTA_UNUSED_S = 60.0  # deltas come every few seconds
-TOUCH_S = 20.0  # pause between two touches of a snapshot in use
-UNFINISHED_S = 3600.0  # without a write: the process that wrote there was killed
-FORGOTTEN_S = 24 * 3600.0  # without a touch or write: the folder of a namespace or of a store in memory goes
+UNUSED_S = 600.0  # an untouched snapshot is removed after this time: readers have opened its successor
+DELTA_UNUSED_S = 60.0  # there is a new delta every few seconds
+TOUCH_S = 20.0  # time between two touches of a snapshot in use
+UNFINISHED_S = 3600.0  # without a write: the process that wrote it was killed
+FORGOTTEN_S = 24 * 3600.0  # an unused folder of a namespace or of a store in memory is removed after this time
 _OWN = "own-"  # folders of stores in memory
 SNAPSHOTS, DELTAS = "snapshots", "deltas"
 _CURRENT = "current.json"
@@ -51,25 +49,25 @@ class SnapshotFolder:
     """Snapshots of one namespace of one store, by version.
 
     Args:
-        path: of the folder; it and its parents are made for this user alone, since tenants' texts lie there.
+        path: of the folder, which is created for this user alone.
         unused: seconds after which an untouched snapshot is removed.
     """
 
     def __init__(self, path: Path, unused: float = UNUSED_S) -> None:
         self.path = path
         self._unused = unused
-        self._touched: dict[str, float] = {}  # version -> when this process touched it, monotonic seconds
+        self._touched: dict[str, float] = {}  # version -> monotonic seconds
 
     def snapshot(self, version: str) -> Path:
-        """Where a version lies, if it is here."""
+        """Return the path of a version, which need not exist."""
         return self.path / version
 
     def has(self, version: str) -> bool:
-        """Whether a version is here, with all its files at their sizes."""
+        """Return whether a version is here and all its files have their sizes."""
         return self._is_whole(self.snapshot(version), version)
 
     def has_sound(self, version: str, tokenizer_hash: str) -> bool:
-        """Whether a version is here and its files have their hashes; removes a damaged copy.
+        """Return whether a version is here and its files have their hashes; remove a damaged copy.
 
         Raises:
             ForeignSnapshotError: it was made for another tokenizer.
@@ -90,18 +88,18 @@ class SnapshotFolder:
         return False
 
     def fetch(self, version: str, bring: Callable[[Path], None]) -> Path:
-        """The folder of a version, brought unless it is here already.
+        """Return the folder of a version; call ``bring`` if it is not here.
 
-        One process of the node at a time brings; the others wait for it and find the snapshot.
+        Only one process of the node at a time calls it; the others wait, and find the snapshot.
 
         Args:
             version: of the snapshot.
-            bring: writes the verified files and the manifest into the empty folder that it is given; what it raises is
-                raised.
+            bring: writes the verified files and the manifest to the empty folder that it is given.
 
         Raises:
-            DamagedSnapshotError: what was brought is not this version, or not all of it.
+            DamagedSnapshotError: the files are not this version, or not all of it.
             OSError: the disk is full, or the folder cannot be written.
+            Exception: whatever ``bring`` raises.
         """
         if not self.has(version):
             with self._locked():
@@ -115,8 +113,8 @@ class SnapshotFolder:
 
     @contextmanager
     def scratch(self, name: str = "new") -> Iterator[Path]:
-        """A path that does not exist yet, beside the snapshots: ``adopt`` what was written there, or it is removed."""
-        self.make()
+        """Yield a new path in this folder; it is removed at the end unless ``adopt`` was called for it."""
+        private_folder(self.path)
         room = unfinished(self.path, name)
         room.mkdir()
         try:
@@ -125,10 +123,10 @@ class SnapshotFolder:
             shutil.rmtree(room, ignore_errors=True)
 
     def adopt(self, built: Path, version: str) -> Path:
-        """Move the snapshot at a ``scratch`` path to where its version belongs; nothing moves if it is there already.
+        """Move the snapshot at a ``scratch`` path to that of its version, unless it exists; return that path.
 
         Raises:
-            DamagedSnapshotError: there is not all of this version at ``built``.
+            DamagedSnapshotError: ``built`` is not this version, or not all of it.
             OSError: it cannot be moved.
         """
         with self._locked():
@@ -136,13 +134,13 @@ class SnapshotFolder:
         return self.snapshot(version)
 
     def _place(self, built: Path, version: str) -> None:
-        """``adopt`` for the holder of the lock."""
+        """Do the work of ``adopt``; the caller holds the lock."""
         if self.has(version):
             return
         if not self._is_whole(built, version):
             raise DamagedSnapshotError(f"{built} is not the whole of version {version}")
         sync_folder(built)
-        discard(self.snapshot(version))  # damaged; not before there is something better
+        discard(self.snapshot(version))  # a damaged copy stays until there is a sound one
         built.rename(self.snapshot(version))
         sync_folder(self.path)
 
@@ -154,32 +152,28 @@ class SnapshotFolder:
             return False
         return manifest.version == version
 
-    def make(self) -> None:
-        """Make the folder."""
-        private_folder(self.path)
-
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process, and one thread of it, at a time; the others wait."""
-        self.make()
+        """Wait for the lock, which one thread of one process holds at a time."""
+        private_folder(self.path)
         with open_folder(self.path) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
     def confirm(self, version: str) -> None:
-        """The store has just said that ``version`` is current: noted for a start without the store."""
+        """Record that ``version`` is current in the store, for a start while the store is away."""
         path = self.path / _CURRENT
         if self.confirmed()[0] == version:
             with suppress(OSError):
                 os.utime(path)
             return
-        self.make()
-        beside = unfinished(self.path, "current")
-        beside.write_bytes(msgspec.json.encode({"version": version}))
-        beside.replace(path)
+        private_folder(self.path)
+        new = unfinished(self.path, "current")
+        new.write_bytes(msgspec.json.encode({"version": version}))
+        new.replace(path)
 
     def confirmed(self) -> tuple[str, float]:
-        """The version that was confirmed last and when, seconds since 1970; "" and 0 if none was."""
+        """Return the version that was confirmed last, and when, in seconds since 1970; "" and 0 if none was."""
         path = self.path / _CURRENT
         try:
             return msgspec.json.decode(path.read_bytes(), type=dict[str, str])["version"], path.stat().st_mtime
@@ -187,7 +181,7 @@ class SnapshotFolder:
             return "", 0.0
 
     def touch(self, versions: Collection[str]) -> None:
-        """These versions are in use."""
+        """Record that versions are in use."""
         now = time.monotonic()
         for version in versions:
             if now - self._touched.get(version, -TOUCH_S) >= TOUCH_S:
@@ -196,7 +190,7 @@ class SnapshotFolder:
                     self._touched[version] = now
 
     def sweep(self, keep: Collection[str]) -> None:
-        """Remove versions that are not in ``keep`` and were not touched for a while, and what killed processes left."""
+        """Remove versions not in ``keep`` that were not touched for a while, and the files of killed processes."""
         self._touched = {version: at for version, at in self._touched.items() if version in keep}
         with suppress(OSError):
             for entry in list(self.path.iterdir()):
@@ -210,8 +204,8 @@ class NodeCache:
     """The folders of one store on this node.
 
     Args:
-        root: of all stores.
-        store_url: tells stores apart; without a password. "": a store in memory, of this process alone.
+        root: folder of all stores.
+        store_url: without a password; "": a store in memory, which this process alone uses.
     """
 
     def __init__(self, root: Path, store_url: str) -> None:
@@ -219,15 +213,13 @@ class NodeCache:
         self._root = root / name
 
     def snapshots(self, namespace: str) -> SnapshotFolder:
-        """A namespace's snapshots."""
         return folder_at(self._root / _folder_name(namespace) / SNAPSHOTS)
 
     def deltas(self, namespace: str) -> SnapshotFolder:
-        """A namespace's deltas."""
         return folder_at(self._root / _folder_name(namespace) / DELTAS)
 
     def sweep(self, keep: Collection[str]) -> None:
-        """Remove namespaces that are not in ``keep``, and stores in memory, of which nothing was used for a day."""
+        """Remove namespaces not in ``keep`` and stores in memory that were not used for a day."""
         kept = {_folder_name(namespace) for namespace in keep}
         others = [entry for entry in self._root.parent.glob(f"{_OWN}*") if entry != self._root]
         mine = [entry for entry in self._root.glob("*") if entry.name not in kept]
@@ -242,5 +234,5 @@ def _folder_name(namespace: str) -> str:
 
 
 def folder_at(path: Path) -> SnapshotFolder:
-    """The folder at a path that a ``NodeCache`` of this or another node made up."""
+    """Return the folder at a path that a ``NodeCache`` of this or another node chose."""
     return SnapshotFolder(path, DELTA_UNUSED_S if path.name == DELTAS else UNUSED_S)

@@ -1,7 +1,7 @@
-"""Reads corpora and logs: JSON lines, plain text, folders of both. Knows files and JSON, no tokenizer.
+"""Reads corpora and logs: JSON lines, plain text, and folders of both.
 
 A line of a ``.jsonl`` file is a conversation (``messages``, or ``prompt`` or ``question`` with ``answer``) or a
-``text``; further keys are allowed and ignored. Any other file is one text, a huge one several.
+``text``; other keys are ignored. Any other file is one text, or several if it is huge.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-BLOCK = 1 << 20  # characters of a text, or bytes of a file, that are read together
+BLOCK = 1 << 20  # characters of a text, or bytes of a file, read at a time
 MESSAGE_FORMS = '{"messages": [..]}, {"prompt": .., "answer": ..}, {"question": .., "answer": ..}'
 
 
 class CorpusError(ValueError):
-    """A corpus cannot be read; the message names the file, and the line if it is one line's fault."""
+    """A corpus cannot be read; the message names the file, and the line if one is wrong."""
 
 
 class ConversationMessage(msgspec.Struct, frozen=True):
@@ -29,16 +29,16 @@ class ConversationMessage(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation or, without messages, a text."""
+    """A conversation, or a text if there are no messages."""
 
     origin: str  # file and line
     messages: list[ConversationMessage] = []
     text: str = ""
-    source: str = ""  # the author, as the line says
+    source: str = ""  # the author
     category: str = ""
     id: int | str = ""
-    size: int = 0  # bytes of the file that it takes
-    prediction: str = ""  # a text that its answers were expected to be much like
+    size: int = 0  # bytes in the file
+    prediction: str = ""  # a text that the answers were expected to resemble
 
 
 class _CorpusLine(msgspec.Struct, frozen=True):
@@ -57,29 +57,24 @@ _DECODER = msgspec.json.Decoder(_CorpusLine)
 
 
 def read_documents(path: Path) -> Iterator[Document]:
-    """All documents of a file or, recursively and in the order of their names, of a folder.
+    """Yield all documents of a file or of a folder (see ``corpus_files``).
 
-    In a folder, hidden files and files that are not UTF-8 text are passed over. A file is never in memory as a whole,
-    unless it is a single line.
+    A file is never in memory as a whole, unless it is a single line.
 
     Raises:
-        CorpusError: there is nothing at ``path``, a file cannot be read, or a line is none of the forms.
+        CorpusError: there is nothing at ``path``, a file cannot be read, or a line has none of the forms.
     """
     for file in corpus_files(path):
-        yield from _read_file(file)
-
-
-def _read_file(path: Path) -> Iterator[Document]:
-    try:
-        yield from _read_lines(path) if is_lines(path) else _read_blocks(path)
-    except OSError as error:
-        raise CorpusError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{path} is not UTF-8 text: {error}") from error
+        try:
+            yield from _read_lines(file) if is_lines(file) else _read_blocks(file)
+        except OSError as error:
+            raise CorpusError(f"{file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise CorpusError(f"{file} is not UTF-8 text: {error}") from error
 
 
 def _read_blocks(path: Path) -> Iterator[Document]:
-    """A text is one document, unless it has more than ``BLOCK`` characters: then it is cut at the ends of lines."""
+    """Yield a text as one document, or cut at ends of lines if it has more than ``BLOCK`` characters."""
     with path.open(encoding="utf-8-sig") as file:
         part = 1
         while block := file.read(BLOCK):
@@ -106,7 +101,7 @@ def _document(raw: bytes, origin: str) -> Document:
     if messages is None and asked is not None and line.answer is not None:
         messages = [ConversationMessage("user", asked), ConversationMessage("assistant", line.answer)]
     if messages is None and line.text is None:
-        raise CorpusError(f'{origin} is none of {MESSAGE_FORMS}, {{"text": ..}}')
+        raise CorpusError(f'{origin} has none of the forms {MESSAGE_FORMS}, {{"text": ..}}')
     return Document(
         origin=origin,
         messages=messages or [],
@@ -120,9 +115,9 @@ def _document(raw: bytes, origin: str) -> Document:
 
 
 def corpus_files(path: Path) -> Iterator[Path]:
-    """The file at ``path``; of a folder all files below it, in the order of their names.
+    """Yield the file at ``path`` or, recursively and in the order of their names, the files of a folder.
 
-    In a folder, hidden files and files that are not UTF-8 text are passed over.
+    In a folder, hidden files and files that are not UTF-8 text are skipped.
     """
     if not path.is_dir():
         yield path
@@ -134,12 +129,12 @@ def corpus_files(path: Path) -> Iterator[Path]:
 
 
 def is_lines(file: Path) -> bool:
-    """Whether every line of a file is a document of its own."""
+    """Return whether each line of a file is a document."""
     return file.suffix == ".jsonl"
 
 
 def corpus_hash(path: Path) -> tuple[str, int]:
-    """sha256 of what ``path`` holds, and its bytes; of a folder: of the hashes and names of its files.
+    """Return the sha256 and the bytes of a file; for a folder, the sha256 is of the hashes and names of its files.
 
     Raises:
         CorpusError: a file cannot be read.
@@ -163,7 +158,7 @@ def _file_hash(file: Path) -> tuple[str, int]:
 
 
 def _is_text(file: Path) -> bool:
-    """Whether a file is UTF-8 text from beginning to end: half a file must not be in a corpus."""
+    """Return whether a whole file is UTF-8 text: a corpus must not contain half a file."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         with file.open("rb") as opened:
@@ -173,7 +168,7 @@ def _is_text(file: Path) -> bool:
                 decoder.decode(block)
             decoder.decode(b"", final=True)
     except OSError:
-        return True  # reading it says what is wrong
+        return True  # the error follows when it is read
     except UnicodeDecodeError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Files of snapshots on this machine: blocks that are checked while they pass, folders that appear and go at once."""
+"""Files and folders of snapshots on this machine."""
 
 from __future__ import annotations
 
@@ -20,18 +20,14 @@ _UNFINISHED = re.compile(r"\.[\w.-]+[.-][0-9a-f]{32}")  # see ``unfinished``
 
 
 def read_blocks(path: Path, size: int = READ) -> Iterator[bytes]:
-    """The file in pieces of ``size`` bytes."""
+    """Yield the file in blocks of ``size`` bytes."""
     with path.open("rb") as file:
         while block := file.read(size):
             yield block
 
 
 def checked(blocks: Iterable[bytes], entry: FileEntry, what: str) -> Iterator[bytes]:
-    """Pass ``blocks`` on; the end is only reached if they are what the manifest says.
-
-    Raises:
-        DamagedSnapshotError: they are not; the message begins with ``what``.
-    """
+    """Yield ``blocks``; raise DamagedSnapshotError, which begins with ``what``, if they differ from the manifest."""
     digest, size = sha256(), 0
     for block in blocks:
         digest.update(block)
@@ -46,7 +42,7 @@ def checked(blocks: Iterable[bytes], entry: FileEntry, what: str) -> Iterator[by
 
 
 def write_blocks(path: Path, blocks: Iterable[bytes]) -> None:
-    """A new file, on the disk when this returns."""
+    """Write a new file and sync it to the disk."""
     with path.open("xb") as file:
         for block in blocks:
             file.write(block)
@@ -56,7 +52,7 @@ def write_blocks(path: Path, blocks: Iterable[bytes]) -> None:
 
 @contextmanager
 def open_folder(folder: Path) -> Iterator[int]:
-    """A descriptor of a folder: to lock it, to sync it, or to know it again, as no other gets its number meanwhile."""
+    """Open a folder, to lock it, to sync it or to identify it: no other folder gets its inode number meanwhile."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield handle
@@ -65,25 +61,25 @@ def open_folder(folder: Path) -> Iterator[int]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in ``folder`` on the disk, before or after a rename."""
+    """Sync the names in ``folder`` to the disk, before or after a rename."""
     with open_folder(folder) as handle:
         os.fsync(handle)
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder and those above it as far as they are missing, for this user alone: tenants' texts lie there."""
+    """Create a folder and missing ones above it, for this user alone: they hold tenants' texts."""
     for folder in (*reversed(path.parents), path):
         if not folder.is_dir():
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def unfinished(folder: Path, name: str) -> Path:
-    """A new path in ``folder`` for what ``sweep_unfinished`` removes if the process that writes there dies."""
+    """Return a new path in ``folder`` that ``sweep_unfinished`` removes if the process that writes to it dies."""
     return folder / f".{name}.{uuid.uuid4().hex}"
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder; it disappears at once."""
+    """Remove a folder as a whole, by renaming it first."""
     away = unfinished(folder.parent, folder.name)
     with suppress(OSError):
         folder.rename(away)
@@ -91,12 +87,12 @@ def discard(folder: Path) -> None:
 
 
 def newest(folder: Path) -> float:
-    """When something was last written there, seconds since 1970: a folder does not age with its files."""
+    """Return the time of the last write to a folder or its files, in seconds since 1970."""
     return max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def sweep_unfinished(folder: Path, seconds: float) -> None:
-    """Remove what is unfinished in ``folder`` and was not written to for so long: its process is dead."""
+    """Remove ``unfinished`` paths of ``folder`` without a write for ``seconds``: their process is dead."""
     for left in folder.glob(".*"):
         with suppress(OSError):
             if _UNFINISHED.fullmatch(left.name) and time.time() - newest(left) > seconds:
@@ -104,10 +100,9 @@ def sweep_unfinished(folder: Path, seconds: float) -> None:
 
 
 def read_through(folder: Path) -> None:
-    """Read every file of a snapshot once, so that no query waits for a disk.
+    """Read every file of a snapshot into the page cache, so that no query waits for a disk.
 
-    In large blocks, without the interpreter's lock: touching one map page after another would hold up the threads of
-    this process that draft meanwhile.
+    Reading in large blocks releases the interpreter's lock; touching the pages of a map would delay drafting threads.
     """
     block = bytearray(READ)
     for file in folder.iterdir():

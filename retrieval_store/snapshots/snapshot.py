@@ -1,7 +1,6 @@
 """The format of a snapshot: an immutable folder of files, and a manifest with their sizes and hashes.
 
-``retrieval_store.snapshots.snapshot_index`` reads the files, ``retrieval_store.stores`` keeps snapshots. A version is a
-hash of the contents: the same text for the same tokenizer has the same version, on whatever machine it is built.
+A version is a hash of the contents: the same text for the same tokenizer has the same version on every machine.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ class SnapshotInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the builder of a snapshot says about it."""
+    """What a snapshot was built for and from."""
 
     tokenizer_hash: str  # of the tokenizer.json: engine.model.identity.tokenizer_hash
     vocab_size: int
-    model: str = ""  # name of the target that scored the texts; "" if none did
+    model: str = ""  # name of the target model that scored the texts; "": none did
     model_hash: str = ""
     sources: tuple[SnapshotInput, ...] = ()
-    perplexity: tuple[float, float] | None = None  # the lowest and the highest of the kept texts; None: unrefined
-    folded: str = ""  # id of the last live text in it; "": none
+    perplexity: tuple[float, float] | None = None  # lowest and highest of the kept texts; None: not scored
+    folded: str = ""  # id of the last live text in the snapshot; "": none
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,19 +58,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     about: Description
     window: int  # tokens on which suffixes are ordered: a match and its continuations together
     texts: int
-    tokens: int  # of all texts; every one begins a window
-    windows: int  # different ones
-    contexts: int  # whose continuations are counted in advance
+    tokens: int  # of all texts; each of them begins a window
+    windows: int  # number of different windows
+    contexts: int  # number of contexts whose continuations are counted in the snapshot
     files: Mapping[str, FileEntry]
 
     @property
     def bytes(self) -> int:
-        """Size of all files but the manifest."""
+        """Size of all files except the manifest."""
         return sum(entry.bytes for entry in self.files.values())
 
 
 def version_of(about: Description, files: Mapping[str, FileEntry]) -> str:
-    """The version of a snapshot with these files."""
     digest = hashlib.sha256(f"{FORMAT} {FORMAT_VERSION} {about.tokenizer_hash}\n".encode())
     for name in sorted(files):
         digest.update(f"{name} {files[name].bytes} {files[name].sha256}\n".encode())
@@ -79,50 +77,41 @@ def version_of(about: Description, files: Mapping[str, FileEntry]) -> str:
 
 
 def entry_of(path: Path) -> FileEntry:
-    """Size and hash of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return FileEntry(file.tell(), digest.hexdigest())
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a file of a snapshot may be called so: nothing that leads out of its folder."""
+    """Return whether a file of a snapshot may have this name, which must not lead out of its folder."""
     return _FILE_NAME.fullmatch(name) is not None
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Readable JSON."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
 def decode_manifest(raw: bytes, name: str) -> Manifest:
-    """The manifest in ``raw``.
-
-    Args:
-        raw: JSON.
-        name: of the snapshot, for errors.
+    """Return the manifest in ``raw``; ``name`` is that of the snapshot, for errors.
 
     Raises:
-        ForeignSnapshotError: it is of another format or format version.
-        DamagedSnapshotError: it is no manifest, or contradicts itself.
+        ForeignSnapshotError: it has another format or format version.
+        DamagedSnapshotError: it does not decode, or contradicts itself.
     """
     try:
         kind = msgspec.json.decode(raw, type=_Kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedSnapshotError(f"snapshot {name}: the manifest does not decode: {error}") from error
-    if (kind.format, kind.format_version) != (FORMAT, FORMAT_VERSION):
-        raise ForeignSnapshotError(
-            f"snapshot {name} has format {kind.format!r} version {kind.format_version}, not {FORMAT!r} version "
-            f"{FORMAT_VERSION}: build it again"
-        )
-    try:
+        if (kind.format, kind.format_version) != (FORMAT, FORMAT_VERSION):
+            raise ForeignSnapshotError(
+                f"snapshot {name} has format {kind.format!r} version {kind.format_version}, not {FORMAT!r} version "
+                f"{FORMAT_VERSION}: build it again"
+            )
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedSnapshotError(f"snapshot {name}: the manifest does not decode: {error}") from error
     if any(not is_file_name(file) or file == MANIFEST for file in manifest.files):
-        raise DamagedSnapshotError(f"snapshot {name}: the manifest names files that no snapshot has")
+        raise DamagedSnapshotError(f"snapshot {name}: the manifest names files that a snapshot cannot have")
     if manifest.version != version_of(manifest.about, manifest.files):
-        raise DamagedSnapshotError(f"snapshot {name}: the manifest's version {manifest.version} is not its contents'")
+        raise DamagedSnapshotError(f"snapshot {name}: its version {manifest.version} does not match its contents")
     return manifest
 
 
@@ -132,12 +121,7 @@ class _Kind(msgspec.Struct, frozen=True):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the snapshot in ``folder``.
-
-    Raises:
-        ForeignSnapshotError: it is of another format or format version.
-        DamagedSnapshotError: there is none, or it does not decode.
-    """
+    """Return the manifest of the snapshot in ``folder``; raises what ``decode_manifest`` does."""
     try:
         raw = (folder / MANIFEST).read_bytes()
     except OSError as error:
@@ -146,24 +130,16 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_tokenizer(manifest: Manifest, tokenizer_hash: str, name: str) -> None:
-    """Refuse ids of another tokenizer; ``""`` accepts any.
-
-    Raises:
-        ForeignSnapshotError: it was made for another tokenizer.
-    """
+    """Raise ForeignSnapshotError if a snapshot was built for another tokenizer; the hash ``""`` accepts any."""
     if tokenizer_hash not in ("", manifest.about.tokenizer_hash):
         raise ForeignSnapshotError(
             f"snapshot {name} (version {manifest.version}) was built for tokenizer {manifest.about.tokenizer_hash}, "
-            f"the target's is {tokenizer_hash}: build it again with the target's tokenizer"
+            f"but the target model has {tokenizer_hash}: build it again with the target model's tokenizer"
         )
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> None:
-    """Refuse a snapshot whose files do not have their sizes; quick.
-
-    Raises:
-        DamagedSnapshotError: a file is missing or has another size.
-    """
+    """Raise DamagedSnapshotError if a file is missing or has another size; quick."""
     for name, entry in manifest.files.items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else -1
@@ -172,16 +148,22 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
             raise DamagedSnapshotError(f"snapshot {folder} (version {manifest.version}): {name} {what}")
 
 
-def verify(folder: Path, tokenizer_hash: str = "") -> Manifest:
-    """Read the manifest and check every file against it, hashes included.
+def check_files(folder: Path, tokenizer_hash: str = "") -> Manifest:
+    """Return the manifest of the snapshot in ``folder``; check its tokenizer and the sizes of its files.
 
     Raises:
         ForeignSnapshotError: another tokenizer, format or format version.
-        DamagedSnapshotError: files are missing, truncated or changed.
+        DamagedSnapshotError: files are missing or do not have their sizes.
     """
     manifest = read_manifest(folder)
     check_tokenizer(manifest, tokenizer_hash, str(folder))
     check_sizes(folder, manifest)
+    return manifest
+
+
+def verify(folder: Path, tokenizer_hash: str = "") -> Manifest:
+    """Check the files of a snapshot as ``check_files`` does, and their hashes; return the manifest."""
+    manifest = check_files(folder, tokenizer_hash)
     for name, entry in manifest.files.items():
         if entry_of(folder / name) != entry:
             raise DamagedSnapshotError(

@@ -1,7 +1,7 @@
 """The index of a snapshot: its files, mapped. Processes that open the same folder share the memory.
 
-Short frequent contexts are answered from counts made beforehand (``context_table``), everything else from the suffix
-array, where few occurrences are left to count.
+Frequent short contexts are answered from counts in the snapshot (``context_table``), all others from the suffix array,
+where they have few occurrences to count.
 """
 
 from __future__ import annotations
@@ -15,63 +15,44 @@ import numpy.typing as npt
 
 from retrieval_store.errors import DamagedSnapshotError
 from retrieval_store.index.context_table import ContextTable, mapped_array
-from retrieval_store.index.index import Continuations, Limits, Suffixes, Tokens
+from retrieval_store.index.index import Continuations, Limits, Tokens
 from retrieval_store.index.suffix_array import END
-from retrieval_store.index.suffix_search import DEPTH, IDS, SuffixSearch, check_limits, order_type
-from retrieval_store.snapshots.snapshot import Manifest, check_sizes, check_tokenizer, read_manifest
+from retrieval_store.index.suffix_search import DEPTH, IDS, SuffixSearch, order_type
+from retrieval_store.snapshots.snapshot import Manifest, check_files
 from retrieval_store.snapshots.snapshot_writer import ORDER, STARTS, TEXT
 
-_SCAN = 1 << 20  # tokens looked at together
+_SCAN = 1 << 20  # tokens scanned at a time
 
 Array = npt.NDArray[Any]
 
 
-class SnapshotIndex:
-    """Immutable; safe to share between threads. ``open_snapshot`` makes one.
+class SnapshotIndex(SuffixSearch):
+    """Searches a snapshot; ``open_snapshot`` constructs it. Its files may be removed meanwhile: what is mapped stays.
 
-    The files may be removed while it lives: what is mapped stays.
+    Counts of frequent contexts ignore ``Limits.samples``, have paths of at most 10 tokens, and leave out continuations
+    that occur once.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.manifest = manifest
         self.folder = folder
-        self._text = mapped_array(folder / TEXT, IDS)
+        text = mapped_array(folder / TEXT, IDS)
         starts = mapped_array(folder / STARTS, np.dtype("<i8"))
-        order = mapped_array(folder / ORDER, order_type(len(self._text)))
-        _check_arrays(self._text, order, starts, manifest.tokens)
-        self._search = SuffixSearch(self._text, order, starts)
+        order = mapped_array(folder / ORDER, order_type(len(text)))
+        _check_arrays(text, order, starts, manifest.tokens)
+        super().__init__(text, order, starts)
         self._contexts = ContextTable(folder)
-
-    def __len__(self) -> int:
-        """Number of tokens."""
-        return len(self._search)
 
     @property
     def version(self) -> str:
-        """Of the snapshot."""
         return self.manifest.version
 
-    @property
-    def suffixes(self) -> Suffixes | None:
-        """See ``Index.suffixes``."""
-        return self._search.suffixes
-
-    def query(self, context: Tokens, limits: Limits) -> Continuations | None:
-        """See ``Index.query``. Where a context was counted beforehand, ``samples`` has no say, paths have at most 10
-        tokens, and continuations that occurred once are left out.
-
-        Raises:
-            ValueError: ``longest`` and ``depth`` together exceed ``DEPTH``.
-        """
-        check_limits(limits)
-        found = self._search.longest(context, limits)
-        if found is None:
-            return None
-        counted = self._contexts.find(context[-found[0] :], limits.depth, limits.nodes)
-        return counted if counted is not None else self._search.continuations(*found, limits)
+    def _continuations(self, context: Tokens, match: int, first: int, behind: int, limits: Limits) -> Continuations:
+        counted = self._contexts.find(context[-match:], limits.depth, limits.nodes)
+        return counted or super()._continuations(context, match, first, behind, limits)
 
     def documents(self) -> Iterator[Tokens]:
-        """The texts, in the order in which they were written."""
+        """Yield the texts in the order in which they were written."""
         words = self._text
         start = 0
         for begin in range(0, len(words), _SCAN):
@@ -82,7 +63,7 @@ class SnapshotIndex:
 
 
 def open_snapshot(folder: Path, tokenizer_hash: str = "") -> SnapshotIndex:
-    """Map the snapshot in ``folder``. Hashes are not checked again: see ``retrieval_store.snapshots.snapshot.verify``.
+    """Map the snapshot in ``folder``; hashes are not checked (see ``retrieval_store.snapshots.snapshot.verify``).
 
     Args:
         folder: with a manifest.
@@ -92,9 +73,7 @@ def open_snapshot(folder: Path, tokenizer_hash: str = "") -> SnapshotIndex:
         ForeignSnapshotError: another tokenizer, format or format version.
         DamagedSnapshotError: files are missing or do not have their sizes.
     """
-    manifest = read_manifest(folder)
-    check_tokenizer(manifest, tokenizer_hash, str(folder))
-    check_sizes(folder, manifest)
+    manifest = check_files(folder, tokenizer_hash)
     try:
         return SnapshotIndex(folder, manifest)
     except (OSError, ValueError, RuntimeError) as error:
@@ -102,11 +81,7 @@ def open_snapshot(folder: Path, tokenizer_hash: str = "") -> SnapshotIndex:
 
 
 def _check_arrays(text: Array, order: Array, starts: Array, n_tokens: int) -> None:
-    """Refuse arrays that lead out of each other: compiled loops do not check, and would take the process down.
-
-    Raises:
-        ValueError: says what is wrong.
-    """
+    """Raise ValueError if the arrays do not fit together: compiled loops do not check, and would crash the process."""
     if len(order) != n_tokens or len(text) < n_tokens + DEPTH or bool((text[-DEPTH:] != END).any()):
         raise ValueError(f"{TEXT} and {ORDER} do not hold the {n_tokens} tokens of the manifest")
     if n_tokens and int(order.max()) >= len(text) - DEPTH:

@@ -12,13 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
-from numba.extending import intrinsic
 
 from engine.compiled import compiled_in_place
 from engine.tree import IntArray
-from retrieval_store.index.addresses import opener
+from retrieval_store.index.addresses import opener, prefetch
 
 LongArray = npt.NDArray[np.int64]
 
@@ -44,21 +41,6 @@ index_at = opener(EXAMPLE)
 TEXT_LENGTH, N_KNOWN, ROOM, N_WORDS = 1, 11, 12, 13  # words of an index, in the order of ``addresses_of``
 # Columns of steps: an index, its number of tokens, a request's number; the last three belong to the search.
 SLOT, LENGTH, AMOUNT, ORDER, PLACE, TARGET, N_COLUMNS = range(7)
-
-
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
-def prefetch(typing_context: Any, array: Any, place: Any) -> Any:
-    """Begin to load an element of an array into the caches."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, *[ir.IntType(32)] * 3])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
-        builder.call(function, [pointer, *(ir.Constant(ir.IntType(32), n) for n in (1, 3, 1))])
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), generate
 
 
 @compiled_in_place

@@ -13,6 +13,7 @@ import numpy as np
 from engine.compiled import compiled, compiled_in_place
 from engine.sampling.keys import compiled_mix64
 from engine.tree import IntArray
+from retrieval_store.index.addresses import prefetch
 from speculators.ngrams.gram_index import (
     AMOUNT,
     FAR,
@@ -28,7 +29,6 @@ from speculators.ngrams.gram_index import (
     GramIndex,
     LongArray,
     index_at,
-    prefetch,
     update_all,
 )
 

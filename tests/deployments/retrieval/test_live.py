@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from retrieval_store.errors import ConflictError, StoreUnavailableError
-from retrieval_store.service.compaction import LIVE, Compactor, log
+from retrieval_store.service.compaction import LIVE, compact, log
 from retrieval_store.service.learner import Learner, LiveOptions
 from retrieval_store.service.live_texts import LiveTexts, Pending
 from retrieval_store.service.sender import OutputSender
@@ -113,11 +113,11 @@ def test_a_compaction_on_a_base_that_is_no_longer_current_does_nothing(where: st
         store.append([ONE], 100)
         watcher, folder = watched(store, tmp_path)
         rival = publish(open_store(where, SHARED), [TWO], tmp_path)
-        assert Compactor(store, folder, TARGET, 1000).compact(watcher.served) == ""
+        assert compact(store, watcher.served, folder, TARGET, 1000) == ""
         assert store.current().version == rival
         assert logged(store) == [ONE]
         empty.append([ONE], 100)  # a store that lost its snapshots does not get one of live texts alone
-        assert Compactor(empty, folder, TARGET, 1000).compact(watcher.served) == ""
+        assert compact(empty, watcher.served, folder, TARGET, 1000) == ""
         assert empty.versions() == []
 
 
@@ -127,7 +127,7 @@ def test_a_rival_that_publishes_during_a_compaction_is_not_overwritten(where: st
     store.append([ONE], 100)
     watcher, folder = watched(store, tmp_path)
     with pytest.raises(ConflictError):
-        Compactor(store, folder, TARGET, 1000).compact(watcher.served)
+        compact(store, watcher.served, folder, TARGET, 1000)
     watcher.look()
     assert watcher.served is not None
     assert watcher.served.manifest.texts == 1  # the rival's
@@ -141,10 +141,9 @@ def test_compactions_drop_the_oldest_live_texts_and_keep_the_corpus(where: str, 
     with closing(open_store(where, SHARED)) as store:
         publish(store, [BASE, [5, 6, 7, 8, 9, 9]], tmp_path)
         watcher, folder = watched(store, tmp_path)
-        compactor = Compactor(store, folder, TARGET, limit=10)
         for start in (100, 200, 300):
             store.append([range(start, start + 5)], 100)
-            assert compactor.compact(watcher.served)
+            assert compact(store, watcher.served, folder, TARGET, limit=10)
             watcher.look()
         assert watcher.served is not None
         index = open_snapshot(folder.snapshot(watcher.served.part.version))
@@ -174,8 +173,7 @@ def test_undelivered_outputs_are_kept_up_to_a_limit_and_counted_beyond() -> None
 
 
 def learner_of(store: Store, folder: Path) -> Learner:
-    nodes = NodeCache(folder, store.url)
-    return Learner(store, nodes.snapshots(SHARED), nodes.deltas(SHARED), TARGET, QUICK, lambda: None)
+    return Learner(store, NodeCache(folder, store.url), TARGET, QUICK, lambda: None)
 
 
 def step_later(learns: Learner, clock: ScriptedTime) -> bool:

@@ -120,6 +120,6 @@ def test_a_snapshot_that_does_not_fit_the_disk_is_refused_and_tried_seldom_until
     assert (len(tries), looks.n_refused, served(looks)) == (1, 1, first)
     monkeypatch.undo()
     later = time.monotonic() + 2e6
-    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: later))
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: later, time=time.time))
     assert looks.look()
     assert served(looks) == second

@@ -53,7 +53,7 @@ def test_a_folder_is_read_in_order_without_hidden_and_binary_files(tmp_path):
     ("line", "said"),
     [
         (b"{", "line 2"),
-        (b'{"prompt": "p"}', r"line 2 is none of .*messages.*text"),
+        (b'{"prompt": "p"}', r"line 2 has none of the forms .*messages.*text"),
         (b'{"messages": [{"role": "user"}]}', r"line 2: .*content"),
         (b'{"text": 3}', r"line 2: .*str"),
         (b'{"text": "\xff"}', "line 2"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval_store.errors import DamagedSnapshotError, ForeignSnapshotError
-from retrieval_store.index import context_counts
+from retrieval_store.index.context_table import CONTEXT, FREQUENT
 from retrieval_store.index.index import Limits
 from retrieval_store.index.memory import MemoryIndex
 from retrieval_store.snapshots.snapshot import (
@@ -78,7 +78,7 @@ def test_frequent_contexts_have_the_counts_of_a_brute_force_search(folder):
             list(wanted.parents)[:n],
             wanted.counts[:n],
         )
-        if found.counted >= context_counts.FREQUENT and length <= context_counts.CONTEXT:
+        if found.counted >= FREQUENT and length <= CONTEXT:
             n_counted += 1
             assert n == len(wanted.tokens) or wanted.counts[n] == 1  # left out: what occurred once
         else:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from retrieval_store.service import compaction
-from retrieval_store.service.compaction import Compactor, log, trim
+from retrieval_store.service.compaction import compact, log, trim
 from retrieval_store.service.watcher import LocalSnapshot, NamespaceWatcher
 from retrieval_store.snapshots.cache import NodeCache, SnapshotFolder
 from retrieval_store.stores.base import Store
@@ -34,9 +34,9 @@ def served(store: Store, cache: Path) -> tuple[LocalSnapshot | None, SnapshotFol
     return watcher.served, folder
 
 
-def compact(store: Store, cache: Path) -> str:
+def compact_served(store: Store, cache: Path) -> str:
     base, folder = served(store, cache)
-    return Compactor(store, folder, TARGET, 1000).compact(base)
+    return compact(store, base, folder, TARGET, 1000)
 
 
 def compact_and_die(store: Any, cache: Path) -> None:
@@ -45,7 +45,7 @@ def compact_and_die(store: Any, cache: Path) -> None:
 
     store.activate = die
     with pytest.raises(KilledError):
-        compact(store, cache)
+        compact_served(store, cache)
     del store.activate
 
 
@@ -67,7 +67,7 @@ def test_the_version_of_a_killed_compaction_expires(
     assert store.current().version == first
     assert [list(entry.tokens) for entry in log(store, "")] == [ONE, TWO]
     monkeypatch.undo()
-    second = compact(store, tmp_path / "cache")
+    second = compact_served(store, tmp_path / "cache")
     assert [(one.version, one.is_current, one.expires_at is None) for one in store.versions()] == [
         (first, False, False),
         (second, True, True),
@@ -78,10 +78,10 @@ def test_the_log_is_cut_when_every_version_has_its_texts(place: StoreKind, tmp_p
     store, soon = place.open(), place.open(grace_seconds=0.05)
     publish(store, [BASE], tmp_path)
     store.append([ONE], 100)
-    compact(soon, tmp_path / "cache")
+    compact_served(soon, tmp_path / "cache")
     wait_until(lambda: len(names(store)) == 1)
     store.append([TWO], 100)
-    compact(store, tmp_path / "cache")
+    compact_served(store, tmp_path / "cache")
     store.append([[25, 26, 27]], 100)
     assert trim(store)
     assert [list(entry.tokens) for entry in log(store, "")] == [TWO, [25, 26, 27]]  # a rollback needs the first
