@@ -1,4 +1,4 @@
-"""A conversation in a terminal: lines are questions, lines with a slash are commands."""
+"""A conversation in a terminal: a line is a question, a line with a slash a command."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ import secrets
 import ssl
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from app.chat.answers import ChatAnswer, ask
-from app.chat.conversation import ChatConversation, number
 from app.chat.screen import Screen, race_table
-from app.load.client import Endpoint, open_session
+from app.load.stream import Endpoint, open_session
 from engine.errors import ConfigError
 
 PROMPT = "> "
 HELP = """\
 /method X        draft with X, as in /method suffix+token-recycling; /method alone: the server's default
-/seed N          the same noise for every answer; /seed alone: a new one for each
+/seed N          use seed N for every answer; /seed alone: a new one for each
 /temperature T   0 is greedy; /temperature alone: the server's default
 /race A B [Q]    ask Q, or the last question again, by both methods with one seed; compare texts, forwards, seconds
-/trace on|off    ask who drafted each token, and show it by colour
-/new             begin anew
-/help            this
-/quit            end, as Ctrl-D does; Ctrl-C stops an answer"""
-REFUSED = (400, 403)  # a server that knows no traces, or a key that may have none
+/trace on|off    show by colour which source drafted each token
+/new             start a new conversation
+/help            show this list
+/quit            end the program, as Ctrl-D does; Ctrl-C stops an answer"""
+REFUSED = (400, 403)  # a server without traces, or a key that may not see them
 MOST_SEED = (1 << 63) - 1
+DRAWN_SEEDS = 1 << 31
 
 
 class Quit(Exception):  # noqa: N818 - no error
@@ -35,27 +36,57 @@ class Quit(Exception):  # noqa: N818 - no error
 
 
 @dataclass(slots=True)
-class Chat:
-    """Asks, shows, and obeys commands.
+class ChatConversation:
+    """The messages so far, and the settings of the next request; None: the server's default."""
 
-    Attributes:
-        talk: the conversation.
-        endpoint: of chats.
-        tls: which https servers are trusted; None: those that the system trusts.
-        screen: where answers are shown.
-    """
+    model: str
+    method: str | None = None
+    seed: int | None = None  # of every answer; None: drawn anew for each
+    temperature: float | None = None
+    max_tokens: int | None = None  # of an answer
+    trace: bool = True  # ask which source drafted each token
+    messages: list[dict[str, str]] = field(default_factory=list)  # the user's and the model's in turn
+
+    def body(self, question: str, method: str | None, seed: int, salt: str | None = None) -> dict[str, Any]:
+        """A request for the answer to the user's next question. ``salt`` is the request's ``cache_salt``."""
+        speculative = {"method": method, "trace": self.trace or None}
+        fields = {
+            "model": self.model,
+            "messages": [*self.messages, {"role": "user", "content": question}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "seed": seed,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "cache_salt": salt,
+            "speculative": {name: value for name, value in speculative.items() if value is not None} or None,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def next_seed(self) -> int:
+        """The seed of the next answer."""
+        return secrets.randbelow(DRAWN_SEEDS) if self.seed is None else self.seed
+
+    def add(self, question: str, answer: ChatAnswer) -> None:
+        """Add a question and its answer, unless the answer is empty."""
+        if answer.text:
+            self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer.text}]
+
+
+@dataclass(slots=True)
+class Chat:
+    """Asks questions, shows answers and runs commands."""
 
     talk: ChatConversation
     endpoint: Endpoint
-    tls: ssl.SSLContext | None
+    tls: ssl.SSLContext | None  # which https servers are trusted; None: those that the system trusts
     screen: Screen
 
     def run(self, read: Callable[[], str]) -> None:
-        """Until the end of the input; ``read`` gives the next line and raises EOFError at the end."""
+        """Run until the input ends; ``read`` gives the next line and raises EOFError at the end."""
         while True:
             try:
-                line = read().strip()
-                if line:
+                if line := read().strip():
                     self.line(line)
             except KeyboardInterrupt:
                 self.screen.line("\n(Ctrl-D or /quit ends)")
@@ -65,10 +96,10 @@ class Chat:
                 return
 
     def line(self, line: str) -> None:
-        """Do what one line says.
+        """Ask a question or run a command.
 
         Raises:
-            ConfigError: there is no such command, or its value is wrong.
+            ConfigError: the command is unknown, or its value is wrong.
             Quit: the user ends the program.
         """
         if not line.startswith("/"):
@@ -81,7 +112,7 @@ class Chat:
         command(rest.strip())
 
     def commands(self) -> Mapping[str, Callable[[str], None]]:
-        """What is done for each command, with what stands behind its name."""
+        """The function of each command; it gets the text after the command's name."""
         return {
             "method": self._method,
             "seed": self._seed,
@@ -107,7 +138,7 @@ class Chat:
 
     def _trace(self, text: str) -> None:
         if text not in ("on", "off"):
-            raise ConfigError("/trace takes on or off")
+            raise ConfigError(f"/trace is {text!r}; it must be on or off")
         self.talk.trace = text == "on"
         self.screen.line(f"(trace: {text})")
 
@@ -119,60 +150,73 @@ class Chat:
         raise Quit
 
     def _ask(self, question: str) -> None:
-        answer, is_whole = self._answer(self.talk, question, self.talk.method, self.talk.next_seed())
-        if answer.failure is None or not is_whole:
-            self.talk.said(question, answer)
+        answer, was_stopped = self._answer(self.talk, question, self.talk.method, self.talk.next_seed())
+        if answer.failure is None or was_stopped:
+            self.talk.add(question, answer)
 
     def _race(self, text: str) -> None:
-        """Each answer has a cache to itself, so that the second does not draft from the first."""
+        """Ask by two methods. Each answer has a cache of its own, so that the second does not draft from the first."""
         first, second, question = (*text.split(maxsplit=2), "", "", "")[:3]
         if not second:
-            raise ConfigError("/race takes two methods, as in /race autoregressive suffix, and perhaps a question")
+            raise ConfigError("/race needs two methods, as in /race autoregressive suffix; a question may follow")
         talk = self.talk
         if not question:
-            last = talk.last_question()
-            if last is None:
-                raise ConfigError("/race needs a question, for none was asked yet")
-            talk, question = talk.before_last(), last
+            if not talk.messages:
+                raise ConfigError("/race needs a question: none has been asked yet")
+            question = talk.messages[-2]["content"]
+            talk = replace(talk, messages=talk.messages[:-2])
         seed, answers = self.talk.next_seed(), []
         for method in (first, second):
             self.screen.line(f"--- {method}")
-            answer, is_whole = self._answer(talk, question, method, seed, secrets.token_hex(8))
+            answer, was_stopped = self._answer(talk, question, method, seed, secrets.token_hex(8))
             answers.append(answer)
-            if not is_whole:
+            if was_stopped:
                 return
         self.screen.line(race_table((first, second), answers))
         if talk is self.talk and answers[0].failure is None:
-            talk.said(question, answers[0])
+            talk.add(question, answers[0])
 
     def _answer(
         self, talk: ChatConversation, question: str, method: str | None, seed: int, salt: str | None = None
     ) -> tuple[ChatAnswer, bool]:
-        """(the answer, whether it was not stopped). A server that refuses traces is asked without."""
+        """(the answer, whether the user stopped it). A server that refuses traces is asked again without."""
         while True:
             answer = ChatAnswer()
-            stopped = False
+            was_stopped = False
             try:
-                asyncio.run(self._stream(talk, question, method, seed, salt, answer))
+                asyncio.run(self._stream(talk.body(question, method, seed, salt), answer))
             except KeyboardInterrupt:
-                stopped = True
+                was_stopped = True
             failure = answer.failure
             if failure is not None and failure.status in REFUSED and "trace" in failure.message and talk.trace:
                 self.screen.line(f"(without a trace: {failure.message})")
                 self.talk.trace = talk.trace = False
                 continue
-            self.screen.ended(answer, seed, stopped)
-            return answer, not stopped
+            self.screen.end(answer, seed, was_stopped)
+            return answer, was_stopped
 
-    async def _stream(
-        self, talk: ChatConversation, question: str, method: str | None, seed: int, salt: str | None, answer: ChatAnswer
-    ) -> None:
+    async def _stream(self, body: Mapping[str, Any], answer: ChatAnswer) -> None:
         async with open_session(self.tls) as session:
-            await ask(session, self.endpoint, talk.body(question, method, seed, salt), answer, self.screen.piece)
+            await ask(session, self.endpoint, body, answer, self.screen.piece)
+
+
+def number(text: str, what: str, least: float, most: float, kind: type[int] | type[float]) -> Any:
+    """The number that was typed.
+
+    Raises:
+        ConfigError: it is none, or out of range.
+    """
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not least <= value <= most:
+        raise ConfigError(f"{what} is {text!r}; it must be a number from {least:g} to {most:g}")
+    return value
 
 
 def reader(commands: Collection[str]) -> Callable[[], str]:
-    """Reads lines with line editing at a terminal, where Tab completes ``commands``, and as they are from a pipe."""
+    """A function that reads a line: at a terminal with editing and completion of ``commands``, else from the pipe."""
     if not sys.stdin.isatty():
         return _piped
     with contextlib.suppress(ImportError):  # a Python may be built without it

@@ -1,4 +1,4 @@
-"""What a conversation looks like in a terminal, with and without colours."""
+"""Writes a conversation to a terminal, with or without colours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TextIO
 
 from app.chat.answers import ChatAnswer
 from app.reporting.colours import Palette
-from app.reporting.report import columns
+from app.reporting.report import columns, number
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline: a terminal obeys some of them
 
@@ -26,12 +26,12 @@ class Screen:
         self._write(f"{printable(text)}\n")
 
     def piece(self, text: str, source: str | None) -> None:
-        """Write text that has just come; control characters of the model or the server are shown as their codes."""
+        """Write text that has just come, control characters of the model or the server as their codes."""
         text, source = printable(text), None if source is None else printable(source)
         self._write(text if self._palette is None or source is None else self._palette.painted(source, text))
 
-    def ended(self, answer: ChatAnswer, seed: int, stopped: bool) -> None:
-        """Write what is to be said behind an answer."""
+    def end(self, answer: ChatAnswer, seed: int, was_stopped: bool) -> None:
+        """Write the legend and the figures of an answer, or its failure."""
         self.line("" if answer.text else "(no text)")
         if answer.failure is not None:
             self.line(f"[{answer.failure.kind}: {answer.failure.message}]")
@@ -39,7 +39,7 @@ class Screen:
         drafted = {printable(name): n for name, n in answer.drafted.items() if name is not None}
         if drafted:
             self._write(f"{self._legend(drafted, answer.drafted[None])}\n")
-        self.line(f"[{'stopped, ' if stopped else ''}{', '.join(summary(answer))}, seed {seed}]")
+        self.line(f"[{'stopped, ' if was_stopped else ''}{', '.join(summary(answer))}, seed {seed}]")
 
     def _write(self, text: str) -> None:
         self._out.write(text)
@@ -70,8 +70,7 @@ def race_table(methods: Sequence[str], answers: Sequence[ChatAnswer]) -> str:
     """A line for each method, and whether their texts are the same."""
     rows = [["method", "tokens", "forwards", "seconds"]]
     for method, answer in zip(methods, answers, strict=True):
-        shown = ["-" if value is None else str(value) for value in (answer.tokens, answer.forwards)]
-        rows.append([method, *shown, f"{answer.seconds:.2f}"])
+        rows.append([method, number(answer.tokens, 0), number(answer.forwards, 0), number(answer.seconds)])
     if any(answer.failure is not None for answer in answers):
         verdict = "an answer is incomplete: texts were not compared"
     elif len({answer.text for answer in answers}) == 1:

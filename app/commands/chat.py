@@ -37,12 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the input ends; returns the exit status."""
-    from app.chat.conversation import ChatConversation, number
-    from app.chat.loop import MOST_SEED, Chat, reader
+    from app.chat.loop import MOST_SEED, Chat, ChatConversation, number, reader
     from app.chat.screen import Screen, wants_colours
-    from app.load.client import Endpoint
     from app.load.run import model_at
     from app.load.settings import PATHS, base_of, trusting
+    from app.load.stream import Endpoint
 
     base, tls = base_of(arguments.url), trusting(arguments.tls_ca)
     seed, heat, most = arguments.seed, arguments.temperature, arguments.max_tokens

@@ -1,30 +1,23 @@
-"""Sends a streamed request to an OpenAI-compatible server, retries it, and records what came.
-
-A `RequestObserver` sees text and breaks as they come.
-"""
+"""Sends a streamed request to an OpenAI-compatible server, retries it, and records what came."""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
-from app.load.attempt import Attempt
-from app.load.failures import AttemptError, of_exception, of_status
+from app.load.failures import AttemptError
 from app.load.records import OK, Break, RequestRecord
+from app.load.stream import Endpoint, Event, stream
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0  # before a retry without Retry-After; doubled each time
-KEEPALIVE_S = 2.0  # below that of servers, which would otherwise close a connection while a request is sent
-ERROR_BYTES = 1 << 14
 
 
 class RequestObserver:
-    """Is told of text and breaks as they come; this one ignores them."""
+    """Is called for text and breaks as they come; this one ignores them."""
 
     def chunk(self, record: RequestRecord, text: str, now: float) -> None:
         """New text came; text that a retry repeats is not new."""
@@ -33,36 +26,12 @@ class RequestObserver:
         """An attempt failed."""
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """The address of requests.
-
-    Args:
-        url: of the endpoint, such as ``http://127.0.0.1:8000/v1/chat/completions``.
-        timeout: seconds that one attempt may take.
-    """
-
-    url: str
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a key
-    timeout: float = 600.0
-
-
-def open_session(tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
-    """A session without limit of connections and without compression; needs a running event loop.
-
-    Args:
-        tls: which servers are trusted; None: those that the system trusts.
-    """
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=True if tls is None else tls)
-    return aiohttp.ClientSession(connector=connector, headers={"Accept-Encoding": "identity"})
-
-
 class LoadClient:
     """Sends requests.
 
     Args:
         retries: attempts after the first, for each request.
-        watcher: is told of text and breaks.
+        observer: called for text and breaks.
     """
 
     def __init__(
@@ -70,12 +39,12 @@ class LoadClient:
         session: aiohttp.ClientSession,
         endpoint: Endpoint,
         retries: int = 0,
-        watcher: RequestObserver | None = None,
+        observer: RequestObserver | None = None,
     ) -> None:
         self._session = session
         self._endpoint = endpoint
         self._retries = retries
-        self._watcher = watcher or RequestObserver()
+        self._observer = observer or RequestObserver()
         self._timeout = aiohttp.ClientTimeout(total=endpoint.timeout)
 
     async def ask(self, body: Mapping[str, Any], record: RequestRecord) -> RequestRecord:
@@ -85,43 +54,66 @@ class LoadClient:
         """
         record.sent = time.monotonic()
         while True:
-            attempt = Attempt(record, self._watcher.chunk)
-            failure = await self._attempt(body, attempt)
+            attempt = Attempt(record, self._observer)
+            failure = await stream(self._session, self._endpoint, body, self._timeout, attempt.take)
             now = time.monotonic()
             attempt.settle(failure is None, now)
             if failure is None:
                 record.ended, record.outcome = now, OK
                 return record
-            record.breaks.append(_broken(failure, record, now))
-            self._watcher.broke(record, record.breaks[-1])
+            broken = Break(failure.kind, failure.message, now, failure.status, failure.retry_after, len(record.text))
+            record.breaks.append(broken)
+            self._observer.broke(record, broken)
             if not failure.retryable or len(record.breaks) > self._retries:
                 record.ended, record.outcome = now, failure.kind
                 return record
             await asyncio.sleep(_backoff(failure, len(record.breaks)))
 
-    async def _attempt(self, body: Mapping[str, Any], attempt: Attempt) -> AttemptError | None:
-        """Make one attempt; returns None if the whole answer came."""
-        has_begun = False
-        endpoint = self._endpoint
-        try:
-            async with self._session.post(
-                endpoint.url, json=body, headers=endpoint.headers, timeout=self._timeout
-            ) as response:
-                if response.status != 200:
-                    return of_status(response.status, response.headers, await response.content.read(ERROR_BYTES))
-                has_begun = True
-                async for piece in response.content.iter_any():
-                    attempt.take(piece, time.monotonic())
-                attempt.check_complete()
-        except AttemptError as failure:
-            return failure
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            return of_exception(error, has_begun)
-        return None
 
+class Attempt:
+    """Adds to the record of a request the text of one attempt that earlier attempts did not bring."""
 
-def _broken(failure: AttemptError, record: RequestRecord, now: float) -> Break:
-    return Break(failure.kind, failure.message, now, failure.status, failure.retry_after, len(record.text))
+    def __init__(self, record: RequestRecord, observer: RequestObserver) -> None:
+        self._record = record
+        self._observer = observer
+        self._before = len(record.text)
+        self._parts: list[str] = []
+        self._length = 0
+
+    def take(self, event: Event, now: float) -> None:
+        """Read an event that came at ``now``."""
+        record = self._record
+        for choice in event.choices or ():
+            if added := choice.added:
+                self._text(added, now)
+            record.finish_reason = choice.finish_reason or record.finish_reason
+        if event.usage is not None:
+            record.prompt_tokens = event.usage.prompt_tokens
+            record.completion_tokens = event.usage.completion_tokens
+        record.speculation = event.speculation or record.speculation
+
+    def settle(self, is_complete: bool, now: float) -> None:
+        """Compare the text with that of earlier attempts; the record keeps a complete text, else the longer one."""
+        text, before = "".join(self._parts), self._record.text
+        has_same_start = text.startswith(before) if is_complete else text[: len(before)] == before[: len(text)]
+        self._record.diverged |= not has_same_start
+        if is_complete:
+            self._recovered(now)
+        if is_complete or len(text) > len(before):
+            self._record.text = text
+
+    def _text(self, added: str, now: float) -> None:
+        self._parts.append(added)
+        self._length += len(added)
+        if self._length > self._before:
+            self._recovered(now)
+            self._record.chunks.append(now)
+            self._observer.chunk(self._record, added[-(self._length - self._before) :], now)
+
+    def _recovered(self, now: float) -> None:
+        for found in self._record.breaks:
+            if found.recovered is None:
+                found.recovered = now - found.at
 
 
 def _backoff(failure: AttemptError, n_breaks: int) -> float:

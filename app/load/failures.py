@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 import aiohttp
@@ -15,26 +16,15 @@ REFUSED, TIMEOUT, BAD_EVENT, TOO_MANY = "no connection", "timeout", "bad event",
 MESSAGE_CHARS = 120
 
 
+@dataclass(eq=False)
 class AttemptError(Exception):
-    """An attempt did not bring the whole answer.
+    """An attempt did not bring the whole answer."""
 
-    Args:
-        kind: the word under which the report counts it.
-        message: of the server or the socket.
-        retryable: whether the same request may succeed later.
-        status: HTTP status, if there was an answer.
-        retry_after: seconds the server asked to wait.
-    """
-
-    def __init__(
-        self, kind: str, message: str, retryable: bool, status: int | None = None, retry_after: float | None = None
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.message = message
-        self.retryable = retryable
-        self.status = status
-        self.retry_after = retry_after
+    kind: str  # the word under which the report counts it
+    message: str  # of the server or the socket
+    retryable: bool  # whether the same request may succeed later
+    status: int | None = None  # of HTTP, if there was an answer
+    retry_after: float | None = None  # seconds the server asked to wait
 
 
 def of_status(status: int, headers: Mapping[str, str], body: bytes) -> AttemptError:
@@ -45,11 +35,7 @@ def of_status(status: int, headers: Mapping[str, str], body: bytes) -> AttemptEr
 
 
 def of_exception(error: Exception, has_begun: bool) -> AttemptError:
-    """The failure of an exception of the HTTP client.
-
-    Args:
-        has_begun: whether the status of the answer had come.
-    """
+    """The failure of an exception of the HTTP client; ``has_begun``: the status of the answer had come."""
     message = f"{type(error).__name__}: {error}"[:MESSAGE_CHARS]
     if isinstance(error, TimeoutError):  # aiohttp's are subclasses
         return AttemptError(TIMEOUT, message, retryable=False)
@@ -61,8 +47,7 @@ def of_exception(error: Exception, has_begun: bool) -> AttemptError:
 def retry_after(value: str | None, now: float | None = None) -> float | None:
     """Seconds to wait according to a Retry-After header, which holds seconds or a date; None if it holds neither.
 
-    Args:
-        now: seconds since 1970, from which a date counts; None: the clock's.
+    A date counts from ``now``, in seconds since 1970; None: from the clock's time.
     """
     if value is None:
         return None
@@ -79,8 +64,7 @@ def retry_after(value: str | None, now: float | None = None) -> float | None:
 def error_message(body: bytes) -> str:
     """The message in the body of an error in OpenAI's form; of another body, its text."""
     try:
-        fields = msgspec.json.decode(body)
-        message = fields["error"]["message"]
+        message = msgspec.json.decode(body)["error"]["message"]
     except (msgspec.DecodeError, KeyError, TypeError):
         message = body.decode(errors="replace")
     return str(message)[:MESSAGE_CHARS]

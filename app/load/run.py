@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from app.load.client import Endpoint, LoadClient, open_session
+from app.load.client import LoadClient
 from app.load.loops import Ask, arrivals, closed_loop, open_loop
 from app.load.progress import LoadProgressBar
 from app.load.records import RequestRecord
 from app.load.settings import LoadProfile, RequestPlan
+from app.load.stream import Endpoint, open_session
 from engine.errors import ConfigError
 
 MODELS_TIMEOUT_S = 30.0

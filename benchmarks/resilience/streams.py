@@ -8,8 +8,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from app.load.client import Endpoint, LoadClient, RequestObserver, open_session
+from app.load.client import LoadClient, RequestObserver
 from app.load.records import RequestRecord
+from app.load.stream import Endpoint, open_session
 
 Body: TypeAlias = Mapping[str, Any]
 FAILURE_PAUSE_S = 0.2

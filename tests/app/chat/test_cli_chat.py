@@ -96,8 +96,8 @@ def test_a_race_runs_two_methods_with_one_seed_and_compares(chat: Chat, server: 
     [
         ("/nothing", "/nothing is no command; /help lists them"),
         ("/seed x", "/seed is 'x'; it must be a number from 0"),
-        ("/trace perhaps", "/trace takes on or off"),
-        ("/race pld", "/race takes two methods"),
+        ("/trace perhaps", "/trace is 'perhaps'; it must be on or off"),
+        ("/race pld", "/race needs two methods"),
         ("/race a b", "/race needs a question"),
         ("/method magic\nOne?", "HTTP 400: "),
         (CTRL_C, "(Ctrl-D or /quit ends)"),

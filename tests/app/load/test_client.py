@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from app.load import client as clients
-from app.load.client import Endpoint, LoadClient, RequestObserver, open_session
+from app.load.client import LoadClient, RequestObserver
 from app.load.failures import retry_after
 from app.load.records import Break, RequestRecord
+from app.load.stream import Endpoint, open_session
 from tests.app.load.conftest import TEXT, Script, answer, chat, event, usage
 from tests.support.waiting import LIMIT_S
 
@@ -45,11 +46,11 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 async def ask(
-    url: str, retries: int = 0, timeout: float = LIMIT_S, watcher: RequestObserver | None = None
+    url: str, retries: int = 0, timeout: float = LIMIT_S, observer: RequestObserver | None = None
 ) -> RequestRecord:
     record = RequestRecord(0, 0, 4, 0.0)
     async with open_session() as session:
-        client = LoadClient(session, Endpoint(f"{url}/v1/chat/completions", {}, timeout), retries, watcher)
+        client = LoadClient(session, Endpoint(f"{url}/v1/chat/completions", {}, timeout), retries, observer)
         assert await client.ask(BODY, record) is record
     assert record.ended >= record.sent > 0
     return record
@@ -61,7 +62,7 @@ async def test_a_stream_becomes_text_token_counts_and_a_time_for_every_chunk(scr
     end = [event(choices=[{"delta": {}, "finish_reason": "length"}]), event(choices=[], usage=counts, metrics=metrics)]
     script.default = (200, {}, [*answer()[:-2], *end, b"data: [DONE]\n\n"])
     seen = Seen()
-    record = await ask(script.url, watcher=seen)
+    record = await ask(script.url, observer=seen)
     assert (record.outcome, record.text, seen.text) == ("ok", TEXT, TEXT)
     assert (record.prompt_tokens, record.completion_tokens, record.finish_reason) == (3, 11, "length")
     assert len(record.chunks) == -(-len(TEXT) // 5), "the chunks of role and usage are no text"
@@ -102,7 +103,7 @@ async def test_events_may_be_cut_anywhere(script: Script, parts: list[bytes], te
 async def test_a_broken_stream_is_retried_and_resumed(script: Script, cut: list[Any], kind: str) -> None:
     script.replies.append((200, {}, [*answer()[:4], *cut]))
     seen = Seen()
-    record = await ask(script.url, retries=1, watcher=seen)
+    record = await ask(script.url, retries=1, observer=seen)
     assert (record.outcome, record.text, record.retries, record.diverged) == ("ok", TEXT, 1, False)
     assert seen.text == TEXT, "text that a retry repeats is passed on once"
     assert seen.breaks == record.breaks
@@ -116,7 +117,7 @@ async def test_retries_may_be_cut_differently_and_back_off(script: Script, waits
         script.replies.append((200, {}, [*answer(size=size)[:n], Script.BREAK]))
     script.default = (200, {}, answer(size=2))
     seen = Seen()
-    record = await ask(script.url, retries=3, watcher=seen)
+    record = await ask(script.url, retries=3, observer=seen)
     assert (record.text, seen.text, record.retries, record.diverged) == (TEXT, TEXT, 3, False)
     assert [found.characters for found in record.breaks] == [15, 15, 18]
     assert all(found.recovered is not None for found in record.breaks)

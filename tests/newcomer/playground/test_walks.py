@@ -24,6 +24,7 @@ from tests.app.conftest import ScriptedBackend, listening
 from tests.newcomer.playground.walks import OUTCOME, READY, VERDICT, answer_of, choose, send
 from tests.support.server_process import SpectraServer
 from tests.support.tiny_models import tiny_tokenizer
+from tests.support.trace_cases import CASES
 
 pytestmark = pytest.mark.cluster
 
@@ -162,6 +163,27 @@ def test_html_that_a_model_writes_is_shown_as_text(window: Browser, backend: Scr
         assert window.text("#answer") == HOSTILE
         assert window.all("#answer img, #answer script, #answer b") == []
         assert window.driver.title == title
+
+
+READ_TRACES = """
+const { Aligner, tokensOf, sourceOf } = await import("/playground/js/data/trace.js");
+return cases.map((chunks) => {
+  const aligner = new Aligner();
+  const tokens = chunks.map((chunk) => chunk.trace.flatMap(tokensOf));
+  const found = chunks.flatMap((chunk, i) => aligner.push(chunk.text, tokens[i]));
+  const parts = [...found, ...aligner.end()].map(([token, text]) => [text, token && sourceOf(token)]);
+  return [parts.filter(([text]) => text), tokens.flat().map(sourceOf)];
+});"""
+
+
+def test_the_page_reads_traces_as_the_terminal_does(window: Browser, backend: ScriptedBackend) -> None:
+    app = create_app(Api(backend, backend.tokenizer, ServiceSettings()), playground=Playground(PlaygroundOptions(True)))
+    with listening(app) as window.base:
+        window.open()
+        found = window.module(f"const cases = {json.dumps([case['chunks'] for case in CASES])};{READ_TRACES}")
+    for case, (parts, sources) in zip(CASES, found, strict=True):
+        assert parts == case["parts"], case["name"]
+        assert Counter(sources) == dict(case["tokens"]), case["name"]
 
 
 class DecidingBackend(ScriptedBackend):

@@ -1,4 +1,5 @@
-// From a trace (docs/http.md) and the text of an answer to its tokens, each with what drafted it. Knows no page.
+// The page's reader of traces (docs/http.md): gives each token its part of an answer's text and the source that drafted
+// it. The terminal's reader, app/chat/trace.py, does the same; both are tested on the same cases.
 
 const BYTES = "bytes:"; // before the bytes of a token that is part of a character, as in bytes:\\xe2\\x82
 const encoder = new TextEncoder();
@@ -28,7 +29,7 @@ export function sourceOf(token) {
 /**
  * Gives every token its part of the answer's text. The text is the truth: what tokens spell differs from it where a
  * character is made of several tokens (the last of them gets it), where a token has no text, and at a space that the
- * answer does not begin with.
+ * answer does not begin with. Text that comes before any token is passed on at once: the server sends no trace.
  */
 export class Aligner {
   constructor() {
@@ -36,6 +37,7 @@ export class Aligner {
     this.text = ""; // that no token has yet
     this.waiting = []; // [token, what it spells] that have no text yet
     this.begun = false;
+    this.traced = false; // whether a token has come
   }
 
   /** Take text and tokens of a chunk; the tokens whose text is known now, as [token, text]. */
@@ -44,6 +46,8 @@ export class Aligner {
     for (const token of tokens) {
       this.waiting.push([token, this.decoder.decode(bytesOf(token.text), { stream: true })]);
     }
+    this.traced ||= tokens.length > 0;
+    if (!this.traced) return this.end();
     const found = [];
     while (this.waiting.length) {
       const spelt = this.#spelt();

@@ -1,0 +1,159 @@
+"""One streamed answer of an OpenAI-compatible server: an HTTP request becomes events, or the reason why it failed."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from app.load.failures import BAD_EVENT, AttemptError, of_exception, of_status
+from app.load.records import BROKEN, ERROR_EVENT
+
+DONE = b"[DONE]"
+KEEPALIVE_S = 2.0  # below that of servers, which would otherwise close a connection while a request is sent
+ERROR_BYTES = 1 << 14
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The address of requests.
+
+    Args:
+        url: of the endpoint, such as ``http://127.0.0.1:8000/v1/chat/completions``.
+        timeout: seconds that one attempt may take.
+    """
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a key
+    timeout: float = 600.0
+
+
+class ChunkDelta(msgspec.Struct):
+    """The text that a chunk of a chat adds."""
+
+    content: str | None = None
+    reasoning_content: str | None = None  # vLLM's, of models that reason first
+
+
+class ChunkChoice(msgspec.Struct):
+    """One choice of a chunk: ``delta`` in chats, ``text`` in completions."""
+
+    delta: ChunkDelta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+    @property
+    def added(self) -> str:
+        """The text that the choice adds."""
+        if self.delta is None:
+            return self.text or ""
+        return (self.delta.reasoning_content or "") + (self.delta.content or "")
+
+
+class ChunkUsage(msgspec.Struct):
+    """Token counts of the answer so far."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class Event(msgspec.Struct):
+    """One event of a stream; other fields are skipped."""
+
+    choices: list[ChunkChoice] | None = None
+    usage: ChunkUsage | None = None
+    metrics: Any = None
+    error: Any = None
+
+    @property
+    def speculation(self) -> dict[str, Any]:
+        """The server's ``metrics.speculative_decoding``; empty if there is none."""
+        found = self.metrics.get("speculative_decoding") if isinstance(self.metrics, dict) else None
+        return found if isinstance(found, dict) else {}
+
+
+decode = msgspec.json.Decoder(Event).decode
+
+
+def open_session(tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
+    """A session without limit of connections and without compression; needs a running event loop.
+
+    Args:
+        tls: which servers are trusted; None: those that the system trusts.
+    """
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=True if tls is None else tls)
+    return aiohttp.ClientSession(connector=connector, headers={"Accept-Encoding": "identity"})
+
+
+async def stream(
+    session: aiohttp.ClientSession,
+    endpoint: Endpoint,
+    body: Mapping[str, Any],
+    timeout: aiohttp.ClientTimeout,
+    take: Callable[[Event, float], None],
+) -> AttemptError | None:
+    """Send ``body``, which must ask for a stream; returns None if the whole answer came, else why it did not.
+
+    Args:
+        take: called with every event and its time in monotonic seconds.
+    """
+    has_begun = is_done = False
+    events = EventData()
+    try:
+        async with session.post(endpoint.url, json=body, headers=endpoint.headers, timeout=timeout) as response:
+            if response.status != 200:
+                return of_status(response.status, response.headers, await response.content.read(ERROR_BYTES))
+            has_begun = True
+            async for piece in response.content.iter_any():
+                now = time.monotonic()
+                for data in events.feed(piece):
+                    is_done |= data == DONE
+                    if not is_done:
+                        take(read_event(data), now)
+    except AttemptError as failure:
+        return failure
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        return of_exception(error, has_begun)
+    return None if is_done else AttemptError(BROKEN, "the stream ended without [DONE]", retryable=True)
+
+
+class EventData:
+    """Collects the ``data`` of events from bytes that may be cut anywhere; lines end with LF or CRLF."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Data of the events that ``piece`` completes, in order."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        whole: list[bytes] = []
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+            elif not line and self._data:
+                whole.append(b"\n".join(self._data))
+                self._data.clear()
+        return whole
+
+
+def read_event(data: bytes) -> Event:
+    """The event of its data.
+
+    Raises:
+        AttemptError: it is no chunk, or an error of the server.
+    """
+    try:
+        event = decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise AttemptError(BAD_EVENT, f"{error}: {data[:100]!r}", retryable=False) from error
+    if event.error is not None:
+        message = event.error.get("message", event.error) if isinstance(event.error, dict) else event.error
+        raise AttemptError(ERROR_EVENT, str(message), retryable=True)
+    return event
