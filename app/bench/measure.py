@@ -16,11 +16,11 @@ import torch
 
 from app.bench.records import WARM, BenchSetting, RecordFile, TurnRecord, fingerprint
 from app.bench.runs import BenchPlan, BenchRunner
+from app.config.serve import ServeConfig
 from app.inputs.libraries import LibraryAt
 from app.inputs.models import model_path
 from app.inputs.prompts import Question
 from app.inputs.tokenizers import load_tokenizer
-from app.offline.flags import draft_nodes
 from app.offline.setup import load_target, sampling, speculator_options
 from app.reporting.report import bar
 from app.version import VERSION
@@ -48,31 +48,32 @@ UNRECORDED = frozenset(
 """Flags that do not change records, or that the settings hold in another form: questions, dtype, snapshot."""
 
 
-def measure(arguments: argparse.Namespace, questions: list[Question]) -> tuple[list[TurnRecord], dict[str, Any]]:
+def measure(
+    arguments: argparse.Namespace, config: ServeConfig, questions: list[Question]
+) -> tuple[list[TurnRecord], dict[str, Any]]:
     """Run the methods on ``questions``; returns all records and the keys that the run adds to the JSON document.
 
     Raises:
         ConfigError: a method or question cannot be run, or the folder holds records of other settings; nothing was run.
         KeyboardInterrupt: Ctrl-C; the records are kept.
     """
-    torch.set_num_threads(arguments.threads)
-    path = model_path(arguments.model)
-    target = load_target(arguments)
-    options = speculator_options(arguments, path, target.info.spec, target)
-    plan = _plan(arguments, questions, target)
+    path = model_path(config.model, config.revision)
+    target = load_target(config)
+    options = speculator_options(config, arguments.methods, path, target)
+    plan = _plan(arguments, config, questions, target)
     states = {setting.warm for setting in plan.settings}
     pools = {is_warm: SpeculatorPool(warmed(options) if is_warm else options) for is_warm in states}
     bench = BenchRunner(target, load_tokenizer(path), pools, plan)
     bench.check()
-    dtype = resolve_dtype(arguments.dtype, target.info.spec, arguments.device)
-    settings = run_settings(arguments, path, dtype, questions)
+    dtype = resolve_dtype(config.dtype, target.info.spec, config.device)
+    settings = run_settings(arguments, config, path, dtype, questions)
     if isinstance(options.retrieval, LibraryAt):  # the label names the snapshot; the flag may hold a password
         settings["retrieval"] = options.retrieval.label
     with RecordFile(arguments.out / "records.jsonl", settings, arguments.restart) as file:
         _run(bench, file)
         records = file.records
     return records, {
-        "model": str(arguments.model),
+        "model": config.model,
         "prompts": len(questions),
         "prompt_files": [str(name) for name in arguments.prompts],
         "notes": _notes(plan),
@@ -101,29 +102,33 @@ def _run(bench: BenchRunner, file: RecordFile) -> None:
         raise
 
 
-def _plan(arguments: argparse.Namespace, questions: list[Question], target: LocalTarget) -> BenchPlan:
-    first = argparse.Namespace(**vars(arguments), temperature=arguments.temperatures[0])
+def _plan(
+    arguments: argparse.Namespace, config: ServeConfig, questions: list[Question], target: LocalTarget
+) -> BenchPlan:
     return BenchPlan(
         methods=arguments.methods,
         settings=[BenchSetting(t, state == WARM) for t in arguments.temperatures for state in arguments.states],
         questions=questions,
-        params=sampling(first, target),
+        params=sampling(arguments, arguments.temperatures[0], target),
         repeats=arguments.repeats,
         batch_size=arguments.batch_size,
-        max_nodes=draft_nodes(arguments),
+        max_nodes=config.draft_nodes,
         raw=arguments.raw,
         warm_passes=arguments.warm_passes,
     )
 
 
 def run_settings(
-    arguments: argparse.Namespace, path: Path, dtype: torch.dtype, questions: Sequence[Question]
+    arguments: argparse.Namespace, config: ServeConfig, path: Path, dtype: torch.dtype, questions: Sequence[Question]
 ) -> dict[str, Any]:
     """What decides the records of a run, as JSON values: version, machine, model, questions and all given flags."""
-    flags = {name: value for name, value in vars(arguments).items() if name not in UNRECORDED and value is not None}
+    flags = vars(arguments) | config.model_dump(
+        exclude_unset=True, exclude={"stage_gpus", "speculator_actors", "speculator_gpus"}
+    )
+    flags = {name: value for name, value in flags.items() if name not in UNRECORDED and value is not None}
     return {
         "version": VERSION,
-        "machine": machine(arguments.device),
+        "machine": machine(config.device),
         "model": f"{path.name} {model_hash(path)[:12]}",
         "prompts": f"{len(questions)} questions, {_digest(questions)}",
         "dtype": str(dtype).removeprefix("torch."),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from app.inputs.prompts import Question, read_questions
-from app.offline.flags import add_model, add_sampling, add_speculation, check_flags
+from app.offline.flags import add_model, add_sampling, add_speculation, checked_config
 from app.reporting.colours import coloured
 from engine.errors import ConfigError
 from speculators.methods import reads_prediction
@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--prompts", type=Path, metavar="F.jsonl", help="prompts, one JSON object per line")
     parser.add_argument(
         "--prediction",
+        dest="prediction_file",
         type=Path,
         metavar="FILE",
-        help="a text that every answer is expected to be much like, UTF-8: auto, prediction and what joins prediction "
-        "draft from it",
+        help="text that answers probably resemble (UTF-8); methods auto and prediction draft from it",
     )
     parser.add_argument("--limit", type=int, metavar="K", help="only the first K prompts")
     parser.add_argument("--raw", action="store_true", help="no chat template, first turns only")
@@ -44,32 +44,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling(parser)
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     add_speculation(parser)
-    parser.add_argument("--method", default="auto", help="speculation, e.g. pld (default: auto)")
+    parser.add_argument("--method", default="auto", help="speculation method (default: auto)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object per turn instead of text")
-    form.add_argument(
-        "--color", action="store_true", help="text in a colour for each source that drafted it; plain: the target's own"
-    )
+    form.add_argument("--color", action="store_true", help="colour the text by the source that drafted it")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Generate and print."""
-    check_flags(arguments, arguments.temperature, arguments.method)
+    config = checked_config(arguments, arguments.temperature, arguments.method)
     if arguments.prompt is None:
         asked = read_questions(arguments.prompts, arguments.limit)
     else:
         asked = [Question([arguments.prompt])]
-    if arguments.prediction is not None:
-        predicted = _prediction(arguments.prediction, arguments.method)
+    if arguments.prediction_file is not None:
+        predicted = _prediction(arguments.prediction_file, arguments.method)
         asked = [msgspec.structs.replace(question, prediction=predicted) for question in asked]
 
-    import torch  # takes seconds, a wrong flag none
-
-    from app.offline.setup import generator
+    from app.offline.setup import generator  # torch takes seconds to load, a wrong flag none
     from app.reporting.report import bar
 
-    torch.set_num_threads(arguments.threads)
-    made = generator(arguments, arguments.method, trace=arguments.color)
+    made = generator(arguments, config, arguments.method, trace=arguments.color)
     turns = [1 if arguments.raw else len(question.turns) for question in asked]
     with bar(None, sum(turns), "turn", disable=sum(turns) < 2) as shown:
         for answer in in_order(_counted(made.answers(asked, arguments.batch_size), shown), turns):

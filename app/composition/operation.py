@@ -41,11 +41,14 @@ def trace_options(config: ServeConfig) -> TraceOptions:
     """Return where ingresses and router send the spans of requests.
 
     Raises:
-        ConfigError: traces are requested, but the exporter is not installed.
+        ConfigError: an endpoint is given, but the exporter is not installed.
     """
-    if config.traces and not can_export():
-        raise ConfigError("traces (--traces) is true, but there is no exporter: pip install 'spectra-serve[traces]'")
-    return TraceOptions(config.traces, config.otlp_endpoint or "")
+    endpoint = config.otlp_endpoint
+    if endpoint and not can_export():
+        raise ConfigError(
+            "otlp_endpoint (--otlp-endpoint) needs the OpenTelemetry exporter: pip install 'spectra-serve[traces]'"
+        )
+    return TraceOptions(bool(endpoint), "" if endpoint in (None, "env") else str(endpoint))
 
 
 def playground_options(config: ServeConfig, *, is_private: bool) -> PlaygroundOptions | None:

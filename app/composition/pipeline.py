@@ -21,7 +21,7 @@ from speculators.methods import normalised
 
 def trained_drafter(config: ServeConfig) -> DrafterSettings | None:
     """Return the settings of the trained drafter with the path of its files; None: none is configured."""
-    settings = drafter_settings(config.drafter, config.drafter_layers, config.drafter_options)
+    settings = drafter_settings(config.drafter, config.drafter_options)
     return None if settings is None else replace(settings, path=drafter_path(settings.path))
 
 
@@ -40,7 +40,6 @@ def target_options(config: ServeConfig) -> TargetOptions:
         dtype=config.dtype,
         device=config.stage_device,
         kv_bytes=None if config.kv_gib == AUTO else int(config.kv_gib * GIB),
-        block_size=config.block_size,
         step_rows=config.max_step_rows,
         max_model_len=config.max_model_len,
         quantization=config.quantization,
@@ -62,7 +61,6 @@ def pipeline_options(config: ServeConfig) -> PipelineOptions:
         transport=config.transport,
         placement=config.stage_placement,
         stage_timeout=config.stage_timeout,
-        replace_timeout=config.replace_timeout,
         logs=log_options(config),
         grace=config.grace,
         standby_stages=config.standby_stages,
@@ -94,7 +92,6 @@ def router_options(config: ServeConfig) -> RouterOptions:
         shared_namespace=config.retrieval_namespace,
         max_wait=config.max_wait,
         affinity=config.affinity,
-        affinity_slack=config.affinity_slack,
         failover=config.failover,
         step_deadline=config.step_deadline,
         software=SOFTWARE,
@@ -106,15 +103,13 @@ def router_options(config: ServeConfig) -> RouterOptions:
             config.most_pipelines,
             config.scale_up_delay,
             config.scale_down_delay,
-            config.scale_timeout,
         ),
         scheduler=SchedulerOptions(
-            config.max_sequences,
-            config.max_waiting,
-            config.max_step_rows,
-            config.prefill_chunk,
-            config.stages,
-            config.max_stall,
-            config.prefix_cache,
+            max_sequences=config.max_sequences,
+            max_waiting=config.max_waiting,
+            max_step_rows=config.max_step_rows,
+            n_micro_batches=config.stages,
+            max_stall=config.max_stall,
+            prefix_cache=config.prefix_cache,
         ),
     )

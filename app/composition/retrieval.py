@@ -18,6 +18,8 @@ from retrieval_store.index.index import FixedLibrary, Library
 from retrieval_store.service.compaction import TargetVocabulary
 from retrieval_store.service.learner import LiveOptions
 
+COMPACT_FACTOR = 5  # a snapshot is built once the log holds this many times the live tokens that are looked up
+
 
 def library(config: ServeConfig) -> LibraryAt | None:
     """Return what requests look up: by default the built-in snapshot for the default model, nothing for others.
@@ -68,7 +70,7 @@ def retrieval_options(config: ServeConfig) -> RetrievalOptions | None:
         grace=config.retrieval_grace,
         live=config.live_namespaces,
         credentials=credentials_set() if store else (),
-        learning=LiveOptions(config.live_tokens, config.live_interval, config.live_compact_tokens),
+        learning=LiveOptions(config.live_tokens, config.retrieval_poll, COMPACT_FACTOR * config.live_tokens),
         logs=log_options(config),
     )
 

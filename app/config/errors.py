@@ -1,4 +1,4 @@
-"""A wrong configuration in a sentence: which field, which value, what would be right."""
+"""Errors of a configuration in one sentence: the field, its value, and what is allowed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,22 @@ from app.config.serve import ServeConfig
 from engine.errors import ConfigError
 from retrieval_store.stores.open import shown
 
+REMOVED: Mapping[str, str] = {
+    "traces": "otlp_endpoint alone turns traces on: a URL, or env",
+    "drafter_layers": """use drafter_options '{"layers": [1, 15, 28]}'""",
+    "drafter_depth": """use drafter_options '{"depth": 6}'""",
+    "drafter_beam": """use drafter_options '{"beam": 8}'""",
+    "draft_tokens": """use draft_model_options '{"draft_tokens": 5}'""",
+    "draft_nodes": """use draft_model_options '{"tree_nodes": 16}'""",
+    "live_interval": "retrieval_poll is also the time between two reads of live text",
+    "live_compact_tokens": "five times live_tokens become a snapshot",
+    "affinity_slack": "affinity leaves a pipeline that has 4096 tokens of work more than another",
+    "scale_timeout": "a warning is logged if a pipeline has not started after 900 s",
+    "replace_timeout": "a pipeline starts anew if a lost stage is not replaced within 600 s",
+    "block_size": "a KV block has 64 tokens",
+    "prefill_chunk": "max_stall limits prompt tokens by time, max_step_rows by number; a chunk has at most 512",
+}
+"""Fields of earlier versions -> what replaces them."""
 RIGHT: Mapping[str, str] = {
     "int_parsing": "an integer",
     "int_type": "an integer",
@@ -34,9 +50,10 @@ RIGHT: Mapping[str, str] = {
     "less_than_equal": "at most {le}",
     "literal_error": "{expected}",
 }
-"""Pydantic's type of error -> what would be right, with the names of the error's context."""
-_NAMED = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b(?= (is|names|goes|has no)\b)")
-WHOLE = ("dict_type", "model_type")  # a section is not an object at all
+"""Pydantic's type of error -> the allowed values, with the names of the error's context."""
+_FIELD = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b")
+_NAMED = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b(?= (is|names|has no)\b|:)")
+WHOLE = ("dict_type", "model_type")  # errors of a section that is no object
 FORMS = {
     "kv_gib": "above 0 (GiB), or auto",
     "device": "auto, cpu, cuda or cuda:N",
@@ -46,15 +63,17 @@ FORMS = {
 
 
 def config_of(given: Mapping[str, Any], name: Callable[[str], str] = str) -> ServeConfig:
-    """The configuration that ``given`` describes.
+    """Return the configuration that ``given`` describes.
 
     Args:
-        given: fields and values, of which strings are parsed.
-        name: what users call a field: a key, or a flag.
+        given: values by field; strings are parsed.
+        name: returns how the user wrote a field: as a key, or as a flag.
 
     Raises:
-        ConfigError: the first field that is wrong, its value and what would be right; shows no password.
+        ConfigError: names the first wrong field, its value and what is allowed; shows no password.
     """
+    for field in REMOVED.keys() & given.keys():
+        raise ConfigError(f"{name(field)} no longer exists: {_FIELD.sub(lambda known: name(known[0]), REMOVED[field])}")
     try:
         return ServeConfig.model_validate(given)
     except ValidationError as error:
@@ -70,7 +89,7 @@ def _sentence(error: ErrorDetails, name: Callable[[str], str]) -> str:
         return f"{name(field)}: {_about_setting(field, error)}"
     if error["type"] == "extra_forbidden":
         near = get_close_matches(field, ServeConfig.model_fields, 1)
-        return f"{name(field)} is unknown{f'; {name(near[0])} is meant?' if near else ''}"
+        return f"{name(field)} is unknown{f'; did you mean {name(near[0])}?' if near else ''}"
     said = shown(value) if field == "retrieval" and isinstance(value, str) else value
     right = FORMS.get(field) or _right(error)
     if not right:

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from app.config.field_group import FieldGroup
+from app.config.field_group import FieldGroup, advanced
 from engine.errors import ConfigError
 from speculators.methods import BUILT_IN, all_methods, catalogue, settings_sections
 from speculators.settings import Settings
 
 RESERVED = (
-    *("host", "port", "ray_address", "tls_cert", "tls_key", "help"),  # flags of ``spectra serve`` that are no fields
+    *("host", "port", "ray_address", "tls_cert", "tls_key", "help", "help_all"),  # flags that are no fields
     *("section", "stage_device", "served_names", "served_name", "least_pipelines", "most_pipelines", "stage_threads"),
     *("draft_nodes", "draft_model_settings", "live_namespaces", "allowed_methods", "origins"),  # of ``ServeConfig``
 )
@@ -66,7 +66,7 @@ SECTIONS: dict[str, type[SettingsFields]] = {}  # by name; ``build_method_fields
 
 
 class MethodFields(FieldGroup):
-    """JSON objects; docs/methods lists the keys of every method."""
+    """A JSON object per method or family of methods."""
 
     TITLE: ClassVar[str] = "settings of methods"
 
@@ -90,7 +90,7 @@ def build_method_fields(taken: Collection[str]) -> type[MethodFields]:
             for method in methods:
                 catalogue().refuse(method.name, str(error))
             continue
-        given[name] = SECTIONS[name], Field(default_factory=SECTIONS[name], description=section.description)
+        given[name] = SECTIONS[name], advanced(SECTIONS[name], section.description)
     made: type[MethodFields] = create_model(
         "AllMethodFields", __base__=MethodFields, __doc__=MethodFields.__doc__, **given
     )

@@ -1,7 +1,7 @@
-"""Configuration of a deployment: checked here once, frozen; ``app.composition`` makes the parts' options of it.
+"""The configuration of a server, checked and frozen; ``app.composition`` builds the options of its parts from it.
 
-Unknown keys are errors. The same fields are flags of ``spectra serve``, keys of a Serve YAML's ``args``, and arguments
-of ``build_app``. Nothing here reads a file, resolves a path or looks up a model, tokenizer or store.
+The fields are flags of commands, ``SPECTRA_NAME`` variables, keys of a Serve config file's ``args``, and arguments of
+``build_app``. Unknown keys are errors. Nothing here reads a file or looks up a model, tokenizer or store.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import field_validator, model_validator
 
+from app.config.all_fields import AllFields
 from app.config.checks import (
     check_access_fields,
     check_edge_resources,
@@ -20,7 +21,6 @@ from app.config.checks import (
     drafter_settings,
     stage_device,
 )
-from app.config.fields import AllFields
 from app.config.method_fields import SettingsFields
 from app.inputs.default_model import DEFAULT_MODEL, is_default
 from app.inputs.devices import AUTO, default_threads
@@ -29,11 +29,11 @@ from engine.target_model.options import default_nodes
 from retrieval_store.service.manifest_feed import is_namespace
 from speculators.methods import method_names, normalised
 
-MOST_NAME = 256  # characters: requests may have no longer ones
+MAX_NAME = 256  # characters; requests may not have more
 
 
 class ServeConfig(AllFields):
-    """The configuration of one application. Sizes are in tokens unless the field says otherwise."""
+    """The configuration of one application."""
 
     @field_validator("model")
     @classmethod
@@ -45,20 +45,20 @@ class ServeConfig(AllFields):
         self._check_methods()
         self._check_devices()
         if self.simulate is not None and self.stage_device != "cpu":
-            raise ValueError(f"simulate needs no device, but device is {self.stage_device}")
+            raise ValueError(f"device is {self.stage_device}, but simulate is set: simulated stages run on cpu")
         if self.simulate_answers is not None and self.simulate is None:
-            raise ValueError("simulate_answers goes with simulate, which says how long a stage takes")
+            raise ValueError("simulate_answers is given, but simulate is not; name a profile")
         check_split_fields(self)
         check_replica_fields(self)
         check_unused_fields(self)
         check_access_fields(self)
         check_edge_resources(self.edge_resources)
-        if wrong := next((name for name in self.served_names if len(name) > MOST_NAME), None):
-            raise ValueError(f"name is {wrong[:20]!r}..; a model's name has at most {MOST_NAME} characters")
+        if wrong := next((name for name in self.served_names if len(name) > MAX_NAME), None):
+            raise ValueError(f"name is {wrong[:20]!r}..; a model's name has at most {MAX_NAME} characters")
         for name in self.live_namespaces:
             if not is_namespace(name):
                 raise ValueError(
-                    f"live names {name!r}; a namespace is 1 to 128 letters, digits, '.', '_' and '-', no '.' first"
+                    f"live names {name!r}; a namespace has 1 to 128 letters, digits, '.', '_' and '-', no '.' first"
                 )
         return self
 
@@ -71,7 +71,7 @@ class ServeConfig(AllFields):
         if self.methods is not None and not self.allowed_methods:
             raise ValueError("methods names no method; leave it out to allow all, or name autoregressive")
         try:
-            drafter_settings(self.drafter, self.drafter_layers, self.drafter_options)
+            drafter_settings(self.drafter, self.drafter_options)
         except ConfigError as error:
             raise ValueError(str(error)) from None
 
@@ -91,33 +91,33 @@ class ServeConfig(AllFields):
 
     @property
     def stage_device(self) -> str:
-        """Where stages run: cpu, cuda or cuda:N."""
+        """Return where stages run: cpu, cuda or cuda:N."""
         return stage_device(self)
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Names that clients may write as ``model``, in addition to the hub id; at least one."""
+        """Return the names that clients may give as ``model``, in addition to the hub id; at least one."""
         given = [self.name] if isinstance(self.name, str) else self.name or []
         return tuple(dict.fromkeys(filter(None, given))) or (Path(self.model).name.removesuffix(".gguf"),)
 
     @property
     def served_name(self) -> str:
-        """The first of them, which metrics and answers show."""
+        """Return the name in metrics and answers."""
         return self.served_names[0]
 
     @property
     def least_pipelines(self) -> int:
-        """Pipelines that are always there."""
+        """Return the number of pipelines that always exist."""
         return self.replicas if self.max_replicas is None else self.min_replicas
 
     @property
     def most_pipelines(self) -> int:
-        """Pipelines that there may be."""
+        """Return the largest number of pipelines."""
         return self.max_replicas or self.replicas
 
     @property
     def stage_threads(self) -> int:
-        """Intra-op threads of a stage; the machine that deploys stands for all nodes."""
+        """Return torch's threads in a stage; assumes that all nodes are like this machine."""
         if self.threads is not None or self.stage_device != "cpu":
             return self.threads or 1
         is_spread = self.stage_placement in ("spread", "strict_spread")
@@ -125,7 +125,7 @@ class ServeConfig(AllFields):
 
     @property
     def draft_nodes(self) -> int:
-        """Drafted nodes per step of a request that names no number."""
+        """Return the drafted nodes per step of a request that gives no number."""
         return default_nodes(self.stage_device) if self.max_nodes is None else self.max_nodes
 
     def section(self, name: str) -> SettingsFields:
@@ -135,7 +135,7 @@ class ServeConfig(AllFields):
 
     @property
     def draft_model_settings(self) -> dict[str, Any]:
-        """Settings of draft-model: dtype, device and numerics are the target's unless given."""
+        """Return the settings of draft-model; dtype, device and numerics default to the target's."""
         given = {"dtype": self.dtype, "device": self.device} | self.section("draft_model_options").given
         if given["device"] == AUTO:
             given["device"] = "cuda" if self.speculator_actors and self.speculator_gpus else "cpu"
@@ -144,17 +144,17 @@ class ServeConfig(AllFields):
 
     @property
     def live_namespaces(self) -> tuple[str, ...]:
-        """Namespaces that learn."""
+        """Return the namespaces that learn."""
         return _listed(self.live)
 
     @property
     def allowed_methods(self) -> tuple[str, ...]:
-        """Methods that requests may name; (): all."""
+        """Return the methods that requests may name; empty: all."""
         return tuple(dict.fromkeys(normalised(method) for method in _listed(self.methods)))
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Origins whose pages may ask; empty: none."""
+        """Return the web origins that may send requests; empty: none."""
         return _listed(self.cors_origins)
 
 

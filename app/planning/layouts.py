@@ -14,7 +14,7 @@ from engine.model.sizes import StageMemory
 from engine.simulated.profile import PipelineProfile
 
 STREAMS = (1, 8, 32, 128, 512)
-BLOCK = 64  # tokens of a KV block, the default of --block-size; the last block of a sequence is partly empty
+BLOCK = 64  # tokens of a KV block; the last block of a sequence is partly empty
 MOST_GPUS = 4096
 
 

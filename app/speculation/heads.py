@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.config.serve import ServeConfig
 from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.report import bar
@@ -150,13 +150,13 @@ def names_method(methods: Sequence[str]) -> bool:
     return any(part.strip() == METHOD for name in methods for part in name.split("+"))
 
 
-def offline_heads(arguments: argparse.Namespace, path: Path, target: LocalTarget) -> Heads:
-    """Return the heads for an offline command: none unless a method needs them or ``--heads`` names a file.
+def offline_heads(config: ServeConfig, methods: Sequence[str], path: Path, target: LocalTarget) -> Heads:
+    """Return the heads for an offline command: none unless a method needs them or ``heads`` names a file.
 
     Raises:
         ConfigError: as ``model_heads``.
     """
-    is_read = names_method(getattr(arguments, "methods", None) or [arguments.method])
-    if arguments.heads is None and not is_read:
+    file = None if config.heads is None else Path(config.heads)
+    if file is None and not names_method(methods):
         return ()
-    return model_heads(path, target.info.spec, arguments.heads, lambda: target)
+    return model_heads(path, target.info.spec, file, lambda: target)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.config.serve import ServeConfig
+from app.inputs.devices import default_threads
 from app.version import VERSION
 from engine.model.identity import model_hash
 from engine.step_cost import StepCosts, costs_file, read_costs, write_costs
@@ -28,11 +30,12 @@ def costs_name(path: Path, device: str, stages: int, threads: int, cache: float 
     return f"step-costs/{model_hash(path)}-{place}-{device.replace(':', '')}-{stages}x{threads}-{size}-{VERSION}"
 
 
-def offline_costs(arguments: argparse.Namespace, path: Path, target: LocalTarget) -> StepCosts | None:
+def offline_costs(config: ServeConfig, methods: Sequence[str], path: Path, target: LocalTarget) -> StepCosts | None:
     """Return step times for an offline command, if one of its methods is ``auto``. Measuring takes about 370 steps."""
-    if not any(map(chooses_nodes, getattr(arguments, "methods", None) or [arguments.method])):
+    if not any(map(chooses_nodes, methods)):
         return None
-    name = costs_name(path, arguments.device, arguments.stages, arguments.threads, arguments.kv_gib)
+    threads = config.threads or default_threads()
+    name = costs_name(path, config.device, config.stages, threads, config.kv_gib)
     file = costs_file(f"{name}-{target.info.identity.numbers}")
     costs = read_costs(file)
     if costs is None:

@@ -120,7 +120,7 @@ class RouterMetrics(Collector):
         yield read_family("gauge", f"{VLLM}:cache_config_info", "KV cache of a lane; always 1.", labels, config)
         for name, (text, count) in ROUTER_GAUGES.items():
             yield read_family("gauge", f"{OURS}:{name}", text, (MODEL,), [((model,), sum(map(count, lanes)))])
-        text = "Pipelines that should be connected and have not been for longer than scale_timeout."
+        text = "Pipelines that should be connected and have not been for more than 900 seconds."
         yield read_family("gauge", f"{OURS}:pipelines_overdue", text, (MODEL,), [((model,), self._n_overdue)])
         lost = [((model,), sum(lane.n_lost for lane in lanes))]
         yield read_family("counter", f"{OURS}:pipelines_lost", "Pipelines that broke or hung.", (MODEL,), lost)

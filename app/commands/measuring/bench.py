@@ -10,8 +10,9 @@ from typing import Any
 
 from app.bench.records import COLD, WARM
 from app.commands.measuring.replay_flags import add_replay, check_replay, refuse_replay_flags
+from app.config.serve import ServeConfig
 from app.inputs.prompts import read_categories
-from app.offline.flags import add_model, add_sampling, add_speculation, check_flags, check_least
+from app.offline.flags import add_model, add_sampling, add_speculation, check_least, checked_config
 from engine.errors import ConfigError
 
 DESCRIPTION = """\
@@ -114,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     refuse_replay_flags(arguments)
     if arguments.out is None:
         raise ConfigError("--out DIR is needed: records, tables and plots go there")
-    _check(arguments)
+    config = _check(arguments)
     questions = read_categories(
         arguments.prompts, arguments.limit, arguments.per_category, finer=arguments.sub_categories
     )
@@ -123,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
     from app.bench.report import publish
     from app.reporting.report import as_line
 
-    records, facts = measure(arguments, questions)
+    records, facts = measure(arguments, config, questions)
     result = publish(records, facts, arguments.out)
     print(as_line(result), flush=True)
     if result["identical_to_autoregressive"] is not False:
@@ -134,11 +135,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    """Raises SpectraError if a flag's value is wrong; the message names it."""
+def _check(arguments: argparse.Namespace) -> ServeConfig:
+    """Return the configuration; raise SpectraError if a flag's value is wrong."""
     for temperature in arguments.temperatures:
-        check_flags(arguments, temperature, *arguments.methods)
+        config = checked_config(arguments, temperature, *arguments.methods)
     check_least(arguments, {"repeats": 1, "warm_passes": 0, "per_category": 1})
+    return config
 
 
 def breaks_promise(result: Mapping[str, Any], dtype: str, verification: str) -> bool:

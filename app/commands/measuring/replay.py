@@ -14,12 +14,11 @@ import msgspec
 from app.bench.records import WARM, BenchSetting, RecordFile, TurnRecord, fingerprint
 from app.bench.replay import Replay, ReplayPlan, check_methods
 from app.bench.report import publish
-from app.commands.measuring.replay_flags import library, tokenizer_folder
+from app.commands.measuring.replay_flags import library, replay_config, tokenizer_folder
 from app.inputs.prompts import first_of_each
 from app.inputs.recordings import encode, read_logs, split
 from app.inputs.text_index import index_of
 from app.inputs.tokenizers import load_tokenizer
-from app.offline.flags import draft_nodes
 from app.reporting.report import bar
 from app.version import VERSION
 from engine.errors import ConfigError
@@ -54,7 +53,7 @@ def _replay(arguments: argparse.Namespace, out: Path) -> tuple[list[TurnRecord],
         settings=[BenchSetting(warm=state == WARM) for state in arguments.states],
         history=encode(tokenizer, history, "--history") if history else [],
         test=encode(tokenizer, test, "--replay"),
-        max_nodes=draft_nodes(arguments),
+        max_nodes=replay_config(arguments).draft_nodes,
         history_passes=arguments.warm_passes,
     )
     pool = SpeculatorPool(_options(arguments, tokenizer, history))
@@ -80,8 +79,9 @@ def _options(
     arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, history: Sequence[Document]
 ) -> SpeculatorOptions:
     """Settings of the methods; the corpus is the one that is named, else the history."""
-    if arguments.retrieval is not None or not history:
-        return SpeculatorOptions(retrieval=library(arguments))
+    looked_up = library(arguments)
+    if looked_up is not None or not history:
+        return SpeculatorOptions(retrieval=looked_up)
     indexed = FixedLibrary(index_of(history, tokenizer))
     return SpeculatorOptions(retrieval=lambda: indexed)
 

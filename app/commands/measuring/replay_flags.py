@@ -6,8 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.config.flags import config_of_flags
+from app.config.serve import ServeConfig
 from app.inputs.models import is_on_hub, texts_path
-from app.offline.flags import add_model, add_sampling, add_speculation, check_least
+from app.offline.flags import MODEL, SPECULATION, add_sampling, check_least
 from engine.errors import ConfigError
 from speculators.methods import method_names
 
@@ -65,23 +67,27 @@ def check_replay(arguments: argparse.Namespace) -> None:
         raise ConfigError("--split and --history both say what the history is: give one of them")
     if arguments.split is not None and not 0 < arguments.split < 1:
         raise ConfigError(f"--split is {arguments.split}; it must be above 0 and below 1")
-    check_least(arguments, {"limit": 1, "per_category": 1, "max_nodes": 0, "warm_passes": 0})
+    check_least(arguments, {"limit": 1, "per_category": 1, "warm_passes": 0})
     for method in arguments.methods:
         method_names(method)
     library(arguments)
 
 
 def _check_meaning(arguments: argparse.Namespace) -> None:
-    """Refuse what cannot be honoured, as far as it differs from its default."""
+    """Raise ConfigError if a flag was given that only a run of a model has."""
     parser = argparse.ArgumentParser()
-    add_model(parser)
     add_sampling(parser)
-    add_speculation(parser)
-    defaults = {**vars(parser.parse_args([])), "temperatures": [0.0], "repeats": 1, "raw": False}
-    for name, default in defaults.items():
-        if name not in USED and getattr(arguments, name, default) != default:
-            flag = name.removesuffix("s") if name == "temperatures" else name.replace("_", "-")
-            raise ConfigError(f"--{flag} means nothing to a replay, which has neither a model nor sampling")
+    defaults = vars(parser.parse_args([])) | {"temperatures": [0.0], "repeats": 1, "raw": False, "batch_size": 1}
+    given = [name for name in ("model", *MODEL, *SPECULATION) if name not in USED and hasattr(arguments, name)]
+    given += [name for name, default in defaults.items() if getattr(arguments, name, default) != default]
+    if given:
+        flag = "temperature" if given[0] == "temperatures" else given[0].replace("_", "-")
+        raise ConfigError(f"--{flag} has no effect on a replay, which runs no model and samples nothing")
+
+
+def replay_config(arguments: argparse.Namespace) -> ServeConfig:
+    """Return the configuration with the fields that a replay uses."""
+    return config_of_flags(arguments, USED, retrieval="none")
 
 
 def tokenizer_folder(arguments: argparse.Namespace) -> Path:
@@ -97,4 +103,5 @@ def library(arguments: argparse.Namespace) -> LibraryAt | None:
     """
     from app.inputs.libraries import library_at
 
-    return library_at(arguments.retrieval, str(tokenizer_folder(arguments)), arguments.retrieval_namespace)
+    config = replay_config(arguments)
+    return library_at(config.retrieval, str(tokenizer_folder(arguments)), config.retrieval_namespace)

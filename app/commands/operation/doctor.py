@@ -7,7 +7,6 @@ import json
 
 from app.inputs.devices import AUTO
 from app.inputs.stores import DEFAULT_NAMESPACE
-from app.offline.flags import cache_gib
 
 DESCRIPTION = """\
 Look whether this machine has what a server needs, one line each: ok, warning or problem, and what to do about it.
@@ -47,6 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quantization", choices=["int8", "fp8"], help="int8 (on a CPU: extra int8) or fp8 matrices in the layers")
     add("--generation-config", choices=["auto", "none"], default=AUTO, help="as `spectra serve` (default: auto)")
     add("--json", action="store_true", help="one JSON object instead of lines")
+
+
+def cache_gib(given: str) -> float | str:
+    """Return GiB of KV cache, or ``auto``; the range is checked later."""
+    try:
+        return given if given == AUTO else float(given)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{given!r} must be above 0 (GiB), or auto") from None
 
 
 def run(arguments: argparse.Namespace) -> int:

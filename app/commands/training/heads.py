@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.inputs.prompts import Question, read_questions
-from app.offline.flags import add_max_tokens, add_model, check_flags
+from app.offline.flags import add_max_tokens, add_model, checked_config
 from app.reporting.plotting import can_plot, grid, label, save
 from app.speculation.calibration_prompts import PROMPTS
 from engine.errors import ConfigError
@@ -36,13 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep", type=int, metavar="K", help="heads to keep (default: 50, or a sixth of all if that is less)"
     )
     find.add_argument("--out", type=Path, required=True, metavar="FILE", help="the heads file to write")
-    # Not asked for here, but checked with the flags of the other offline commands.
-    find.set_defaults(run=run, top_p=1.0, top_k=0, max_nodes=0)
+    find.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Find, write, report."""
-    check_flags(arguments, temperature=0.0)
+    config = checked_config(arguments, temperature=0.0)
     if arguments.keep is not None and arguments.keep < 1:
         raise ConfigError(f"--keep is {arguments.keep}; it must be at least 1")
     if arguments.prompts is None:
@@ -50,18 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         asked = read_questions(arguments.prompts, arguments.limit)
 
-    import torch  # takes seconds, a wrong flag none
-
-    from app.inputs.models import model_path
+    from app.inputs.models import model_path  # torch takes seconds to load, a wrong flag none
     from app.offline.setup import load_target
     from app.reporting.report import bar
     from app.speculation.heads import encoded, find, longest_prompt
     from engine.model.identity import model_hash
     from speculators.pld_plus.induction_heads import write_heads
 
-    torch.set_num_threads(arguments.threads)
-    path, size = model_path(arguments.model), arguments.batch_size
-    target = load_target(arguments)
+    path, size = model_path(config.model, config.revision), arguments.batch_size
+    target = load_target(config)
     prompts = encoded(path, asked, longest_prompt(target, arguments.max_tokens))
     with bar(None, len(prompts), "prompt", disable=len(prompts) < 2) as shown:
         found = find(target, model_hash(path), prompts, arguments.keep, arguments.max_tokens, size, shown.update)

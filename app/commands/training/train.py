@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, or go on; print the table and the document."""
-    questions = check(arguments)
+    config, questions = check(arguments)
 
     from app.training.running.architecture import (  # torch takes seconds to load, a wrong flag none
         ArchitectureOptions,
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     for folder in (arguments.out, arguments.work):
         check_writable(folder, None)
     try:
-        document = train(arguments, asked, questions)
+        document = train(arguments, config, asked, questions)
     except KeyboardInterrupt:
         print(f"spectra: stopped; the same command goes on from what is in {arguments.work}", file=sys.stderr)
         raise

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from app.config.serve import ServeConfig
 from app.inputs.prompts import Question, read_questions
-from app.offline.flags import add_max_tokens, add_model, check_flags, check_least
+from app.offline.flags import add_max_tokens, add_model, check_least, checked_config
 from engine.errors import ConfigError
 from engine.scheduling.drafting import AUTOREGRESSIVE
 
@@ -91,19 +92,18 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--work", type=Path, metavar="DIR", help="answers and checkpoint (default: OUT/work)")
     run.add_argument("--restart", action="store_true", help="forget the checkpoint; answers are kept")
     add_model(parser, "--target", batch_size=32)
-    # Not asked for here, but checked with the flags of the other offline commands.
     parser.set_defaults(top_p=1.0, top_k=0, verification="coupled")
 
 
-def check(arguments: argparse.Namespace) -> list[Question]:
-    """The questions to be answered, of all files; without a budget, the default one is set.
+def check(arguments: argparse.Namespace) -> tuple[ServeConfig, list[Question]]:
+    """Return the target's configuration and the questions to answer, of all files. Sets the default budget.
 
     Raises:
         SpectraError: a flag's value is wrong, or a file of prompts cannot be read; the message names it.
     """
     if arguments.minutes is None and arguments.steps is None:
         arguments.minutes = MINUTES
-    check_flags(arguments, arguments.temperature, arguments.answer_method)
+    config = checked_config(arguments, arguments.temperature, arguments.answer_method)
     least = {"samples": 1, "max_length": 8, "train_depths": 1, "steps": 1, "batch": 1, "roots": 1, "measured": 1}
     check_least(arguments, least)
     if not arguments.prompts and not arguments.answers and not arguments.texts:
@@ -123,7 +123,7 @@ def check(arguments: argparse.Namespace) -> list[Question]:
         for path in paths:
             if not path.exists():
                 raise ConfigError(f"{flag} {path} does not exist")
-    return [question for path in arguments.prompts for question in read_questions(path, arguments.limit)]
+    return config, [question for path in arguments.prompts for question in read_questions(path, arguments.limit)]
 
 
 def _files(arguments: argparse.Namespace) -> dict[str, list[Path]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from app.offline.flags import add_model, check_flags
+from app.offline.flags import add_model, checked_config
 
 DESCRIPTION = """\
 Let the model score every token of its vocabulary, and pairs of a token and its likeliest successors, behind six
@@ -20,24 +20,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     read = actions.add_parser("read", help="score the vocabulary and keep what was said", description=DESCRIPTION)
     add_model(read)
-    # Not asked for here, but checked with the flags of the other offline commands.
-    read.set_defaults(run=run, top_p=1.0, top_k=0, max_nodes=0, limit=None, max_tokens=1)
+    read.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, write, report."""
-    check_flags(arguments, temperature=0.0)
+    config = checked_config(arguments, temperature=0.0)
 
-    import torch  # takes seconds, a wrong flag none
-
-    from app.inputs.models import model_path
+    from app.inputs.models import model_path  # torch takes seconds to load, a wrong flag none
     from app.offline.setup import load_target
     from app.reporting.report import bar
     from app.speculation.vocabulary import beginnings, n_rows, read_rows, rows_file
 
-    torch.set_num_threads(arguments.threads)
-    path = model_path(arguments.model)
-    target = load_target(arguments)
+    path = model_path(config.model, config.revision)
+    target = load_target(config)
     with bar(None, n_rows(target.info.spec.vocab_size), "row") as shown:
         rows = read_rows(target, beginnings(path), on_rows=shown.update)
     file = rows_file(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
+from app.config.serve import ServeConfig
 from app.inputs.prompts import Question
 from app.offline.setup import load_target, sampling
 from app.reporting.report import bar
@@ -29,6 +30,7 @@ ANSWERS = "answers.jsonl"
 
 def gather(
     arguments: argparse.Namespace,
+    config: ServeConfig,
     questions: Sequence[Question],
     path: Path,
     spec: ModelSpec,
@@ -43,11 +45,15 @@ def gather(
     texts = [
         one for file in arguments.texts for one in read_texts(file, tokenizer, spec.vocab_size, arguments.max_length)
     ]
-    return [*_answered(arguments, distinct(questions), path, tokenizer), *given, *texts]
+    return [*_answered(arguments, config, distinct(questions), path, tokenizer), *given, *texts]
 
 
 def _answered(
-    arguments: argparse.Namespace, questions: Sequence[Question], path: Path, tokenizer: PreTrainedTokenizerFast
+    arguments: argparse.Namespace,
+    config: ServeConfig,
+    questions: Sequence[Question],
+    path: Path,
+    tokenizer: PreTrainedTokenizerFast,
 ) -> Iterator[Example]:
     if not questions:
         return
@@ -73,16 +79,16 @@ def _answered(
                     shown.set_postfix_str(f"{tokens / shown.format_dict['elapsed']:.0f} tokens/s", refresh=False)
                     shown.update()
 
-                _asker(arguments, path, tokenizer).ask(questions, file, answered)
+                _asker(arguments, config, path, tokenizer).ask(questions, file, answered)
     yield from (as_example(answer) for _, answer in sorted(file.answers.items()) if answer.question in names)
 
 
-def _asker(arguments: argparse.Namespace, path: Path, tokenizer: PreTrainedTokenizerFast) -> Asker:
-    target = load_target(arguments)
+def _asker(arguments: argparse.Namespace, config: ServeConfig, path: Path, tokenizer: PreTrainedTokenizerFast) -> Asker:
+    target = load_target(config)
     pool = SpeculatorPool(warmed(SpeculatorOptions(vocabulary=known_rows(path, target.info.spec))))
     size = max(64, arguments.batch_size)
     asking = Asking(
-        params=sampling(arguments, target),
+        params=sampling(arguments, arguments.temperature, target),
         temperature=arguments.temperature,
         samples=arguments.samples,
         raw=arguments.raw,

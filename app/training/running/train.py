@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from app.config.serve import ServeConfig
 from app.inputs.models import model_path, read_checkpoint
 from app.inputs.prompts import Question
+from app.offline.flags import n_threads
 from app.offline.setup import check_device
 from app.training.data.batches import TextStream
 from app.training.data.capture import Capture
@@ -45,41 +47,43 @@ from engine.target_model.whole_texts import WholeTexts
 CHECKPOINT, SETTINGS = "checkpoint.pt", "settings.json"
 
 
-def train(arguments: argparse.Namespace, asked: ArchitectureOptions, questions: Sequence[Question]) -> dict[str, Any]:
+def train(
+    arguments: argparse.Namespace, config: ServeConfig, asked: ArchitectureOptions, questions: Sequence[Question]
+) -> dict[str, Any]:
     """Train a drafter, or go on with one; returns the document, which is also in ``--out``.
 
     Raises:
         ConfigError: a flag does not fit the target, or the work folder is another training's.
         UnsupportedModelError: the target cannot be run.
     """
-    torch.set_num_threads(arguments.threads)
-    check_device(arguments)
-    path = model_path(arguments.model)
+    torch.set_num_threads(n_threads(config))
+    check_device(config)
+    path = model_path(config.model, config.revision)
     target, tokenizer = read_checkpoint(path)
     spec = new_spec(arguments.method, asked, path, target, mask_tokens(tokenizer, target.vocab_size))
     loss = loss_settings(arguments, spec)
     check_terms(spec, loss)
-    dtype, device = resolve_dtype(arguments.dtype, target, arguments.device), torch.device(arguments.device)
+    dtype, device = resolve_dtype(config.dtype, target, config.device), torch.device(config.device)
     longest = min(arguments.max_length, target.max_positions)
-    every = gather(arguments, questions, path, target, tokenizer)
+    every = gather(arguments, config, questions, path, target, tokenizer)
     apart = [one for file in arguments.measured_on for one in read_answers(file, tokenizer, target.vocab_size)]
     texts = split(every, arguments.held_out, longest, apart)
     draft_ids = most_frequent(texts.train, spec.draft_vocab_size, spec.vocab_size) if asked.draft_vocab else None
-    model = WholeTexts.load(path, [device], dtype, longest, arguments.quantization)
+    model = WholeTexts.load(path, [device], dtype, longest, config.quantization)
     network = new_drafter(spec, model, draft_ids, arguments.seed)
     capture = Capture(model, spec.taps)
     stream = TextStream(texts.train, capture, arguments.batch, arguments.seed)
     ids = None if draft_ids is None else draft_ids.to(device)
     with _precision(device, dtype):
-        run = _run(arguments, network, DraftLoss(network, loss, n_roots=arguments.roots, draft_ids=ids), stream)
+        run = _run(arguments, config, network, DraftLoss(network, loss, n_roots=arguments.roots, draft_ids=ids), stream)
         print(f"{_words(texts)}; {_size(network):,} weights are trained", file=sys.stderr)
         progress = run.train()
         found = measured(network, texts.held_out, capture, loss.n_depths, ids, arguments)
     tensors = {name: weight.detach().to("cpu", dtype) for name, weight in network.state_dict().items()}
-    write_drafter(arguments.out, DrafterCheckpoint(spec, tensors, draft_ids, "trained"), target, str(arguments.model))
+    write_drafter(arguments.out, DrafterCheckpoint(spec, tensors, draft_ids, "trained"), target, config.model)
     document = {
         "version": VERSION,
-        "target": str(arguments.model),
+        "target": config.model,
         "target_hash": model_hash(path),
         "method": arguments.method,
         "out": str(arguments.out),
@@ -142,7 +146,9 @@ def mask_tokens(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> list[int
     return [token for token in ids if token is not None and token != ends]
 
 
-def _run(arguments: argparse.Namespace, network: AnyNetwork, loss: DraftLoss, stream: TextStream) -> TrainingRun:
+def _run(
+    arguments: argparse.Namespace, config: ServeConfig, network: AnyNetwork, loss: DraftLoss, stream: TextStream
+) -> TrainingRun:
     """The training, begun or resumed."""
     checkpoint = arguments.work / CHECKPOINT
     if arguments.restart:
@@ -158,7 +164,8 @@ def _run(arguments: argparse.Namespace, network: AnyNetwork, loss: DraftLoss, st
     decides = {
         **{f"drafter's {name}": value for name, value in asdict(network.spec).items()},
         **{f"loss's {name}": value for name, value in asdict(loss.settings).items()},
-        **{name: getattr(arguments, name) for name in ("rate", "weight_decay", "seed", "batch", "roots", "dtype")},
+        **{name: getattr(arguments, name) for name in ("rate", "weight_decay", "seed", "batch", "roots")},
+        "dtype": config.dtype,
     }
     _check_same(arguments.work / SETTINGS, json.loads(json.dumps(decides)), checkpoint.exists())
     return TrainingRun(network, loss, stream, checkpoint, settings)

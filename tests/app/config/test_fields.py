@@ -15,10 +15,11 @@ from app.commands.serve import config_from
 from app.composition.operation import access_options
 from app.composition.pipeline import aliases, router_options, target_options, trained_drafter
 from app.config.errors import config_of
+from app.config.flags import config_of_flags
 from app.config.serve import ServeConfig
 from app.inputs import devices
 from app.inputs.devices import device_named
-from app.offline.flags import add_model, add_speculation, draft_nodes
+from app.offline.flags import add_model, add_speculation, checked_config
 from engine.drafter.settings import DrafterSettings
 from engine.target_model.options import GIB
 
@@ -77,7 +78,7 @@ def test_splits_numerics_and_drafters_reach_the_target() -> None:
     assert target_options(ServeConfig(device="cuda", stage_gpus=1, numerics="exact")).numerics == "exact"
     plain = target_options(ServeConfig())
     assert (plain.split, plain.stage_memory, plain.quantization, plain.numerics) == ("auto", (), None, "auto")
-    config = ServeConfig(drafter="org/drafter", drafter_layers="-1,3,12", drafter_options={"depth": 4})
+    config = ServeConfig(drafter="org/drafter", drafter_options={"depth": 4, "layers": [-1, 3, 12]})
     expected = DrafterSettings("org/drafter", (-1, 3, 12), depth=4)
     assert trained_drafter(config) == target_options(config).drafter == expected
     assert trained_drafter(ServeConfig()) is None
@@ -102,7 +103,8 @@ def test_a_command_takes_a_gpu_that_torch_sees(
         (tmp_path / name).touch()
     flags = argparse.ArgumentParser()
     add_model(flags)
-    assert flags.parse_args([]).device == flags.parse_args(["--device", "auto"]).device == expected
+    for given in ([], ["--device", "auto"]):
+        assert checked_config(flags.parse_args(given), 0.0).device == expected
     for given in ("cpu", "cuda", "cuda:1", "tpu"):  # checked later, in a sentence
         assert device_named(given) == given
 
@@ -155,4 +157,7 @@ def test_servers_and_commands_draft_a_number_of_nodes_that_suits_the_device(
         assert (config.draft_nodes, options.max_nodes, options.limit_nodes) == (expected, expected, max(256, expected))
         assert options.fits_nodes == (given is None and device == "cpu")  # to the measured step times
         more = [] if given is None else ["--max-nodes", str(given)]
-        assert draft_nodes(flags.parse_args(["--device", device, *more])) == expected
+        assert (
+            config_of_flags(flags.parse_args(more), ("max_nodes",), device=device, stage_gpus=gpus).draft_nodes
+            == expected
+        )

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from app.config import method_fields
-from app.config.fields import FIRST_GROUPS, LAST_GROUPS
+from app.config.all_fields import FIXED_GROUPS
 from app.config.serve import ServeConfig
 from speculators.method import Method
 from speculators.methods import Catalogue, catalogue
 from speculators.settings import Settings, setting
 
-TAKEN = {name for group in (*FIRST_GROUPS, *LAST_GROUPS) for name in group.model_fields}
+TAKEN = {name for group in FIXED_GROUPS for name in group.model_fields}
 
 
 @dataclass(frozen=True, slots=True)

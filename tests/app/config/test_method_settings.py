@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from app.cli import parser
-from app.commands.serve import config_from, flag
+from app.commands.serve import config_from
 from app.composition.speculation import speculator_options
 from app.config.errors import config_of
+from app.config.flags import flag
 from app.config.serve import ServeConfig
 from engine.errors import ConfigError, UnknownMethodError
 from speculators.auto.config import AutoConfig

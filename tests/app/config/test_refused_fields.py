@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.commands.serve import OBJECTS, config_from, flag
-from app.config.errors import config_of
-from app.config.fields import GROUPS
-from app.config.method_fields import SECTIONS
+from app.cli import parser
+from app.commands.serve import config_from
+from app.config.all_fields import GROUPS
+from app.config.errors import REMOVED, config_of
+from app.config.flags import OBJECTS, config_of_flags, flag
 from app.config.serve import ServeConfig
 from engine.errors import ConfigError
 
-FIELD = re.compile(rf"^{'|^'.join(SECTIONS)}|\b({'|'.join(ServeConfig.model_fields)})\b(?= (is|names|goes|has no)\b)")
+FIELD = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b(?= (is|names|has no)\b|:)")
 SIMULATED = {"simulate": "flat10"}
 TWO = {"replicas": 2}
 ON_GPUS = {"draft_model": "small", "device": "cuda", "stage_gpus": 0.5}
@@ -48,12 +49,12 @@ REFUSED = [
     ({"methods": " , "}, "methods names no method; leave it out to allow all"),
     ({"name": ["ok", "x" * 257]}, "name is 'xxxxxxxxxxxxxxxxxxxx'..; a model's name has at most 256 characters"),
     ({"retrieval_namespace": ".."}, "retrieval_namespace is ..; it must be 1 to 128 letters"),
-    ({"live": ".a"}, "live names '.a'; a namespace is 1 to 128 letters, digits, '.', '_' and '-', no '.' first"),
+    ({"live": ".a"}, "live names '.a'; a namespace has 1 to 128 letters, digits, '.', '_' and '-', no '.' first"),
     # fields that must fit each other
     ({"device": "cuda"}, "stage_gpus is 0, but device is cuda: a stage needs a GPU"),
     ({"transport": "nccl", "stages": 2}, "transport is nccl, but device is cpu"),
-    (SIMULATED | {"device": "cuda", "stage_gpus": 1}, "simulate needs no device, but device is cuda"),
-    ({"simulate_answers": "a.jsonl"}, "simulate_answers goes with simulate"),
+    (SIMULATED | {"device": "cuda", "stage_gpus": 1}, "device is cuda, but simulate is set"),
+    ({"simulate_answers": "a.jsonl"}, "simulate_answers is given, but simulate is not"),
     ({"api_keys": "k", "tenant_header": "X-Tenant"}, "tenant_header is X-Tenant, but api_keys is set"),
     ({"api_keys": "k", "trust_clients": "true"}, "trust_clients is true, but api_keys is set"),
     ({"tenant_header": "X Tenant"}, "tenant_header is X Tenant; it must be 1 to 64 letters"),
@@ -69,7 +70,6 @@ REFUSED = [
     ({"numerics": "odd"}, "numerics is odd; it must be auto, exact, fast or layers"),
     ({"affinity": "prefix"}, "affinity is prefix, but has no effect: replicas is 1"),
     ({"failover": 1.0}, "failover is 1.0, but has no effect: replicas is 1"),
-    (TWO | {"affinity_slack": 0}, "affinity_slack is 0, but has no effect: affinity is none"),
     ({"transport": "gloo"}, "transport is gloo, but has no effect: stages is 1"),
     ({"min_replicas": 2}, "min_replicas is 2, but has no effect: max_replicas is not given"),
     ({"scale_down_delay": 9.0}, "scale_down_delay is 9.0, but has no effect: max_replicas is not given"),
@@ -79,9 +79,9 @@ REFUSED = [
     ({"stage_memory_gib": "much"}, "stage_memory_gib is 'much'; it must be GiB above 0"),
     ({"stage_memory_gib": "80,40", "stages": 3}, "stage_memory_gib is 80,40"),
     # drafters
-    ({"drafter_layers": "1,2"}, "drafter_layers needs a drafter, none is named"),
-    ({"drafter": "d", "drafter_layers": "first"}, "drafter_layers is 'first'; it must be layers' numbers"),
-    (drafter(width=3), "drafter_options has no setting 'width'; it has beam, depth"),
+    ({"drafter_options": {"depth": 3}}, "drafter_options is given, but drafter is not"),
+    (drafter(layers="first"), "drafter_options: layers is 'first'; it must be a list of layers"),
+    (drafter(width=3), "drafter_options has no setting 'width'; it has beam, depth, layers"),
     (drafter(beam=33), "drafter: beam is 33; it must be 1 to 32"),
     (drafter(depth=True), "drafter_options"),
     ({"draft_model_options": {"path": "x"}}, "draft_model_options: path is unknown; it has "),
@@ -93,8 +93,8 @@ REFUSED = [
     (edge(edge=0), "edge_resources names edge with 0; it must be 0.0001 to 1000"),
     (edge(edge=0.00015), "edge_resources names edge with 0.00015; it must be 0.0001 to 1000, in steps"),
     (edge(edge=float("nan")), "edge_resources names edge with nan; it must be"),
-    (edge(CPU=1), "edge_resources names 'CPU'; it must be a custom resource's name"),
-    (edge(**{f"r{i}": 1 for i in range(9)}), "edge_resources names 9 resources; it may name 8"),
+    (edge(CPU=1), "edge_resources names 'CPU'; a custom resource's name has"),
+    (edge(**{f"r{i}": 1 for i in range(9)}), "edge_resources names 9 resources; it may name at most 8"),
 ]
 
 
@@ -113,8 +113,8 @@ def test_a_wrong_field_is_refused_by_key_and_by_flag(given: dict[str, Any], says
     ("given", "says"),
     [
         ({"api_keys": "/nowhere/keys"}, "/nowhere/keys cannot be read"),
-        ({"edge_resources": "edge"}, "--edge-resources is 'edge': not a JSON object"),
-        ({"auto": "margin=0.1"}, "--auto is 'margin=0.1': not a JSON object"),
+        ({"edge_resources": "edge"}, "--edge-resources is 'edge', which is not a JSON object"),
+        ({"auto": "margin=0.1"}, "--auto is 'margin=0.1', which is not a JSON object"),
         ({"auto": "[1]"}, "--auto is [1]; it must be a JSON object"),
         ({"retrieval": "redis:/user:secret@host"}, "--retrieval: '//' is missing"),
         ({"retrieval": "nowhere"}, "--retrieval nowhere: no such"),
@@ -135,7 +135,7 @@ def test_a_wrong_flag_is_refused(given: dict[str, Any], says: str) -> None:
         {"affinity": "none", "transport": "tcp"},
         {"transport": "gloo", "stages": "2"},
         {"numerics": "exact", "stage_gpus": 1},
-        TWO | {"affinity": "prefix", "affinity_slack": "100", "failover": "0"},
+        TWO | {"affinity": "prefix", "failover": "0"},
     ],
 )
 def test_a_field_that_acts_or_asks_for_nothing_is_accepted(given: dict[str, Any]) -> None:
@@ -162,7 +162,7 @@ def test_ray_passes_the_keys_of_a_serve_config_file_unchanged(tiny_checkpoint: P
         assert type(build(build_app, args)).__name__ == "Application"
         for wrong, says in (
             ({"max_nodes": "many"}, "max_nodes is many; it must be an integer"),
-            ({"modle": "tiny"}, "modle is unknown; model is meant?"),
+            ({"modle": "tiny"}, "modle is unknown; did you mean model?"),
             ({"model": "/nowhere"}, "model '/nowhere' is neither a directory nor"),
         ):
             with pytest.raises(ConfigError) as refused:
@@ -172,3 +172,39 @@ def test_ray_passes_the_keys_of_a_serve_config_file_unchanged(tiny_checkpoint: P
 
 def test_every_field_is_in_one_group_of_the_help() -> None:
     assert sorted(name for group in GROUPS for name in group.model_fields) == sorted(ServeConfig.model_fields)
+
+
+def test_a_field_of_an_earlier_version_is_refused_with_what_replaces_it() -> None:
+    assert not REMOVED.keys() & ServeConfig.model_fields.keys()
+    for field in REMOVED:
+        with pytest.raises(ConfigError, match=f"^{field} no longer exists: "):
+            config_of({field: "1"})
+    for command, says in (
+        ("serve --prefill-chunk 9", "^--prefill-chunk no longer exists: --max-stall limits .*, --max-step-rows "),
+        ("generate --prompt a --draft-tokens 9", "^--draft-tokens no longer exists: use --draft-model-options "),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            config_of_flags(parser().parse_args(command.split()))
+
+
+def test_a_flag_overrides_its_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECTRA_MAX_NODES", "7")
+    monkeypatch.setenv("SPECTRA_PLD", '{"max_draft": 3}')
+    assert config_of_flags(parser().parse_args(["serve"])).max_nodes == 7
+    assert config_of_flags(parser().parse_args(["serve", "--max-nodes", "9"])).max_nodes == 9
+    assert config_of_flags(parser().parse_args(["serve"])).section("pld").given == {"max_draft": 3}
+    assert ServeConfig().max_nodes is None  # in a Serve config file only keys count
+    monkeypatch.setenv("SPECTRA_MAX_NODES", "x")
+    with pytest.raises(ConfigError, match="--max-nodes is x; it must be an integer"):
+        config_of_flags(parser().parse_args(["serve"]))
+
+
+def test_the_short_help_has_the_flags_that_people_set(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for word in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            parser().parse_args(["serve", word])
+        shown[word] = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert len(shown["--help"]) <= 46
+    assert {"--model", "--api-keys", "--drafter"} <= set(shown["--help"]) < set(shown["--help-all"])
+    assert {flag(field) for field in ServeConfig.model_fields} <= set(shown["--help-all"])

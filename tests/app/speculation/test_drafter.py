@@ -37,8 +37,8 @@ def other_tokenizer(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 def test_a_draft_model_drafts_and_changes_no_text(tiny_checkpoint: Path) -> None:
     [plain] = generated(tiny_checkpoint, *PROMPT, "--method", "autoregressive")
     drafter = ("--method", "draft-model", "--draft-model", tiny_checkpoint)
-    for tree, nodes in ((("--draft-nodes", 0), 5), (("--draft-nodes", 12, "--draft-tokens", 4), 12)):
-        [line] = generated(tiny_checkpoint, *PROMPT, *drafter, *tree)
+    for tree, nodes in (('{"tree_nodes": 0}', 5), ('{"tree_nodes": 12, "draft_tokens": 4}', 12)):
+        [line] = generated(tiny_checkpoint, *PROMPT, *drafter, "--draft-model-options", tree)
         assert line["token_ids"] == plain["token_ids"]
         assert line["by_source"]["draft-model"]["accepted"] > 0
         assert line["max_nodes_used"] == nodes

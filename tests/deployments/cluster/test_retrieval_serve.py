@@ -32,7 +32,7 @@ pytestmark = pytest.mark.cluster
 FLAGS = ["--name", "tiny", "--kv-gib", "0.05", "--method", "rest", "--max-nodes", "16", "--grace", "2"]
 ORIGIN = "https://chat.example.com"
 ACCESS = ["--methods", "autoregressive,pld", "--cors-origins", ORIGIN]
-RETRIEVAL = ["--retrieval-poll", "0.1", "--live", "learner", "--live-interval", "0.1"]
+RETRIEVAL = ["--retrieval-poll", "0.1", "--live", "learner"]
 KEYS = {  # id -> what the key may do
     "operator": {"namespaces": ["tenant-a", "tenant-b", "learner"], "feeds": ["learner"], "admin": True},
     "reader": {"namespaces": ["learner"]},

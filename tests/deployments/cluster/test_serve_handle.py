@@ -31,7 +31,7 @@ ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, conf
 serve.start(http_options={"host": "127.0.0.1", "port": port})
 args = {
     "model": model, "name": "tiny", "stages": "2", "speculator_actors": 1, "method": "pld", "kv_gib": 0.02,
-    "live": ["default"], "live_interval": "0.1", "retrieval_cache": cache,
+    "live": ["default"], "retrieval_poll": "0.1", "retrieval_cache": cache,
 }
 serve.run(build_app(ServeConfig.model_validate(args)), name="spectra")
 handle = serve.get_app_handle("spectra")

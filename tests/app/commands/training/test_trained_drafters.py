@@ -42,7 +42,7 @@ def test_a_drafter_that_does_not_fit_the_flags_is_refused(tiny_checkpoint: Path,
     folder, _ = saved("p-eagle", tiny_checkpoint, tmp_path)
     for flags, says in (
         (("--drafter", folder, "--method", "eagle"), "the drafter given is of method 'p-eagle'"),
-        (("--drafter", folder, "--method", "p-eagle", "--drafter-layers", "0,1,9"), "has no layer 9"),
+        (("--drafter", folder, "--method", "p-eagle", "--drafter-options", '{"layers": [0, 1, 9]}'), "has no layer 9"),
         (("--drafter", tmp_path.parent, "--method", "eagle"), "lacks the file 'config.json'"),
     ):
         ran = run_cli("generate", "--model", tiny_checkpoint, "--prompt", "hi", *flags)
