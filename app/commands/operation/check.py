@@ -1,35 +1,49 @@
-"""``spectra check``: what is misspelt in a Serve config file or a RayService."""
+"""``spectra check``: errors in a Serve config file or a RayService."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
+from engine.errors import ConfigError
+
 DESCRIPTION = """\
-Look a Serve config file (for `serve deploy`) or a RayService over before it is deployed. Ray drops options that it does
-not know without a word, and so does a RayService; this names them, and what is wrong in the arguments of the
-application; models and files that these name are looked for on this machine. Exit status 1: something is wrong.
+Check a Serve config file (for `serve deploy`) or a RayService before it is deployed. Ray ignores unknown options; this
+command reports them, and wrong arguments of the application. Models and files named there must exist on this machine.
+Exit status 1: there are errors.
 
   spectra check serve.yaml && serve deploy serve.yaml
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Make ``parser`` that of ``spectra check``."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="a Serve config file or a RayService, in YAML or JSON")
+    """Add the flags of ``spectra check``."""
     parser.add_argument(
-        "--elsewhere", action="store_true", help="absolute paths are those of other machines: do not look for them here"
+        "file", type=Path, nargs="?", metavar="FILE", help="Serve config file or RayService, YAML or JSON"
+    )
+    parser.add_argument("--elsewhere", action="store_true", help="absolute paths exist on other machines: skip them")
+    parser.add_argument(
+        "--schema", action="store_true", help="print the JSON schema of the application's args and exit"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check and report; returns the exit status."""
+    """Check and report; return the exit status."""
+    if arguments.schema:
+        from app.config.serve import ServeConfig
+
+        print(json.dumps(ServeConfig.model_json_schema(), indent=2))
+        return 0
+    if arguments.file is None:
+        raise ConfigError("FILE is missing; name a Serve config file or a RayService, or give --schema")
+
     from app.serving.deploy_file import check_deploy_file
 
     wrong = check_deploy_file(arguments.file, elsewhere=arguments.elsewhere)
     for sentence in wrong:
         print(f"{arguments.file}: {sentence}", file=sys.stderr)
     if not wrong:
-        print(f"{arguments.file}: nothing is unknown or wrong")
+        print(f"{arguments.file}: no errors")
     return int(bool(wrong))

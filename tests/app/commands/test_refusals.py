@@ -69,7 +69,7 @@ LIGHT = [  # test_light_commands checks that these import nothing heavy, in a fo
 HEAVY = [
     (f"{GENERATE} --method medusa", "method 'medusa' needs a drafter"),
     (f"{GENERATE} --method pld+pld", "twice"),
-    (f"{GENERATE} --dtype int8", "dtype is 'int8'"),
+    (f"{GENERATE} --dtype int8", "--dtype is int8; it must be float32, bfloat16 or float16"),
     (f"{GENERATE} --stages 9", "--stages is 9; it must be 1 to 4"),
     (f"{GENERATE} --limit 0", "--limit is 0"),
     (f"{GENERATE} --batch-size 0", "--batch-size is 0"),

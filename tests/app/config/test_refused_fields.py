@@ -83,7 +83,7 @@ REFUSED = [
     (drafter(layers="first"), "drafter_options: layers is 'first'; it must be a list of layers"),
     (drafter(width=3), "drafter_options has no setting 'width'; it has beam, depth, layers"),
     (drafter(beam=33), "drafter: beam is 33; it must be 1 to 32"),
-    (drafter(depth=True), "drafter_options"),
+    (drafter(depth=True), "drafter_options: depth is True; it must be an integer"),
     ({"draft_model_options": {"path": "x"}}, "draft_model_options: path is unknown; it has "),
     ({"draft_model_options": {"draft_tokens": 0}}, "draft_model_options: draft_tokens is 0; it must be at least 1"),
     (ON_GPUS, SMALL_ON_GPU),
@@ -189,10 +189,10 @@ def test_a_field_of_an_earlier_version_is_refused_with_what_replaces_it() -> Non
 
 def test_a_flag_overrides_its_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECTRA_MAX_NODES", "7")
-    monkeypatch.setenv("SPECTRA_PLD", '{"max_draft": 3}')
+    monkeypatch.setenv("SPECTRA_AUTO", '{"loss": 0.02}')
     assert config_of_flags(parser().parse_args(["serve"])).max_nodes == 7
     assert config_of_flags(parser().parse_args(["serve", "--max-nodes", "9"])).max_nodes == 9
-    assert config_of_flags(parser().parse_args(["serve"])).section("pld").given == {"max_draft": 3}
+    assert config_of_flags(parser().parse_args(["serve"])).section("auto").given == {"loss": 0.02}
     assert ServeConfig().max_nodes is None  # in a Serve config file only keys count
     monkeypatch.setenv("SPECTRA_MAX_NODES", "x")
     with pytest.raises(ConfigError, match="--max-nodes is x; it must be an integer"):

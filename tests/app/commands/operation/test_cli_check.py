@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -51,7 +53,7 @@ def test_the_documented_file_passes_also_inside_a_ray_service(tmp_path: Path) ->
     [
         ("proxy_locations", {}, "proxy_locations is unknown to Serve, which would drop it; proxy_location is meant?"),
         ("applications.0.argss", {}, "applications[0].argss is unknown to Serve, which would drop it; args is meant?"),
-        (f"{ARGS}.modle", {}, "applications[0].args: modle is unknown; model is meant?"),
+        (f"{ARGS}.modle", {}, "applications[0].args: modle is unknown; did you mean model?"),
         (f"{DEPLOYMENT}.num_replica", {}, "applications[0].deployments[0].num_replica is unknown to Serve"),
         (f"{DEPLOYMENT}.max_ongoing_requests", {}, "max_ongoing_requests is {}: "),
         (ARGS, {"model": "EMPTY"}, "args: model is 'EMPTY'; that directory holds no config.json"),
@@ -89,3 +91,20 @@ def test_replica_bounds_that_the_router_would_refuse_are_named(check: Check) -> 
     status, err = router({"max_replicas": 4})
     assert status == 1
     assert "Router.user_config.max_replicas is 4; it must be an integer from 1 to 3" in err
+
+
+def test_the_schema_accepts_the_arguments_of_every_overlay_and_no_unknown_field() -> None:
+    schema = json.loads(run_cli("check", "--schema").out)
+    files = [FILE, *(FILE.parents[1] / "k8s" / "overlays").glob("*/serve-config.yaml")]
+    assert len(files) > 4
+    for file in files:
+        args = yaml.safe_load(file.read_text())["applications"][0]["args"]
+        jsonschema.validate(args, schema)
+    with pytest.raises(jsonschema.ValidationError, match="modle"):
+        jsonschema.validate({"modle": "a"}, schema)
+
+
+def test_a_file_or_the_schema_is_needed() -> None:
+    ran = run_cli("check")
+    assert (ran.status, ran.out) == (2, "")
+    assert "FILE is missing" in ran.err
