@@ -11,9 +11,8 @@ from pathlib import Path
 
 from app.api.items.body import ResponsesRequest
 from app.api.requests.declined_fields import DECLINED, DeclinedField
-from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
-from app.api.requests.text_fields import HintFields
-from app.api.requests.token_schemas import TokenizeRequest
+from app.api.requests.sampling_fields import HintFields
+from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "http.md"
 BEGIN, END = "<!-- python -m tools.request_fields writes this table -->\n", "<!-- end of the table -->\n"

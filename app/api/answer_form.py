@@ -42,10 +42,6 @@ class AnswerForm(msgspec.Struct, frozen=True):
             reading=reading,
         )
 
-    def beginning_with(self, echo: str) -> AnswerForm:
-        """The same of a text that begins with ``echo``."""
-        return msgspec.structs.replace(self, echo=echo) if echo else self
-
     def detokenizer(self, tokenizer: PreTrainedTokenizerFast) -> Detokenizer:
         """Makes the text."""
         return Detokenizer(tokenizer, self.skip_special_tokens, self.shown)

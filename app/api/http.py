@@ -1,4 +1,4 @@
-"""OpenAI's endpoints over a `Backend`, and ours."""
+"""OpenAI's endpoints and ours, over a `Backend`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from app.access.caller import Caller, caller_of
 from app.access.gate import visit_of
-from app.api.answer_form import AnswerForm
 from app.api.answers.completions import Envelope
 from app.api.answers.logprobs import TokenTexts
 from app.api.answers.models import model_fields
@@ -28,12 +27,15 @@ from app.api.items.body import ResponsesRequest, as_here
 from app.api.items.writer import ResponseWriter
 from app.api.observed import figures_of, prompt_of, request_fields, usage_of
 from app.api.requests.bodies import Bodies
-from app.api.requests.conversation import Extras
 from app.api.requests.convert import Converter
-from app.api.requests.echoes import echoes
 from app.api.requests.parsing import Schema, parse
-from app.api.requests.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
-from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
+from app.api.requests.schemas import (
+    MAX_CHOICES,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from app.api.service import Backend, ServiceSettings
 from app.api.streaming import EventStream, run_while_connected
 from app.telemetry.access_log import AccessLog
@@ -170,14 +172,7 @@ class Api:
 
     def _tokenized(self, wanted: TokenizeRequest) -> Response:
         self._check_model(wanted.model)
-        if wanted.messages is not None:
-            extras = Extras(wanted.offered, wanted.template_variables)
-            marks = {"add_generation_prompt": wanted.add_generation_prompt}
-            marks["add_special_tokens"] = bool(wanted.add_special_tokens)
-            ids = self._converter.encode_chat(wanted.messages, extras, **marks)
-        else:
-            special = wanted.add_special_tokens is not False
-            ids = self._converter.encode(wanted.prompt or "", add_special_tokens=special)
+        ids = self._converter.tokenize(wanted)
         return _json({"count": len(ids), "max_model_len": self._card.max_model_len, "tokens": ids})
 
     async def _prepare(self, asked: GenerationBody, caller: Caller) -> tuple[Generation, AnswerWriter]:
@@ -189,7 +184,8 @@ class Api:
             exchange.prompt = prompt_of(wanted)
         converter = self._converter
         try:
-            requests, seed = await self._bodies.run(wanted.weight, converter.requests, wanted, response_id, caller)
+            made = await self._bodies.run(wanted.weight, converter.prepare, wanted, response_id, caller)
+            requests = made.requests
             grammar = requests[0].params.grammar
             if grammar is not None:
                 await self._grammars.check(wanted, grammar)
@@ -199,20 +195,16 @@ class Api:
             id=response_id,
             created=int(time.time()),
             model=wanted.model,
-            seed=seed,
+            seed=made.seed,
             is_chat=isinstance(wanted, ChatCompletionRequest),
             system_fingerprint=converter.card.fingerprint,
             return_token_ids=wanted.return_token_ids,
             prompt_logprobs=wanted.prompt_logprobs,
             echoes=isinstance(wanted, CompletionRequest) and wanted.echo,
         )
-        reading = converter.reading(wanted, requests[0].prompt)
-        form = AnswerForm.of(wanted, reading, self._tokenizer)
-        begun = await self._bodies.run(wanted.weight, echoes, wanted, requests, self._tokenizer)
-        forms = [form.beginning_with(echo) for echo in begun]
         choices = [
-            CompletionChoice(i, request, self._tokenizer, converter.card, one)
-            for i, (request, one) in enumerate(zip(requests, forms, strict=True))
+            CompletionChoice(i, request, self._tokenizer, converter.card, form)
+            for i, (request, form) in enumerate(zip(requests, made.forms, strict=True))
         ]
         exchange.tenant = requests[0].tenant
         exchange.figures = partial(figures_of, choices, wanted.model, self._card.method, exchange.began)

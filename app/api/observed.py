@@ -13,8 +13,7 @@ from app.access.caller import caller_of
 from app.api.choice import CompletionChoice
 from app.api.items.body import ResponsesRequest
 from app.api.requests.declined_fields import DECLINED
-from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
-from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
+from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from app.telemetry.access_log import AccessLog
 from app.telemetry.exchange import ExchangeUsage, LoggedFields
 from app.telemetry.metrics import Routes

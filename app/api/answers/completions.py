@@ -20,7 +20,6 @@ from app.api.answers.message import finish_reason, whole_message
 from app.api.answers.trace import untold_steps
 from app.api.choice import CompletionChoice
 from app.api.piece import ChoiceDelta
-from app.api.requests.predictions import prediction_usage
 from engine.events import RequestStats, SourceCounts
 
 encode = msgspec.json.Encoder().encode
@@ -62,7 +61,9 @@ def usage(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     if reading is not None and reading.has_reasoning:
         details["reasoning_tokens"] = sum(c.n_reasoning for c in choices)
     if choices[0].request.prediction:
-        details |= prediction_usage([c.final_stats() for c in choices])
+        counts = [s.by_source["prediction"] for c in choices if (s := c.final_stats()) and "prediction" in s.by_source]
+        details["accepted_prediction_tokens"] = accepted = sum(one.proposed_accepted for one in counts)
+        details["rejected_prediction_tokens"] = sum(one.proposed for one in counts) - accepted
     figures = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -24,7 +24,7 @@ from app.api.answers.message import deltas, finish_reason
 from app.api.answers.trace import untold_steps
 from app.api.choice import CompletionChoice
 from app.api.piece import ChoiceDelta
-from app.api.requests.parts import StreamOptions
+from app.api.requests.schemas import StreamOptions
 
 DONE = b"data: [DONE]\n\n"
 PADDING = 64  # bytes of which an obfuscated chunk has a multiple

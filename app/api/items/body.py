@@ -15,7 +15,8 @@ from pydantic import Field, field_validator, model_validator
 from app.api.items.input import InputItem, messages_of
 from app.api.requests.parsing import Strict, refuse, validated
 from app.api.requests.parts import MAX_MESSAGES, Int32, Name
-from app.api.requests.schemas import MAX_LOGPROBS, ChatCompletionRequest, SamplingFields
+from app.api.requests.sampling_fields import SamplingFields
+from app.api.requests.schemas import MAX_LOGPROBS, ChatCompletionRequest
 from app.api.requests.tool_fields import MAX_TOOLS, known_choice
 from engine.errors import RequestError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from app.api.requests.parsing import Strict, refuse
 from app.api.requests.parts import MAX_MESSAGES, Name
@@ -36,12 +36,8 @@ class InputItem(Strict):
     phase: Literal["commentary", "final_answer"] | None = None
     summary: Annotated[list[Any], Field(max_length=MAX_MESSAGES)] = Field(default_factory=list)  # is not told the model
 
-    @model_validator(mode="before")
     @classmethod
-    def _has_its_fields(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        given = {name: field for name, field in value.items() if field is not None}
+    def _prepared(cls, given: dict[str, Any]) -> dict[str, Any]:
         kind = given.get("type", "message")
         if isinstance(kind, str) and kind in NEEDED:
             if missing := next((name for name in NEEDED[kind] if name not in given), None):

@@ -1,11 +1,11 @@
-"""The prompt of a conversation: what the model's own chat template makes of messages, tools and variables."""
+"""Renders messages, tools and variables with the model's chat template, and builds the form of the answer."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -13,7 +13,7 @@ import msgspec
 from jinja2.defaults import DEFAULT_NAMESPACE
 
 from app.api.requests.parts import ChatMessage
-from app.api.requests.tool_fields import FunctionTool, ToolCall, ToolFields
+from app.api.requests.tool_fields import TemplateFields, ToolCall, ToolFields
 from app.api.tools.answer import AnswerFormat
 from app.api.tools.families import FAMILIES, CallFamily, family_of
 from app.api.tools.grammar import CallGrammars
@@ -24,19 +24,12 @@ from engine.grammar.grammar import MOST_CHARS, Grammar, Thought
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# What a template may raise because of what a client sent.
+# Errors that a client's input may cause in a template.
 FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 GLOBALS = {*DEFAULT_NAMESPACE, "messages", "tools", "documents", "raise_exception", "strftime_now", "loop"}
 AUTO, NONE = "auto", "none"
 THINKING = "enable_thinking"  # the variable by which clients turn reasoning off
 EFFORT = "reasoning_effort"
-
-
-class Extras(msgspec.Struct, frozen=True):
-    """Input of a template in addition to the messages."""
-
-    tools: Sequence[FunctionTool] = ()
-    variables: Mapping[str, Any] = {}
 
 
 class ChatTemplate:
@@ -61,28 +54,27 @@ class ChatTemplate:
         arguments = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved = {*arguments, *tokenizer.special_tokens_map, *GLOBALS}
 
-    def render(self, messages: Sequence[ChatMessage], extras: Extras, *, add_generation_prompt: bool) -> str:
+    def render(self, messages: Sequence[ChatMessage], fields: TemplateFields, *, add_generation_prompt: bool) -> str:
         """The text of a prompt.
 
         Raises:
-            RequestError: the model has no template, or one that refuses the messages or knows nothing of what they or
-                ``extras`` hold.
+            RequestError: the model has no template, or it refuses the messages or ignores what they or ``fields`` hold.
         """
         if not self._source:
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
-        source = self._with_tools if extras.tools else self._source
-        variables = dict(extras.variables)
+        source = self._with_tools if fields.offered else self._source
+        variables = dict(fields.template_variables)
         if variables.get(EFFORT) == NONE and not _mentions(source, EFFORT):
             if variables.get(THINKING, False) is not False:
                 raise RequestError(f"{EFFORT} is none, but {THINKING} is not false; give only one of them", EFFORT)
             del variables[EFFORT]
             variables[THINKING] = False
-        self._check(messages, msgspec.structs.replace(extras, variables=variables), source)
+        self._check(messages, bool(fields.offered), variables, source)
         turns = [self._turn(i, message, source) for i, message in enumerate(messages)]
         try:
             text = self._tokenizer.apply_chat_template(
                 turns,
-                tools=[tool.for_template for tool in extras.tools] or None,
+                tools=[tool.for_template for tool in fields.offered] or None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 **variables,
@@ -93,14 +85,14 @@ class ChatTemplate:
         return _with_closed_thought(str(text)) if closes and add_generation_prompt else str(text)
 
     def thought(self, prompt_end: str) -> Thought | None:
-        """The reasoning that an answer to a prompt may begin with; None: there is none, or the prompt has closed it."""
+        """The reasoning that an answer may begin with; None: the model does not reason, or the prompt ends it."""
         end = prompt_end.rstrip()
         if not self.has_reasoning or end.endswith(CLOSE):
             return None
         return Thought(CLOSE, "" if end.endswith(OPEN) else OPEN)
 
     def reading(self, fields: ToolFields, thought: Thought | None, *, has_form: bool) -> AnswerFormat | None:
-        """The parts that an answer may have; None: content alone. ``has_form``: a grammar governs the content."""
+        """The parts that an answer may have; None: only content. ``has_form``: a grammar governs the content."""
         has_reasoning = self.has_reasoning and not (has_form and thought is None)
         if not fields.offered and not has_reasoning:
             return None
@@ -110,7 +102,7 @@ class ChatTemplate:
         return AnswerFormat(self.family if names else None, names, most, has_reasoning, is_open, has_form)
 
     def grammar(self, fields: ToolFields, form: Grammar | None, thought: Thought | None) -> Grammar | None:
-        """The grammar of an answer: its form, calls of tools, or either of them; None: it is free.
+        """The grammar of an answer: its form, calls of tools, or either of them; None: any text.
 
         Raises:
             RequestError: the grammar of the calls is too large.
@@ -123,7 +115,7 @@ class ChatTemplate:
         return None if made is None else msgspec.structs.replace(made, thought=thought)
 
     def _call_source(self, fields: ToolFields, *, is_alone: bool) -> str:
-        """The grammar of an answer that is calls alone, or may have calls after any text."""
+        """The grammar of an answer that is only calls, or may have calls after any text."""
         assert self.family is not None, "checked when the prompt was rendered"
         from llguidance import LLMatcher  # with the first request that needs it
 
@@ -134,21 +126,21 @@ class ChatTemplate:
         calls = CallGrammars(self.family, functions, fields.may_repeat, special)
         source: str = LLMatcher.grammar_from_lark(calls.forced() if is_alone else calls.allowed())
         if len(source) > MOST_CHARS:
-            raise RequestError(f"tools make a grammar of {len(source)} characters; at most {MOST_CHARS} go", "tools")
+            raise RequestError(
+                f"tools make a grammar of {len(source)} characters; it must have at most {MOST_CHARS}", "tools"
+            )
         return source
 
-    def _check(self, messages: Sequence[ChatMessage], extras: Extras, source: str) -> None:
-        """Refuse what the template would pass over in silence."""
-        if extras.tools:
-            if not _mentions(source, "tools"):
-                raise RequestError("tools: this model's chat template takes none; leave them out", "tools")
-            if self.family is None:
-                raise RequestError(
-                    "tools: the server does not know how this model writes calls; leave them out, or start it with "
-                    f"--tool-parser {', '.join(FAMILIES)}",
-                    "tools",
-                )
-        for name, value in extras.variables.items():
+    def _check(self, messages: Sequence[ChatMessage], has_tools: bool, variables: dict[str, Any], source: str) -> None:
+        """Refuse what the template would silently ignore."""
+        if has_tools:
+            wrong = "" if _mentions(source, "tools") else "this model's chat template takes none; leave them out"
+            if not wrong and self.family is None:
+                wrong = "the server does not know how this model writes calls; leave them out, or start it with "
+                wrong += f"--tool-parser {', '.join(FAMILIES)}"
+            if wrong:
+                raise RequestError(f"tools: {wrong}", "tools")
+        for name, value in variables.items():
             if name == THINKING and (self.has_reasoning if value is True else value is False):
                 continue  # the server itself closes the thought where the template does not
             if name in self._reserved or not _mentions(source, name):
@@ -178,17 +170,17 @@ class ChatTemplate:
 
 
 def _source(tokenizer: PreTrainedTokenizerFast, tools: list[dict[str, Any]] | None) -> str:
-    """The template that is used with or without tools; "" if there is none."""
+    """The template for prompts with or without tools; "" if there is none."""
     if not tokenizer.chat_template:
         return ""
     try:
         return str(tokenizer.get_chat_template(None, tools))
-    except ValueError:  # several, and none for this
+    except ValueError:  # several templates, none of them for this
         return ""
 
 
 def _with_closed_thought(prompt: str) -> str:
-    """A prompt after which the model has thought nothing and answers."""
+    """The prompt with an empty, closed reasoning at its end, so that the model answers at once."""
     end = prompt.rstrip()
     if end.endswith(CLOSE):
         return prompt
@@ -200,12 +192,12 @@ def _mentions(source: str, name: str) -> bool:
 
 
 def _is_tag(token: str) -> bool:
-    """Whether llguidance takes an added token for a special one, as it does with Qwen's ``<tool_call>``."""
+    """Whether llguidance takes an added token for a special one, such as Qwen's ``<tool_call>``."""
     return token.startswith("<") and token.endswith(">")
 
 
 def _call(call: ToolCall, param: str) -> dict[str, Any]:
-    """A call as templates expect it: arguments as an object, which they write in their own way."""
+    """A call as templates expect it, with its arguments as an object."""
     try:
         arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError):

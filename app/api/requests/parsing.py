@@ -1,8 +1,9 @@
-"""From the bytes of a body to a checked schema, or an error that names the field, its value and the right values."""
+"""From the bytes of a body to a checked schema, or an error that names the field, its value and what is allowed."""
 
 from __future__ import annotations
 
 import reprlib
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -16,7 +17,6 @@ Schema = TypeVar("Schema", bound="Strict")
 SMALL = 16_384  # bytes that are parsed within 2 ms, whatever they hold
 MAX_NESTED = 65_536  # strings, arrays and objects of a body
 MAX_DIGITS = 128  # of a number; Python takes quadratic time to read them
-MAX_KEYS = 64  # of an object
 MAX_EXACT = 2**53  # doubles have all integers up to it
 MAX_SHOWN = 64  # characters of a client's value in an error
 DIGITS = bytes.maketrans(b"123456789", b"000000000")
@@ -34,8 +34,13 @@ def refuse(message: str) -> PydanticCustomError:
     return PydanticCustomError("refused", "{text}", {"text": message})
 
 
+@cache
+def _names(schema: type[BaseModel]) -> frozenset[str]:
+    return frozenset(info.alias or name for name, info in schema.model_fields.items())
+
+
 class Strict(BaseModel):
-    """The base of all schemas: no unknown fields, no silent conversions; a null is an absent field."""
+    """The base of all schemas: no unknown fields, no silent conversions; a field that is null is absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
@@ -44,14 +49,24 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _given(cls, value: Any) -> Any:
-        """The fields that request something. Each unknown field would be an error of its own."""
+        """The fields that request something; the first one that is unknown or declined is an error."""
         if not isinstance(value, dict):
             return value
-        if len(value) > MAX_KEYS:
-            raise refuse(f"has {len(value)} fields; it must have at most {MAX_KEYS}")
-        declined = DECLINED.get(cls.endpoint, {})
-        neutral = {name for name, field in value.items() if name in declined and field in declined[name].neutral}
-        return {k: _with_integers(v) for k, v in value.items() if v is not None and k not in neutral}
+        known, declined, given = _names(cls), DECLINED.get(cls.endpoint, {}), {}
+        for name, field in cls._prepared({k: v for k, v in value.items() if v is not None}).items():
+            if name in known:
+                given[name] = _with_integers(field)
+            elif name not in declined:
+                raise PydanticCustomError("unknown_field", "unknown", {"field": name})
+            elif field not in declined[name].neutral:
+                text = f"is {shorten(field)}; this server does not support it: {declined[name].advice}"
+                raise PydanticCustomError("refused", "{text}", {"text": text, "field": name})
+        return given
+
+    @classmethod
+    def _prepared(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The fields that are not null, as the schema takes them."""
+        return given
 
 
 def texts_of(parts: list[Any]) -> list[str]:
@@ -70,10 +85,7 @@ def texts_of(parts: list[Any]) -> list[str]:
 
 
 def _with_integers(value: Any) -> Any:
-    """The value, or each item of a list of numbers, with 5 for 5.0: clients whose numbers are doubles write the latter.
-
-    Fields that take fractions take integers too.
-    """
+    """The value, or a list of numbers, with 5 for 5.0, which clients write whose numbers are doubles."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) <= MAX_EXACT else value
     if isinstance(value, list) and float in map(type, value):
@@ -82,7 +94,7 @@ def _with_integers(value: Any) -> Any:
 
 
 def parse(schema: type[Schema], body: bytes, max_numbers: int) -> Schema:
-    """Decode and check ``body``; a null is an absent field, as in OpenAI's API.
+    """Decode and check ``body``.
 
     Raises:
         RequestError: malformed JSON, more than ``MAX_NESTED`` values or ``max_numbers`` numbers, an unknown or
@@ -98,12 +110,10 @@ def parse(schema: type[Schema], body: bytes, max_numbers: int) -> Schema:
 
 
 def _check_values(body: bytes, max_numbers: int) -> None:
-    """Refuse a body of too many values before it is decoded: a decoder holds the interpreter lock until its end, and
-    makes objects of fifty bytes of what three bytes ask for. All text but strings is looked at, by functions that
-    read gigabytes a second.
+    """Raises RequestError if a body has too many values, or a number of too many digits, before it is decoded.
 
-    Raises:
-        RequestError: there are too many values, or a number has too many digits.
+    A decoder holds the interpreter lock until its end, and makes an object of fifty bytes from three bytes. This check
+    reads gigabytes a second.
     """
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
     n_nested = bare.count(b'"') // 2
@@ -128,45 +138,30 @@ def validated(schema: type[Schema], fields: Any) -> Schema:
     """
     if not isinstance(fields, dict):
         raise RequestError("the body must be a JSON object")
-    _check_names(schema, fields)
     try:
         return schema.model_validate(fields)
     except ValidationError as error:
         raise _request_error(error.errors(include_url=False)[0]) from None
 
 
-def _check_names(schema: type[Strict], fields: dict[str, Any]) -> None:
-    """Refuse a field that the schema does not declare, unless its value is null or neutral."""
-    declined = DECLINED.get(schema.endpoint, {})
-    for name, value in fields.items():
-        if name in schema.model_fields or value is None:
-            continue
-        if name not in declined:
-            raise RequestError(f"unknown field {shorten(name)}", name[:MAX_SHOWN])
-        if value not in declined[name].neutral:
-            advice = declined[name].advice
-            raise RequestError(f"{name} is {shorten(value)}; this server does not support it: {advice}", name)
-
-
 def _request_error(details: ErrorDetails) -> RequestError:
-    param = ""
-    for part in details["loc"]:
+    kind, context, param = details["type"], details.get("ctx", {}), ""
+    for part in (*details["loc"], *([context["field"]] if "field" in context else ())):
         name = str(part)[:MAX_SHOWN]
         param += f"[{name}]" if isinstance(part, int) else f".{name}" if param else name
-    kind, context = details["type"], details.get("ctx", {})
     if not param:
         return RequestError(details["msg"], details["msg"].partition(" ")[0])
     if kind == "missing":
         return RequestError(f"{param} is missing", param)
-    if kind == "extra_forbidden":
-        return RequestError(f"unknown field {param}", param)
+    if kind == "unknown_field":
+        return RequestError(f"unknown field {param!r}", param)
     if kind == "refused":
         return RequestError(f"{param} {details['msg']}", param)
     return RequestError(f"{param} is {shorten(details['input'])}; it {_expected(kind, context, details['msg'])}", param)
 
 
 def _expected(kind: str, context: dict[str, Any], message: str) -> str:
-    """The broken rule, as a phrase that follows "it"."""
+    """What is allowed, as a phrase that follows "it"."""
     if kind in BOUNDS:
         name, words = BOUNDS[kind]
         return f"must be {words} {context[name]}"
@@ -179,7 +174,7 @@ def _expected(kind: str, context: dict[str, Any], message: str) -> str:
 
 
 class _Repr(reprlib.Repr):
-    """Looks only at what it shows."""
+    """Reads only the part of a value that it shows."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What bodies are made of: bounded types, messages of a conversation, groups of options."""
+"""Bounded types of fields, and the messages of a conversation."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pydantic import Field, field_validator, model_validator
 
 from app.api.requests.parsing import Strict, refuse, texts_of
 from app.api.requests.tool_fields import MAX_CALLS, ToolCall
-from retrieval_store.service.manifest_feed import is_namespace
 
 MAX_MESSAGES = 4096
-MESSAGE_COST = 64  # characters: so long a text takes as much work as a message without any
+MESSAGE_COST = 64  # a message without text costs as much as so many characters
 
-Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # wider integers have no form on the way to the target
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # messages between processes hold no wider integers
 TokenId = Annotated[Int32, Field(ge=0)]
 Name = Annotated[str, Field(max_length=256)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -29,13 +28,10 @@ class ChatMessage(Strict):
     tool_call_id: Name | None = None  # of the call that a tool's message answers
     reasoning_content: str | None = None  # of an earlier answer
 
-    @model_validator(mode="before")
     @classmethod
-    def _drop_empty(cls, value: Any) -> Any:
-        """Drop empty optional keys: clients send the answers of this server back as they came."""
-        if not isinstance(value, dict):
-            return value
-        given = {k: v for k, v in value.items() if not (v is None or (v == [] and k != "content"))}
+    def _prepared(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Drop empty lists: clients send the answers of this server back as they came."""
+        given = {name: value for name, value in given.items() if value != [] or name == "content"}
         return {"content": ""} | given if given.get("role") == "assistant" else given
 
     @model_validator(mode="after")
@@ -53,7 +49,7 @@ class ChatMessage(Strict):
 
     @property
     def n_characters(self) -> int:
-        """Of all its texts."""
+        """Characters of all its texts; calls have a fixed cost in addition."""
         calls = sum(len(call.function.arguments) + MESSAGE_COST for call in self.tool_calls)
         return len(self.content) + len(self.reasoning_content or "") + calls
 
@@ -62,33 +58,5 @@ Messages = Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast
 
 
 def weight_of(messages: list[ChatMessage]) -> int:
-    """Work of rendering and tokenising a conversation, in bytes whose parsing takes as long."""
+    """Estimated CPU cost of rendering and tokenising a conversation, in equivalent JSON bytes to parse."""
     return sum(4 * (message.n_characters + MESSAGE_COST) for message in messages)
-
-
-class SpeculativeOptions(Strict):
-    """Extension: the drafting method of this request."""
-
-    method: Name | None = None  # None: the server's default; "+" joins several methods
-    max_nodes: Annotated[int, Field(ge=1, le=4096)] | None = None  # drafted nodes per step, at most the server's limit
-    enabled: bool = True  # False: plain autoregressive decoding, whatever `method` says
-    trace: bool = False  # True: the answer tells the tree of every step; by leave, for drafts may be others' texts
-    # The tenant whose texts drafts may come from, besides the shared corpus. Requests of one namespace share cached
-    # prefixes and what speculators learn from them, unless their tenants or cache salts differ. The caller's key says
-    # which namespaces a request may name (`app.api.requests.grants`).
-    namespace: str | None = None
-
-    @field_validator("namespace")
-    @classmethod
-    def _namespace_name(cls, value: str | None) -> str | None:
-        if value is not None and not is_namespace(value):
-            raise refuse("must be 1 to 128 letters, digits, '.', '_' and '-', no '.' first")
-        return value
-
-
-class StreamOptions(Strict):
-    """Extra content of a stream."""
-
-    include_usage: bool = False  # a last chunk with usage
-    continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk
-    include_obfuscation: bool = False  # OpenAI's: chunks are padded to sizes that say less of their text

@@ -1,13 +1,15 @@
-"""The bodies of requests for text: OpenAI's fields and our extensions, with their types, ranges and defaults.
+"""The bodies of requests: OpenAI's fields, vLLM's and our extensions, with their types, ranges and defaults.
 
-To add a field that clients may send: declare it here, map it in `convert` (or `grants`, if it takes a key's leave) of
-this room to the engine's request, and add it there (`engine/request.py`, or `engine/sampling/params.py` if it is a
-sampling parameter). The request travels unchanged from the edge to the scheduler. A field that cannot be honoured
-belongs into `declined_fields`.
+To add a field that clients may send: declare it here (or in `sampling_fields`, if responses have it too), map it in
+`convert` (or `grants`, if it depends on the caller's key) to the engine's request, and add it there
+(`engine/request.py`, or `engine/sampling/params.py` if it is a sampling parameter). The request travels unchanged from
+the edge to the scheduler. A field that cannot be honoured belongs in `declined_fields`.
 
 Unknown fields are refused; `parsing` turns violations into OpenAI's errors. Defaults are those of
 `ServiceSettings.sampling`, then OpenAI's (temperature 1.0, top_p 1.0), except that a request without a token limit may
 use what fits into the context, up to `ServiceSettings.default_max_tokens`.
+
+The ``weight`` of a body is its estimated CPU cost in equivalent JSON bytes to parse; a character to tokenise is four.
 """
 
 from __future__ import annotations
@@ -17,95 +19,22 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from app.api.requests.parsing import refuse, shorten
-from app.api.requests.parts import (
-    Finite,
-    Int32,
-    Messages,
-    Name,
-    SpeculativeOptions,
-    StreamOptions,
-    TokenId,
-    weight_of,
-)
-from app.api.requests.predictions import PredictedOutput, weight_of_prediction
+from app.api.requests.parsing import Strict, refuse
+from app.api.requests.parts import Int32, Messages, Name, TokenId, weight_of
+from app.api.requests.sampling_fields import SamplingFields
 from app.api.requests.structured import StructuredFields
-from app.api.requests.text_fields import TextFields
-from app.api.requests.tool_fields import ToolFields
-from engine.sampling.params import VerificationRule
+from app.api.requests.tool_fields import TemplateFields, ToolFields
 
-MAX_STOPS = 16
-MAX_STOP_CHARS = 1024
 MAX_LOGPROBS = 20
 MAX_CHOICES = 64  # prompts times n
-MAX_SALT_CHARS = 256
 
 
-class SamplingFields(TextFields):
-    """Fields of chat completions, text completions and responses."""
+class StreamOptions(Strict):
+    """Extra content of a stream."""
 
-    model: Name
-    min_tokens: Annotated[Int32, Field(ge=0)] = 0  # a stop id or EOS cannot be drawn earlier
-    temperature: Annotated[Finite, Field(ge=0.0, le=2.0)] = 1.0  # 0 is greedy
-    top_p: Annotated[Finite, Field(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[Int32, Field(ge=-1)] = 0  # 0 and -1: no limit
-    min_p: Annotated[Finite, Field(ge=0.0, le=1.0)] = 0.0
-    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=10.0)] = 1.0  # by less, logits would not stay finite
-    presence_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
-    frequency_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
-    logit_bias: dict[int, float] = Field(default_factory=dict)  # token id -> -100..100
-    stop: list[str] = Field(default_factory=list)
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] = Field(default_factory=list)
-    ignore_eos: bool = False
-    seed: int | None = None  # any 64-bit integer; None: the server draws one and reports it
-    stream: bool = False
-    user: Name | None = None
-    priority: Int32 = 0  # lower goes first
-    # Requests share cached prefixes and what speculators learn only with requests of the same salt, as in vLLM.
-    cache_salt: str | None = None
-    verification: VerificationRule = "coupled"
-    speculative: SpeculativeOptions = SpeculativeOptions()
-    prediction: PredictedOutput | None = None  # a text that the answer is expected to be much like
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _stop_list(cls, value: Any) -> Any:
-        stops = [value] if isinstance(value, str) else value
-        if not (isinstance(stops, list) and all(isinstance(s, str) for s in stops)):
-            raise refuse("must be a string or a list of strings")
-        if len(stops) > MAX_STOPS or not all(0 < len(s) <= MAX_STOP_CHARS for s in stops):
-            raise refuse(f"must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters")
-        return stops
-
-    @field_validator("logit_bias", mode="before")
-    @classmethod
-    def _bias_by_id(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or len(value) > 1024:
-            raise refuse("must be an object of at most 1024 entries, token id to bias")
-        biases: dict[int, float] = {}
-        for key, bias in value.items():
-            if not (isinstance(key, int) or (isinstance(key, str) and key.isascii() and key.isdigit())):
-                raise refuse(f"has the key {shorten(key)}; keys must be token ids")
-            if len(str(key)) > 10 or not 0 <= int(key) < 2**31:
-                raise refuse(f"has the key {shorten(key)}; token ids are from 0 to {2**31 - 1}")
-            if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-                raise refuse(f"gives token {key} the bias {shorten(bias)}; it must be a number from -100 to 100")
-            biases[int(key)] = float(bias)
-        return biases
-
-    @field_validator("seed")
-    @classmethod
-    def _seed_range(cls, value: int | None) -> int | None:
-        if value is not None and not -(2**63) <= value < 2**64:
-            raise refuse("must be a 64-bit integer")
-        return value
-
-    @field_validator("cache_salt")
-    @classmethod
-    def _salt_length(cls, value: str | None) -> str | None:
-        if value is not None and not 0 < len(value) <= MAX_SALT_CHARS:
-            raise refuse(f"must have 1 to {MAX_SALT_CHARS} characters")  # without the value, which is a secret
-        return value
+    include_usage: bool = False  # a last chunk with usage
+    continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk
+    include_obfuscation: bool = False  # OpenAI's: chunks are padded to few sizes, which say less of their text
 
 
 class GenerationRequest(StructuredFields, SamplingFields):
@@ -140,7 +69,7 @@ class GenerationRequest(StructuredFields, SamplingFields):
     @property
     @abstractmethod
     def logprob_count(self) -> int | None:
-        """Best alternatives to report per token; None: no logprobs at all."""
+        """Best alternatives to report per token; None: no log-probabilities at all."""
 
     @property
     def prompt_logprob_count(self) -> int | None:
@@ -148,9 +77,12 @@ class GenerationRequest(StructuredFields, SamplingFields):
         return self.prompt_logprobs
 
     @property
-    @abstractmethod
     def weight(self) -> int:
-        """Work of making requests of it, in bytes whose parsing takes as long; tokenising a character takes four."""
+        return self._input_weight + (0 if self.prediction is None else 4 * len(self.prediction.content))
+
+    @property
+    @abstractmethod
+    def _input_weight(self) -> int: ...
 
 
 class ChatCompletionRequest(ToolFields, GenerationRequest):
@@ -167,8 +99,7 @@ class ChatCompletionRequest(ToolFields, GenerationRequest):
     def _chat_fits_together(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise refuse("top_logprobs needs logprobs to be true")
-        both = self.max_tokens is not None and self.max_completion_tokens is not None
-        if both and self.max_tokens != self.max_completion_tokens:
+        if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
             raise refuse("max_tokens and max_completion_tokens differ; give only one of them")
         if self.keeps_calls and (self.ignore_eos or self.allowed_token_ids or self.bad_words):
             what = "tool_choice forces a call" if self.forced else "tools has a strict function"
@@ -177,18 +108,15 @@ class ChatCompletionRequest(ToolFields, GenerationRequest):
 
     @property
     def token_limit(self) -> int | None:
-        """The client's limit of generated tokens; None: no limit was given."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def logprob_count(self) -> int | None:
-        """Best alternatives to report per token; None: no logprobs at all."""
         return self.top_logprobs if self.logprobs else None
 
     @property
-    def weight(self) -> int:
-        """Work of making requests of it, in bytes whose parsing takes as long."""
-        return weight_of(self.messages) + self.template_weight + weight_of_prediction(self.prediction)
+    def _input_weight(self) -> int:
+        return weight_of(self.messages) + self.template_weight
 
 
 class CompletionRequest(GenerationRequest):
@@ -221,21 +149,52 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def logprob_count(self) -> int | None:
-        """Best alternatives to report per token; None: no logprobs at all."""
         return self.logprobs
 
     @property
     def prompt_logprob_count(self) -> int | None:
-        """Best alternatives to report per token of a prompt: those that an echo has, too."""
-        echoed = self.logprobs if self.echo else None
-        wanted = [count for count in (self.prompt_logprobs, echoed) if count is not None]
-        return max(wanted, default=None)
+        """Best alternatives to report per token of a prompt, in ``prompt_logprobs`` or in an echo."""
+        counts = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((count for count in counts if count is not None), default=None)
+
+    @property
+    def _input_weight(self) -> int:
+        return sum(4 * len(p) if isinstance(p, str) else len(p) for p in self.prompt)
+
+
+class TokenizeRequest(TemplateFields):
+    """Body of POST /tokenize: a prompt, or messages and other input of the chat template, as in vLLM."""
+
+    endpoint = "tokenize"
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Annotated[Messages, Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
+    add_generation_prompt: bool = True
+
+    @model_validator(mode="after")
+    def _one_input(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise refuse("prompt or messages must be given, and not both")
+        if self.prompt is not None and (self.tools or self.template_variables):
+            raise refuse("tools and variables of the chat template go with messages, not with a prompt")
+        return self
 
     @property
     def weight(self) -> int:
-        """Work of making requests of it, in bytes whose parsing takes as long."""
-        prompts = sum(4 * len(p) if isinstance(p, str) else len(p) for p in self.prompt)
-        return prompts + weight_of_prediction(self.prediction)
+        return weight_of(self.messages) + self.template_weight if self.messages else 4 * len(self.prompt or "")
+
+
+class DetokenizeRequest(Strict):
+    """Body of POST /detokenize."""
+
+    model: Name | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+
+    @property
+    def weight(self) -> int:
+        return len(self.tokens)
 
 
 def _is_ids(value: Any) -> bool:

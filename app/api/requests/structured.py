@@ -1,4 +1,4 @@
-"""Fields that say what an answer has to be, in OpenAI's and in vLLM's spelling, and the grammar that they come to."""
+"""Fields that prescribe the form of an answer, OpenAI's and vLLM's, and the grammar built from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_REGEX = 4096  # characters
 MOST_LLAMA, MOST_LLAMA_RULES = 4096, 64  # characters and rules in llama.cpp's form; translating takes up to 50 ms
 MOST_CHOICES, MOST_CHOICE = 512, 256  # choices, and characters of one
 MOST_PATTERN = 128  # characters of a whitespace pattern
-OPERATOR = re.compile(r"&|~(?!\s*[0-9])")  # takes work without a limit; "~" before a number is a count
+OPERATOR = re.compile(r"&|~(?!\s*[0-9])")  # costs unbounded work; "~" before a number is a count
 
 Source = Annotated[str, Field(min_length=1, max_length=MOST_CHARS)]
 Regex = Annotated[str, Field(min_length=1, max_length=MOST_REGEX)]
@@ -31,7 +31,7 @@ Schema = dict[str, Any] | bool
 
 
 def _schema_of(value: Any) -> Any:
-    """A schema that was given as text is read; one that is nested too deeply is refused."""
+    """Returns a schema, parsed if it is given as text; refuses one that is nested too deeply."""
     if isinstance(value, str):
         if len(value) > MOST_CHARS:
             raise refuse(f"has {len(value)} characters; it must have at most {MOST_CHARS}")
@@ -39,7 +39,7 @@ def _schema_of(value: Any) -> Any:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise refuse(f"must be a JSON schema, or one as text; this text is not JSON: {error}") from None
-    if not isinstance(value, dict | bool | None):
+    if not isinstance(value, dict | bool):
         raise refuse("must be a JSON schema: an object, or true or false")
     level: list[Any] = [value]
     depth = 0
@@ -55,21 +55,21 @@ def _inner(value: Any) -> Any:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def _brackets(value: str | None) -> str | None:
-    """A pattern or grammar, refused if its brackets may be nested too deeply: parsers recurse."""
+def _brackets(value: str) -> str:
+    """Returns a pattern or grammar; refuses one with brackets that are nested too deeply, as parsers recurse."""
     depth = deepest = 0
-    for char in value or "":
-        depth = max(0, depth + (char in "([{") - (char in ")]}"))  # one that closes nothing is a text's, or wrong
+    for char in value:
+        depth = max(0, depth + (char in "([{") - (char in ")]}"))  # a surplus closing bracket is in a text, or wrong
         deepest = max(deepest, depth)
     if deepest > MOST_DEPTH:
         raise refuse(f"has brackets nested more than {MOST_DEPTH} deep")
-    if value is not None and value.count("\n") > MOST_RULES:
+    if value.count("\n") > MOST_RULES:
         raise refuse(f"has more than {MOST_RULES} lines")
     return value
 
 
 class JsonSchema(Strict):
-    """``response_format.json_schema``. The schema is kept to whether or not it is ``strict``."""
+    """``response_format.json_schema``. Answers fit the schema whether or not it is ``strict``."""
 
     name: Annotated[str, Field(max_length=256)] = ""
     description: Annotated[str, Field(max_length=4096)] = ""
@@ -118,7 +118,7 @@ class StructuredOutputs(Strict):
 
 
 class StructuredFields(Strict):
-    """What a body may say about the form of its answers."""
+    """The form of the answers."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -132,7 +132,7 @@ class StructuredFields(Strict):
 
     @cached_property
     def forms(self) -> dict[str, StructuredOutputs]:
-        """What the answer has to be, by the name of the field that says so."""
+        """The forms of the answer, by the name of the field that prescribes each."""
         found: dict[str, Any] = {}
         asked = self.response_format
         if asked is not None and asked.json_schema is not None:
@@ -148,18 +148,18 @@ class StructuredFields(Strict):
 
     @cached_property
     def grammar(self) -> Grammar | None:
-        """The grammar of the answers; None: they are free."""
+        """The grammar of the answers; None: any text."""
         return next((_grammar_of(form, field) for field, form in self.forms.items()), None)
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
         if len(self.forms) > 1:
             raise refuse(f"{' and '.join(self.forms)} are given together; give only one of them")
-        made, field = self.grammar, next(iter(self.forms), "")  # now: large schemas are written off the event loop
+        made, field = self.grammar, next(iter(self.forms), "")  # now, in a thread if the body is large
         if made is not None and len(made.source) > MOST_CHARS:
             raise refuse(f"{field} has a grammar of {len(made.source)} characters; it must have at most {MOST_CHARS}")
         if made is not None and getattr(self, "ignore_eos", False):
-            raise refuse(f"ignore_eos is true, but {field} is given: its text has an end")
+            raise refuse(f"ignore_eos is true, but {field} is given: its text must end")
         return self
 
 
@@ -192,7 +192,7 @@ def _grammar_of(form: StructuredOutputs, field: str) -> Grammar:
 
 
 def _lark_of(grammar: str, field: str) -> str:
-    """A grammar in Lark's form; llama.cpp's, whose rules have ``::=``, is translated."""
+    """Returns a grammar in Lark's form; translates llama.cpp's, whose rules have ``::=``."""
     if grammar.lstrip().startswith("{"):
         raise refuse(f"{field} is JSON; it must be in Lark's form, or in llama.cpp's")
     if "::=" in grammar:
@@ -214,4 +214,4 @@ def _translated(grammar: str, field: str) -> str:
     try:
         return str(gbnf_to_lark(grammar))
     except Exception as error:
-        raise refuse(f"{field} is no grammar that can be read: {error}") from None
+        raise refuse(f"{field} is a grammar that cannot be read: {error}") from None

@@ -1,4 +1,4 @@
-"""Texts of clients become token ids; those that cannot fit into the context are refused by their length alone."""
+"""Encodes texts of clients; a text that is too long for the context is refused by its length alone."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from engine.errors import PromptTooLongError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# How many characters a normalizer may make one of, at most. A character decomposes canonically into at most 4, and
+# How many characters a normalizer may join into one, at most. A character decomposes canonically into at most 4, and
 # compatibility forms only make texts longer: len(text) <= len(NFKD(text)) = len(NFD(NFKC(text))) <= 4 len(NFKC(text)).
 SHRINKS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1, "Lowercase": 1, "ByteLevel": 1}
 KEEPS_ALL = {"ByteLevel", "Split", "Digits", "Punctuation", "Metaspace"}  # pre-tokenizers that drop no character
 
 
 def most_characters_per_token(backend: Tokenizer) -> int | None:
-    """Characters of a text per token that it becomes, at most; None for a tokenizer that may drop characters, or write
-    one token for unknown text of any length.
+    """The most characters that one token can stand for; a text of more than so many times the context cannot fit.
 
-    A text that is longer than so many times the context cannot fit into it, whatever it says.
+    None for a tokenizer that may drop characters, or encode unknown text of any length as one token.
     """
     added = backend.get_added_tokens_decoder().values()
-    if any(token.lstrip or token.rstrip for token in added):  # swallow all spaces beside them
+    if any(token.lstrip or token.rstrip for token in added):  # they swallow all spaces next to them
         return None
     shrinks = 1
     for part in _parts(backend.normalizer, "normalizers"):
@@ -43,7 +42,7 @@ def most_characters_per_token(backend: Tokenizer) -> int | None:
 
 
 def _alphabet(backend: Tokenizer, pre_tokenizers_: list[dict[str, Any]]) -> set[str]:
-    """Tokens of single bytes that the vocabulary must have, so that no text is unknown."""
+    """The tokens of single bytes that a vocabulary needs to encode any text."""
     normalizers = _parts(backend.normalizer, "normalizers")
     if any(part["type"] == "ByteLevel" for part in (*normalizers, *pre_tokenizers_)):
         return set(pre_tokenizers.ByteLevel.alphabet())
@@ -51,7 +50,7 @@ def _alphabet(backend: Tokenizer, pre_tokenizers_: list[dict[str, Any]]) -> set[
 
 
 def _parts(component: Any, members: str) -> Iterator[dict[str, Any]]:
-    """The settings of a component of a tokenizer, without the sequences they may be in."""
+    """The settings of a tokenizer's component, or of each member of a sequence."""
     found = [] if component is None else [json.loads(component.__getstate__())]
     while found:
         part = found.pop(0)
@@ -69,7 +68,7 @@ def _shrinks(normalizer: dict[str, Any]) -> int | None:
 
 
 class TextEncoder:
-    """Ids of texts, without the interpreter lock: other threads run meanwhile."""
+    """Encodes texts without the interpreter lock, so that other threads run meanwhile."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._backend: Tokenizer = tokenizer.backend_tokenizer
@@ -79,10 +78,10 @@ class TextEncoder:
         self._per_token = most_characters_per_token(self._backend)
 
     def encode(self, text: str, param: str, max_model_len: int, *, add_special_tokens: bool) -> list[int]:
-        """Ids of a text; there may be more than fit into the context of ``max_model_len`` tokens.
+        """The ids of a text, which may be more than ``max_model_len``, the context.
 
         Raises:
-            PromptTooLongError: the text of field ``param`` is too long to fit, whatever its tokens are.
+            PromptTooLongError: the text of field ``param`` cannot fit into the context, whatever its tokens are.
         """
         if self._per_token is not None and len(text) > self._per_token * max_model_len:
             raise PromptTooLongError(
@@ -96,7 +95,7 @@ class TextEncoder:
         return ids
 
     def word(self, text: str) -> list[tuple[int, ...]]:
-        """Ids of a word, alone and behind a space, as vLLM forbids it: behind a space only if it has as many tokens."""
+        """The ids of a word alone, and after a space if that has as many tokens and differs, as vLLM forbids it."""
         alone, spaced = (
             tuple(self._backend.encode(before + text.lstrip(), add_special_tokens=False).ids) for before in ("", " ")
         )

@@ -1,4 +1,4 @@
-"""Fields of a chat that say which tools the model may call, and which further variables its chat template gets."""
+"""Fields of a chat for tools, and for variables of its chat template."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MAX_VALUE = 1024  # characters of a text, and items of a list, in a variable of 
 
 
 def checked_name(value: str) -> str:
-    """A tool's name, or an error that says what names are."""
+    """Returns a tool's name; raises an error that says what is allowed."""
     if not NAME.fullmatch(value):
         raise refuse(f"is {shorten(value)}; it must be 1 to 128 letters, digits, '_', '-', '.' and ':'")
     return value
 
 
 def known_choice(value: Any, named: str) -> Any:
-    """A ``tool_choice`` of a known kind, or an error that says what it must be; ``named``: how one tool is named."""
+    """Returns a ``tool_choice`` of a known kind, or raises an error; ``named`` shows how to name one tool."""
     if value in ("auto", "none", "required") or (isinstance(value, dict) and value.get("type") == "function"):
         return value
     raise refuse(f"is {shorten(value)}; it must be 'auto', 'none', 'required', or {named}")
@@ -40,7 +40,7 @@ class FunctionDefinition(Strict):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None  # JSON schema of the arguments
-    strict: bool | None = None  # arguments must be as the schema has it
+    strict: bool | None = None  # arguments must fit the schema
 
 
 class FunctionTool(Strict):
@@ -51,7 +51,7 @@ class FunctionTool(Strict):
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it; fields that were not given are absent."""
+        """As chat templates expect it, without absent fields."""
         function = {"name": self.function.name}
         given = {"description": self.function.description, "parameters": self.function.parameters}
         return {"type": "function", "function": function | {k: v for k, v in given.items() if v is not None}}
@@ -74,13 +74,13 @@ class ToolCall(Strict):
 
 
 class FunctionName(Strict):
-    """Which function."""
+    """The name of a function."""
 
     name: str
 
 
 class TemplateFields(Strict):
-    """What a chat template gets in addition to the messages."""
+    """Input of a chat template in addition to the messages."""
 
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
@@ -91,7 +91,7 @@ class TemplateFields(Strict):
     def _different_names(cls, value: list[FunctionTool]) -> list[FunctionTool]:
         names = [tool.function.name for tool in value]
         if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
-            raise refuse(f"has {shorten(twice)} twice; every tool must have a name of its own")
+            raise refuse(f"has {shorten(twice)} twice; the names of tools must differ")
         return value
 
     @field_validator("chat_template_kwargs", mode="before")
@@ -101,7 +101,7 @@ class TemplateFields(Strict):
             raise refuse(f"must be an object of at most {MAX_KWARGS} entries")
         for key, given in value.items():
             if not KEY.fullmatch(key):
-                raise refuse(f"has the key {shorten(key)}; keys must be names of variables, of at most 64 characters")
+                raise refuse(f"has the key {shorten(key)}; keys must be names of variables of at most 64 characters")
             items = given if isinstance(given, list) else [given]
             if len(items) > MAX_VALUE or not all(map(_is_plain, items)):
                 raise refuse(
@@ -129,19 +129,19 @@ class TemplateFields(Strict):
 
     @property
     def template_weight(self) -> int:
-        """Work of writing it into a prompt, in bytes whose parsing takes as long."""
+        """Estimated CPU cost of writing it into a prompt, in equivalent JSON bytes to parse."""
         return 4 * sum(size_of(tool.for_template) for tool in self.offered)
 
 
 class NamedTool(Strict):
-    """The one tool that has to be called."""
+    """The one tool that must be called."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 class ToolFields(TemplateFields):
-    """Which tools there are, and whether they are called."""
+    """The tools, and whether the model may or must call them."""
 
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
@@ -162,24 +162,24 @@ class ToolFields(TemplateFields):
 
     @property
     def offered(self) -> list[FunctionTool]:
-        """The tools that the model sees: none if it must not call any."""
+        """The tools that the model sees; none if it must not call any."""
         return [] if self.tool_choice == "none" else self.tools
 
     @property
     def forced(self) -> list[FunctionTool]:
-        """The tools of which the answer must call one; none: it may be anything."""
+        """The tools of which the answer must call one; empty: no call is forced."""
         if isinstance(self.tool_choice, NamedTool):
             return [tool for tool in self.tools if tool.function.name == self.tool_choice.function.name]
         return self.tools if self.tool_choice == "required" else []
 
     @property
     def keeps_calls(self) -> bool:
-        """Whether masks keep calls to their schemas: where one has to be made, and where one may be strict."""
+        """Whether masks make calls fit their schemas: if a call is forced, or a tool is strict."""
         return bool(self.forced) or any(tool.function.strict for tool in self.offered)
 
     @property
     def may_repeat(self) -> bool:
-        """Whether an answer may have several calls; one whose tool is named has one."""
+        """Whether an answer may have several calls; it has one if the choice names a tool."""
         return self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool)
 
 
@@ -190,7 +190,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def size_of(value: Any) -> int:
-    """Characters that a template may write of a JSON value, about; the value may be of any depth."""
+    """About the number of characters that a template writes for a JSON value, of any depth."""
     size, found = 0, [value]
     while found:
         inner = found.pop()

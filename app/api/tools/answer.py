@@ -1,4 +1,4 @@
-"""The text of an answer, read into its parts: reasoning first, then content and calls of tools."""
+"""Reads the text of an answer into its parts: reasoning first, then content and calls of tools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.api.tools.reasoning import ReasoningReader
 
 
 class AnswerFormat(msgspec.Struct, frozen=True):
-    """What the text of an answer may hold besides content."""
+    """The parts that the text of an answer may have in addition to content."""
 
     family: CallFamily | None = None  # None: no calls
     offered: frozenset[str] = frozenset()  # names of the tools
@@ -21,12 +21,11 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     keeps_spaces: bool = False  # a grammar governs the content, so its own spaces stay
 
     def reasoning(self) -> ReasoningReader | None:
-        """A reader of the reasoning; None: there is none."""
         return ReasoningReader(is_open=self.is_open, keeps_spaces=self.keeps_spaces) if self.has_reasoning else None
 
 
 class AnswerReader:
-    """Reads a growing text; the same parts come of it, however it is cut."""
+    """Reads a growing text; the parts do not depend on where it is cut."""
 
     def __init__(self, reading: AnswerFormat) -> None:
         self._reasoning = reading.reasoning()
@@ -36,14 +35,14 @@ class AnswerReader:
         self.has_calls = False  # whether any call was read
 
     def push(self, text: str) -> list[Part]:
-        """More text; returns what became certain."""
+        """Read on; returns the parts that became certain."""
         parts: list[Part] = []
         if self._reasoning is not None:
             text = self._reasoning.push(text, parts)
         return self._noted([*parts, *self._content(text)])
 
     def flush(self) -> list[Part]:
-        """The text is complete: what was held back."""
+        """Returns the parts that were held back; the text is complete."""
         parts: list[Part] = []
         if self._reasoning is not None:
             parts += self._content(self._reasoning.flush(parts))

@@ -1,15 +1,22 @@
-"""A call that the model writes, read character by character: nothing is decided later because of how the text was cut,
-and arguments go on as they come."""
+"""A call that a model writes, read character by character: how the text is cut decides nothing."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Generator
 
 from app.api.tools.parts import Arguments, CallBegin, Part
 
 SPACES = " \t\r\n"
 ENDS_LITERAL = frozenset(",}]" + SPACES)
+ARGUMENT_KEYS = ("arguments", "parameters")
+USUAL_KEYS = ("name", *ARGUMENT_KEYS, "type", "id")
+NO_ARGUMENTS = "{}"
+MAX_NAME = 128  # characters
+NAME_CHARACTER = re.compile(r"[\w.:-]", re.ASCII)
+
+Steps = Generator[None, str, bool]  # takes characters; returns whether the last one belongs to the call
 
 
 class JsonValue:
@@ -47,71 +54,181 @@ class JsonValue:
         return True
 
 
-class CallWriter:
-    """Writes one call's parts: the name once it is certain that this is a call, then arguments as they come.
+class CallReader:
+    """Reads one call. It begins once its name is certain, then passes its arguments on as they come.
 
     Args:
         index: of the call in the answer.
-        new_id: makes its id.
+        new_id: returns its id.
         accepts: whether a tool of this name can be meant.
+        is_named: the name comes before the arguments; otherwise the call is one JSON object.
+        is_doubtful: no mark precedes it: an object that has another key before the name is not a call.
     """
 
-    def __init__(self, index: int, new_id: Callable[[], str], accepts: Callable[[str], bool]) -> None:
-        self._index, self._new_id, self._accepts = index, new_id, accepts
+    def __init__(
+        self,
+        index: int,
+        new_id: Callable[[], str],
+        accepts: Callable[[str], bool],
+        *,
+        is_named: bool = False,
+        is_doubtful: bool = False,
+    ) -> None:
+        self._index, self._new_id, self._is_acceptable = index, new_id, accepts
+        self._is_doubtful = is_doubtful
         self.has_begun = False
-        self._waiting: list[str] = []  # characters of arguments
-
-    def accepts(self, name: str) -> bool:
-        """Whether a tool of this name can be meant."""
-        return bool(name) and self._accepts(name)
-
-    def begin(self, name: str, parts: list[Part]) -> bool:
-        """Write the beginning; returns False if no such tool can be meant."""
-        if not self.accepts(name):
-            return False
-        self.has_begun = True
-        parts.append(CallBegin(self._index, self._new_id(), name))
-        return True
-
-    def add(self, text: str) -> None:
-        """Some of the arguments."""
-        self._waiting.append(text)
-
-    def write(self, parts: list[Part]) -> None:
-        """Write the arguments that wait, if the call has begun."""
-        if self.has_begun and self._waiting:
-            parts.append(Arguments(self._index, "".join(self._waiting)))
-            self._waiting.clear()
-
-
-class Call(ABC):
-    """One call, being read.
-
-    Args:
-        writer: of its parts.
-    """
-
-    def __init__(self, writer: CallWriter) -> None:
-        self._writer = writer
-        self.is_done = False  # the call is complete; what follows is not part of it
-        self.is_refused = False  # it is none: ``raw`` is text
-        self.raw = ""  # all that was read of it, until it began
+        self.is_done = False  # the call is complete; the text that follows is not part of it
+        self.is_refused = False  # it is not a call: ``raw`` is text
+        self.raw = ""  # all that was read before it began
+        self._waiting: list[str] = []  # arguments that are not passed on yet
+        self._parts: list[Part] = []
+        self._steps: Steps = self._read_named() if is_named else self._read_json()
+        next(self._steps)
 
     def push(self, text: str, parts: list[Part]) -> str:
-        """Read on, and append what became certain to ``parts``; returns what is behind the call."""
+        """Read on, and append what became certain to ``parts``; returns the text after the call."""
+        self._parts, end = parts, len(text)
         for at, char in enumerate(text):
-            taken = self._take(char, parts)
-            if self.is_done or self.is_refused:
-                self._keep(text[: at + taken], parts)
-                return text[at + taken :]
-        self._keep(text, parts)
+            try:
+                self._steps.send(char)
+            except StopIteration as stop:
+                end = at + stop.value
+                break
+        if not self.has_begun:
+            self.raw += text[:end]
+        elif self._waiting:
+            parts.append(Arguments(self._index, "".join(self._waiting)))
+            self._waiting.clear()
+        return text[end:]
+
+    def _read_json(self) -> Steps:
+        """Read ``{"name": .., "arguments": {..}}`` in any order; ``parameters`` may stand for ``arguments``.
+
+        Arguments that are a string are the JSON in it; missing arguments are ``{}``. Other keys are ignored.
+        """
+        name, has_arguments = "", False
+        yield  # the opening brace
+        separator = ","
+        while separator == ",":
+            char = yield from _next_but(SPACES)
+            if char == "}":
+                break
+            if char != '"':
+                return self._end_early()
+            key = yield from _read_string()
+            if self._is_doubtful and not name and key not in USUAL_KEYS:
+                return self._refuse(is_consumed=True)
+            char = yield from _next_but(SPACES + ":")
+            if key == "name" and not name:
+                if char != '"':
+                    return self._end_early()
+                name = yield from _read_string()
+                if not self._accepts(name):
+                    return self._refuse(is_consumed=True)
+                if has_arguments:
+                    self._begin(name)
+            elif key in ARGUMENT_KEYS and not has_arguments and char != "n":  # of null
+                if char not in '{"':
+                    return self._end_early()
+                has_arguments = True
+                if name:
+                    self._begin(name)
+                if char == "{":
+                    yield from self._pass_object_on()
+                else:
+                    self._waiting.append((yield from _read_string()) or NO_ARGUMENTS)
+            else:
+                separator = yield from _skip_value(char)
+                continue
+            separator = yield from _next_but(SPACES)
+        else:
+            if separator != "}":
+                return self._end_early()
+        if not self._accepts(name):
+            return self._refuse(is_consumed=True)
+        if not has_arguments:
+            self._begin(name)
+            self._waiting.append(NO_ARGUMENTS)
+        self.is_done = True
+        return True
+
+    def _read_named(self) -> Steps:
+        """Read ``name[ARGS]{..}``, ``name[CALL_ID]id[ARGS]{..}`` or ``name{..}``, Mistral's newer forms."""
+        name = marks = mark = ""
+        while (char := (yield)) != "{" or mark:
+            if mark:
+                mark += char
+                if not any(known.startswith(mark) for known in ("[ARGS]", "[CALL_ID]")):
+                    return self._refuse(is_consumed=False)
+                if char == "]":
+                    marks, mark = marks + mark, ""
+            elif char == "[":
+                mark = char
+            elif char in SPACES and name:
+                continue
+            elif not marks and len(name) < MAX_NAME and NAME_CHARACTER.match(char):
+                name += char
+            elif not marks.endswith("[CALL_ID]") or not char.isalnum():  # the model's own id, which the server replaces
+                return self._refuse(is_consumed=False)
+        if not self._accepts(name):
+            return self._refuse(is_consumed=False)
+        self._begin(name)
+        yield from self._pass_object_on()
+        self.is_done = True
+        return True
+
+    def _pass_object_on(self) -> Generator[None, str, None]:
+        """Read an object, whose brace was read, as arguments."""
+        value, char = JsonValue(), "{"
+        while True:
+            value.takes(char)
+            self._waiting.append(char)
+            if value.is_complete:
+                return
+            char = yield
+
+    def _accepts(self, name: str) -> bool:
+        return bool(name) and self._is_acceptable(name)
+
+    def _begin(self, name: str) -> None:
+        self.has_begun = True
+        self._parts.append(CallBegin(self._index, self._new_id(), name))
+
+    def _end_early(self) -> bool:
+        """The text is not JSON: end the call if it has begun, else refuse it."""
+        self.is_done, self.is_refused = self.has_begun, not self.has_begun
+        return False
+
+    def _refuse(self, *, is_consumed: bool) -> bool:
+        self.is_refused = True
+        return is_consumed
+
+
+def _next_but(skipped: str) -> Generator[None, str, str]:
+    while (char := (yield)) in skipped:
+        pass
+    return char
+
+
+def _read_string() -> Generator[None, str, str]:
+    """Read a string whose first quote was read; returns "" if its escapes are wrong."""
+    value, text = JsonValue(), '"'
+    value.takes(text)
+    while not value.is_complete:
+        char = yield
+        value.takes(char)
+        text += char
+    try:
+        return str(json.loads(text, strict=False))
+    except ValueError:
         return ""
 
-    def _keep(self, read: str, parts: list[Part]) -> None:
-        if not self._writer.has_begun:
-            self.raw += read
-        self._writer.write(parts)
 
-    @abstractmethod
-    def _take(self, char: str, parts: list[Part]) -> bool:
-        """Read one character; returns whether it belongs to the call."""
+def _skip_value(first: str) -> Generator[None, str, str]:
+    """Skip a value and the spaces after it; returns the next character."""
+    value = JsonValue()
+    value.takes(first)
+    while value.takes(char := (yield)):
+        if value.is_complete:
+            return (yield from _next_but(SPACES))
+    return char if char not in SPACES else (yield from _next_but(SPACES))

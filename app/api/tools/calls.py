@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from app.api.tools.call import SPACES, Call, CallWriter
+from app.api.tools.call import SPACES, CallReader
 from app.api.tools.families import CallFamily
-from app.api.tools.json_call import JsonCall
 from app.api.tools.marks import MarkFinder
-from app.api.tools.named_call import NamedCall
 from app.api.tools.parts import Part, TextPart
 
-BETWEEN = frozenset(",;}]" + SPACES)  # between two calls; brackets that one closed too much do no harm
+BETWEEN = frozenset(",;}]" + SPACES)  # between two calls; a surplus closing bracket does no harm
 
 
 class CallParser:
     """Reads a growing text into content and calls.
 
-    What only looks like the beginning of a call is content, to the letter. Spaces around calls belong to no content. A
-    call whose text was cut off is a call with the arguments so far.
+    A text that only looks like the beginning of a call is content, unchanged. Spaces around calls are dropped. A call
+    whose text was cut off is a call with the arguments so far.
 
     Args:
         family: how the model writes calls.
-        offered: names of the tools; where a family does not mark its calls, other names are no calls.
+        offered: names of the tools; without a mark, an object with another name is not a call.
         most: calls that count; the others are dropped. None: any number.
     """
 
@@ -32,28 +30,27 @@ class CallParser:
         self._most = most
         self.n_calls = 0
         self._block_calls = 0  # since the last mark
-        self._is_fresh = False  # directly behind a call
-        self._lost = ""  # mark and what else was read since the last text or call
+        self._is_fresh = False  # directly after a call
+        self._lost = ""  # the mark and all that was read since the last text or call
         self._closing = ""  # a possible beginning of the closing mark
-        self._is_marked = False  # the call that is read, or would come, stands behind a mark
+        self._is_marked = False  # a mark precedes the current or next call
         self._finder = MarkFinder(family.opens)
-        self._call: Call | None = None
-        self._writer: CallWriter | None = None  # of the call
+        self._call: CallReader | None = None
         self._state: Callable[[str, list[Part]], str] = self._at_start if family.is_bare else self._outside
 
     def push(self, text: str) -> list[Part]:
-        """More text; returns what became certain."""
+        """Read on; returns the parts that became certain."""
         parts: list[Part] = []
         while text:
             text = self._state(text, parts)
         return self._counted(parts)
 
     def flush(self) -> list[Part]:
-        """The text is complete: what was held back."""
+        """Returns the parts that were held back; the text is complete."""
         parts: list[Part] = []
         lost, self._lost = self._lost, ""
         if self._call is not None:
-            if self._writer is not None and not self._writer.has_begun:
+            if not self._call.has_begun:
                 self._write(lost + self._call.raw, parts)
         elif not self._block_calls:
             self._write(lost + self._closing, parts)
@@ -94,7 +91,7 @@ class CallParser:
         return rest
 
     def _between(self, text: str, parts: list[Part]) -> str:
-        """Behind a mark or a call, where a call, the closing mark or text may come."""
+        """After a mark or a call, where a call, the closing mark or text may follow."""
         for at, char in enumerate(text):
             if self._family.close.startswith(self._closing + char):
                 self._closing += char
@@ -116,8 +113,8 @@ class CallParser:
 
     def _begin(self, char: str) -> None:
         accepts = bool if self._is_marked else self._offered.__contains__
-        self._writer = writer = CallWriter(self.n_calls, self._family.new_id, accepts)
-        self._call = JsonCall(writer, is_doubtful=not self._is_marked) if char == "{" else NamedCall(writer)
+        is_named, is_doubtful = char != "{", not self._is_marked
+        self._call = CallReader(self.n_calls, self._family.new_id, accepts, is_named=is_named, is_doubtful=is_doubtful)
         self._state = self._inside
 
     def _inside(self, text: str, parts: list[Part]) -> str:
@@ -137,7 +134,7 @@ class CallParser:
         return rest
 
     def _leave(self, rest: str, parts: list[Part], *, is_closed: bool = True) -> str:
-        """Out of the block; a block without calls is text."""
+        """Leave the block; a block without calls is text."""
         lost = self._lost + (self._closing if is_closed else "")
         self._lost = self._closing = ""
         if not self._block_calls:

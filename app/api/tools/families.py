@@ -1,4 +1,4 @@
-"""How the families of models write calls of tools, and which family a model belongs to."""
+"""How families of models write calls of tools, and the family of a chat template."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def _mistral_id() -> str:
 class CallFamily:
     """A way to write calls as JSON.
 
-    A call is ``{"name": .., ARGUMENTS: {..}}`` between ``opens`` and ``close``; several stand side by side or in a
+    A call is ``{"name": .., ARGUMENTS: {..}}`` between ``opens`` and ``close``; several follow each other or are in a
     list.
     """
 
     name: str
     opens: tuple[str, ...]  # marks that begin a block of calls
-    close: str = "\0"  # the mark that ends it; by default none, as no text has this one
-    arguments: str = "arguments"  # key of the arguments, as the model was taught it
+    close: str = "\0"  # the mark that ends it; no text has the default
+    arguments: str = "arguments"  # key of the arguments
     is_bare: bool = False  # an answer may be a call from its first character on, without a mark
-    is_named: bool = False  # ``name[ARGS]{..}`` is a call too
+    is_named: bool = False  # ``name[ARGS]{..}`` is also a call
     inner: tuple[str, ...] = ()  # further marks that calls may hold
     new_id: Callable[[], str] = _usual_id
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Marks that must be in the text to be read, also where they are special tokens."""
+        """Marks that the text must show, even if they are special tokens."""
         return (*self.opens, *self.inner)
 
 
@@ -50,17 +50,17 @@ FAMILIES = {
         CallFamily("mistral", ("[TOOL_CALLS]",), is_named=True, inner=("[ARGS]", "[CALL_ID]"), new_id=_mistral_id),
     )
 }
-# What only the templates of a family have; the first that fits counts.
+# Texts that only the templates of a family have; the first match counts.
 SIGNS = (
     ("mistral", re.compile(r"\[TOOL_CALLS\]|\[AVAILABLE_TOOLS\]")),
-    ("", re.compile(r"<function=|<\|tool▁call|<\|channel\|>")),  # not JSON, and other families
+    ("", re.compile(r"<function=|<\|tool▁call|<\|channel\|>")),  # unsupported families, and calls that are not JSON
     ("hermes", re.compile(r"<tool_call>")),
     ("llama3", re.compile(r"<\|python_tag\|>|ipython")),
 )
 
 
 def family_of(template: str) -> CallFamily | None:
-    """The family of a chat template; None if it is of none that is known."""
+    """The family of a chat template; None if it is unknown."""
     for name, sign in SIGNS:
         if sign.search(template):
             return FAMILIES.get(name)

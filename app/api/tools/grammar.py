@@ -1,4 +1,4 @@
-"""Grammars of answers that may or must call tools; masks keep the arguments to their schemas."""
+"""Grammars of answers that may or must call tools, with arguments that fit their schemas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from app.api.tools.families import CallFamily
 
-# As models were taught to write JSON, and without choice: a small one writes white space for ever where it may.
+# The spacing that models were trained on, without choice: a small model may write white space forever.
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 ANYTHING = "/(?s:.*)/"
@@ -25,12 +25,9 @@ class CallGrammars:
 
     Args:
         family: how the model writes calls.
-        functions: that can be called.
+        functions: those that can be called.
         is_parallel: more than one call is allowed.
-        special: token ids of marks that no text stands for: llguidance knows them by their ids alone.
-
-    Raises:
-        ValueError: there is no function.
+        special: token ids of the marks that are special tokens, which llguidance knows only by id.
     """
 
     family: CallFamily
@@ -38,25 +35,21 @@ class CallGrammars:
     is_parallel: bool
     special: Mapping[str, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not self.functions:
-            raise ValueError("a grammar of calls needs a function")
-
     def forced(self) -> str:
         """At least one call, and nothing else."""
         opens = "" if self.family.is_bare else f"{self._mark(self.family.opens[0])} "
         return self._rules(f"{opens}{self._calls}")
 
     def allowed(self) -> str:
-        """Any text, or a text and calls after it. A text that continues as one does not begin a call."""
+        """Any text, or a text and calls after it. Text that continues as text does not begin a call."""
         opens, starts, rules = self.family.opens[0], [], []
-        excluded = [f"(?s:.*){re.escape(opens)}(?s:.*)"]  # which a parser takes for the mark, special token or not
+        excluded = [f"(?s:.*){re.escape(opens)}(?s:.*)"]  # a parser takes it for the mark, special token or not
         if self.family.is_bare:  # from its first character on
             names = "|".join(re.escape(name) for name, _ in self.functions)
             excluded.append(rf'\s*\{{\s*"name"\s*:\s*"(?:(?:{names})"|[^"]*\\)(?s:.*)')
             starts.append(f"({' | '.join(f'bare_{i}' for i in range(len(self.functions)))}){self._more}")
             rules += [rule for i, one in enumerate(self.functions) for rule in self._bare(i, *one)]
-        # One terminal for all that stands before the call: as soon as it is complete, it is no other text.
+        # One terminal for all that precedes the call: once complete, it cannot be another text.
         is_special = opens in self.special
         rules.append(f"lead: TEXT {self._mark(opens)}" if is_special else f"lead[suffix={json.dumps(opens)}]: TEXT")
         starts.append(f"lead {self._calls}")
@@ -79,7 +72,7 @@ class CallGrammars:
     @property
     def _calls(self) -> str:
         """The calls after the mark, if there is one."""
-        if self.family.is_named:  # its list form, which all of the family's parsers read
+        if self.family.is_named:  # its list form, which all parsers of the family read
             return f'"[" call{self._more} "]"'
         return f"call{self._more}" if self.family.is_bare else f"{self._block}{self._more}"
 
@@ -87,7 +80,7 @@ class CallGrammars:
         return f"<[{self.special[text]}]>" if text in self.special else json.dumps(text)
 
     def _bare(self, i: int, name: str, parameters: dict[str, Any] | None) -> list[str]:
-        """Rules of a call without a mark; its beginning is one terminal, which differs from text before it ends."""
+        """Rules of a call without a mark; its beginning is one terminal, so that it cannot be text."""
         head = f'"name": "{re.escape(name)}", "{self.family.arguments}": '
         return [
             f'bare_{i}: head_{i} arguments_{i} "}}"',

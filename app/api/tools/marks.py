@@ -1,4 +1,4 @@
-"""Marks in a growing text, such as ``<tool_call>``, whatever pieces the text comes in."""
+"""Finds marks such as ``<tool_call>`` in a growing text, wherever it is cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_SPACES = 256  # that are held back before a mark
 
 
 def held_back(text: str, marks: Sequence[str]) -> int:
-    """Characters at the end of ``text`` that may be the beginning of a mark, at most."""
+    """The most characters at the end of ``text`` that may be the beginning of a mark."""
     longest = max(map(len, marks), default=1) - 1
     for size in range(min(longest, len(text)), 0, -1):
         if any(mark.startswith(text[-size:]) for mark in marks):
@@ -19,15 +19,14 @@ def held_back(text: str, marks: Sequence[str]) -> int:
 
 
 class MarkFinder:
-    """Cuts a growing text at the first mark. Spaces in front of it are held back, so that its caller may drop them."""
+    """Cuts a growing text at the first mark. Holds back spaces before it, so that the caller may drop them."""
 
     def __init__(self, marks: Sequence[str]) -> None:
         self._marks = marks
         self.held = ""  # spaces and a possible beginning of a mark
 
     def push(self, text: str) -> tuple[str, str | None, str]:
-        """Text in front of any mark; spaces in front of the mark that was found and the mark, None without one; what is
-        behind it."""
+        """Returns the text before a mark; the mark with the spaces before it, or None; and the text after it."""
         text = self.held + text
         found = [(at, -len(mark), mark) for mark in self._marks if (at := text.find(mark)) >= 0]
         if found:
@@ -39,11 +38,11 @@ class MarkFinder:
         return text[:end], None, ""
 
     def flush(self) -> str:
-        """The text is complete: what was held back."""
+        """Returns what was held back; the text is complete."""
         rest, self.held = self.held, ""
         return rest
 
 
 def _without_spaces(text: str) -> int:
-    """Where the spaces begin that the text ends with, of which at most ``MAX_SPACES`` count."""
+    """Where the spaces at the end of the text begin; at most ``MAX_SPACES`` of them count."""
     return max(len(text.rstrip(SPACES)), len(text) - MAX_SPACES)

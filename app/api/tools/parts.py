@@ -1,4 +1,4 @@
-"""What the text of an answer is made of, once it has been read: content, reasoning, calls of tools."""
+"""The parts of an answer: content, reasoning, calls of tools."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class TextPart(msgspec.Struct, frozen=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """Some of what the model thought before its content."""
+    """Some of the reasoning before the content."""
 
     text: str
 
 
 class CallBegin(msgspec.Struct, frozen=True):
-    """A call begins: its arguments follow."""
+    """The beginning of a call; its arguments follow."""
 
     index: int  # among the calls of the answer
     id: str
@@ -36,7 +36,7 @@ Part = TextPart | Reasoning | CallBegin | Arguments
 
 
 def joined(parts: list[Part]) -> list[Part]:
-    """The same with neighbours of one kind as one part."""
+    """Joins neighbours of one kind into one part."""
     out: list[Part] = []
     for part in parts:
         last = out[-1] if out else None

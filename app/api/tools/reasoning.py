@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, between ``<think>`` and ``</think>``."""
+"""Reads the reasoning before an answer, between ``<think>`` and ``</think>``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class ReasoningReader:
-    """Takes the reasoning off the beginning of a growing text; spaces around it belong to neither side.
+    """Takes the reasoning off the beginning of a growing text, and drops the spaces around it.
 
     Args:
         is_open: the prompt ends with ``<think>``: the text begins inside.
-        keeps_spaces: a grammar governs what follows: of the spaces after the reasoning, only its line breaks go.
+        keeps_spaces: a grammar governs the content: only line breaks after the reasoning are dropped.
     """
 
     def __init__(self, *, is_open: bool, keeps_spaces: bool = False) -> None:
-        self._breaks = MOST_NEWLINES if keeps_spaces else None  # that go, at most
+        self._breaks = MOST_NEWLINES if keeps_spaces else None  # dropped at most
         self._held = ""
         self._finder = MarkFinder((CLOSE,))
         self._at_edge = True  # only spaces since the last mark
@@ -33,11 +33,11 @@ class ReasoningReader:
         return self._state == self._inside
 
     def push(self, text: str, parts: list[Part]) -> str:
-        """More text: appends the reasoning to ``parts``, and returns what is content."""
+        """Append the reasoning in the text to ``parts``; returns the content."""
         return self._state(text, parts)
 
     def flush(self, parts: list[Part]) -> str:
-        """The text is complete: as ``push``, of what was held back."""
+        """As ``push``, of the text that was held back: it is complete."""
         held, self._held = self._held, ""
         rest = self._finder.flush().rstrip(SPACES)
         if rest:
@@ -45,7 +45,7 @@ class ReasoningReader:
         return held
 
     def _at_start(self, text: str, parts: list[Part]) -> str:
-        """In front of any mark: reasoning comes first or not at all."""
+        """Before any mark: reasoning comes first or not at all."""
         self._held += text
         begun = self._held.lstrip(SPACES)
         if begun.startswith(OPEN):
@@ -54,7 +54,7 @@ class ReasoningReader:
         if OPEN.startswith(begun) and len(self._held) - len(begun) <= MAX_SPACES:
             return ""
         held, self._held = self._held, ""
-        self._state = self._behind
+        self._state = self._after
         self._at_edge = False
         return held
 
@@ -69,10 +69,10 @@ class ReasoningReader:
             parts.append(Reasoning(before))
         if mark is None:
             return ""
-        self._at_edge, self._state = True, self._behind
-        return self._behind(rest, parts)
+        self._at_edge, self._state = True, self._after
+        return self._after(rest, parts)
 
-    def _behind(self, text: str, parts: list[Part]) -> str:
+    def _after(self, text: str, parts: list[Part]) -> str:
         if self._at_edge:
             rest = text.lstrip(SPACES)
             if self._breaks is not None:

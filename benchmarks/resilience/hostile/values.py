@@ -14,8 +14,7 @@ from hypothesis.errors import HypothesisWarning
 
 from app.api.items.body import ResponsesRequest
 from app.api.requests.parsing import Strict
-from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
-from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
+from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 SCHEMAS: dict[str, type[Strict]] = {
     "/v1/chat/completions": ChatCompletionRequest,

@@ -97,7 +97,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": "(a"}, "guided_regex", "unclosed"),
     ({"guided_regex": "a" * 5000}, "guided_regex", "at most 4096"),
     ({"guided_choice": ["a"] * 600}, "guided_choice", "at most 512"),
-    ({"guided_grammar": "root ::= ("}, "guided_grammar", "no grammar that can be read"),
+    ({"guided_grammar": "root ::= ("}, "guided_grammar", "grammar that cannot be read"),
     ({"guided_grammar": '{"grammars": []}'}, "guided_grammar", "is JSON"),
     ({"guided_grammar": "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(4000))}, "guided_grammar", "lines"),
     ({"guided_grammar": "start: A\nA: /a+/ & /b+/"}, "guided_grammar", "without '&' and '~'"),
@@ -107,7 +107,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": LARGE}, "guided_json", "multipleOf is 30000001"),
     ({"guided_grammar": f"start: %json {json.dumps(LARGE)}"}, "guided_grammar", "multipleOf is 30000001"),
     ({"guided_regex": "(a{1000}){1000}"}, "guided_regex", "no text can begin"),
-    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "has an end"),
+    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "its text must end"),
     ({"guided_regex": "a", "bad_words": ["a"]}, "guided_regex", "leave no token"),
 ]
 
