@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.api.items.body import ResponsesRequest
 from app.api.requests.declined_fields import DECLINED, DeclinedField
+from app.api.requests.responses import ResponsesRequest
 from app.api.requests.sampling_fields import HintFields
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 

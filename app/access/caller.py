@@ -23,8 +23,8 @@ class AccessOptions:
     replicas: int = 1  # processes that share the limits of a key
 
 
-class AccessError(Exception):
-    """A caller is unknown (401), may not ask for this (403) or has asked for too much (429)."""
+class StatusError(Exception):
+    """An error that the edge answers with its own HTTP status, such as 401, 403 or 429 for a caller."""
 
     def __init__(
         self,
@@ -40,17 +40,17 @@ class AccessError(Exception):
         self.headers = dict(headers or {})
 
 
-def not_permitted(message: str, param: str | None = None) -> AccessError:
-    return AccessError(403, message, code="not_permitted", param=param)
+def not_permitted(message: str, param: str | None = None) -> StatusError:
+    return StatusError(403, message, code="not_permitted", param=param)
 
 
-def unknown_caller(message: str, code: str = "invalid_api_key") -> AccessError:
-    return AccessError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
+def unknown_caller(message: str, code: str = "invalid_api_key") -> StatusError:
+    return StatusError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
 
 
-def too_much(message: str, seconds: float) -> AccessError:
+def too_much(message: str, seconds: float) -> StatusError:
     """The 429 for a caller that may retry after ``seconds``."""
-    return AccessError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, ceil(seconds)))})
+    return StatusError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, ceil(seconds)))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,37 +72,25 @@ class Caller:
     names_tenant: bool = False  # a request's ``user`` names the tenant in the queue
     limited_by: str = ""
 
-    def check_priority(self, priority: int) -> None:
-        """Raises AccessError (403) if a request of this caller may not have the priority."""
-        if not self.first_priority <= priority <= self.last_priority:
-            raise self._refusal("priority", priority)
-
     def may_name(self, method: str) -> bool:
         """Whether a request of this caller may name the method, or several joined by ``+``."""
         return self.methods is None or self.methods.issuperset(map(str.strip, method.split("+")))
 
-    def check_method(self, method: str) -> None:
-        """Raises AccessError (403) if a request of this caller may not name the method, or several joined by ``+``."""
-        if method and not self.may_name(method):
-            raise self._refusal("speculative.method", repr(method[:64]))
-
-    def check_nodes(self, n: int | None) -> None:
-        """Raises AccessError (403) if a request of this caller may not draft so many nodes per step."""
-        if n is not None and self.max_nodes is not None and n > self.max_nodes:
-            raise self._refusal("speculative.max_nodes", n, f"; at most {self.max_nodes} are")
-
-    def check_namespace(self, namespace: str) -> None:
-        """Raises AccessError (403) if a request of this caller may not draft from the namespace's texts."""
-        if namespace and self.namespaces is not None and namespace not in self.namespaces:
-            raise self._refusal("speculative.namespace", repr(namespace))
-
-    def check_trace(self) -> None:
-        """Raises AccessError (403) if this caller may not see drafts."""
-        if not self.is_admin:
-            raise self._refusal("speculative.trace", "true")
-
-    def _refusal(self, field: str, value: object, limit: str = "") -> AccessError:
-        return not_permitted(f"{field} is {value}, but {self.limited_by}{limit}", field)
+    def check(self, *, priority: int, namespace: str, trace: bool, method: str, nodes: int | None) -> None:
+        """Raises StatusError (403) if a request of this caller may not have one of these values."""
+        is_permitted = {
+            f"priority is {priority}": self.first_priority <= priority <= self.last_priority,
+            f"speculative.namespace is {namespace!r}": not namespace
+            or self.namespaces is None
+            or namespace in self.namespaces,
+            "speculative.trace is true": not trace or self.is_admin,
+            f"speculative.method is {method[:64]!r}": not method or self.may_name(method),
+            f"speculative.max_nodes is {nodes}": nodes is None or self.max_nodes is None or nodes <= self.max_nodes,
+        }
+        for claim, permitted in is_permitted.items():
+            if not permitted:
+                limit = f"; it must be at most {self.max_nodes}" if "max_nodes" in claim else ""
+                raise not_permitted(f"{claim}, but {self.limited_by}{limit}", claim.partition(" ")[0])
 
 
 IN_CLUSTER = Caller(names_tenant=True)

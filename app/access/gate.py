@@ -14,9 +14,9 @@ from app.access.caller import (
     IN_CLUSTER,
     STATE,
     STRANGER,
-    AccessError,
     AccessOptions,
     Caller,
+    StatusError,
     not_permitted,
     unknown_caller,
 )
@@ -42,7 +42,7 @@ class Visit:
         """Reserve the most tokens that the request can use; ``used`` returns at its end how many it used.
 
         Raises:
-            AccessError: the key may not use so many, ever (400) or now (429).
+            StatusError: the key may not use so many, ever (400) or now (429).
         """
         self._allowance.reserve(tokens)
         self._reserved, self._used = tokens, used
@@ -106,7 +106,7 @@ class AccessGate:
                 if allowance is not None:
                     allowance.enter()
                     visit = state[VISIT] = Visit(allowance)
-            except AccessError as error:
+            except StatusError as error:
                 await self._answer(error)(scope, receive, send)
                 return
             await self._app(scope, receive, send)

@@ -64,7 +64,7 @@ class Keyring:
         """The caller that sends a key, and what it may still use.
 
         Raises:
-            AccessError: 401, the key is unknown or has expired.
+            StatusError: 401, the key is unknown or has expired.
         """
         entry = self._entries.get(sha256(key).digest()) if len(key) <= LONGEST_KEY else None
         if entry is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
-from app.access.caller import AccessError, too_much
+from app.access.caller import StatusError, too_much
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Allowance:
         """Begin a request, which must `leave` at its end.
 
         Raises:
-            AccessError: 429, too many requests at once or in this minute.
+            StatusError: 429, too many requests at once or in this minute.
         """
         most = self.limits.concurrent
         if most is not None and self._running >= ceil(most / self._replicas):
@@ -96,14 +96,14 @@ class Allowance:
         """Take the most tokens that a request can use.
 
         Raises:
-            AccessError: 400, the request alone is above the limit of a minute; 429, it is not possible now.
+            StatusError: 400, the request alone is above the limit of a minute; 429, it is not possible now.
         """
         if self._tokens is None:
             return
         limit = self.limits.tokens or 0
         if tokens > limit:
             message = f"prompt and answer may have {tokens} tokens, but this key may use {limit} a minute; ask for less"
-            raise AccessError(400, message, code="tokens_per_minute_exceeded", param="max_tokens")
+            raise StatusError(400, message, code="tokens_per_minute_exceeded", param="max_tokens")
         wait = self._tokens.wait(tokens, self._clock())
         if wait:
             message = (
@@ -114,7 +114,6 @@ class Allowance:
         self._tokens.add(-tokens)
 
     def give_back(self, tokens: int) -> None:
-        """Return reserved tokens that were not used."""
         if self._tokens is not None:
             self._tokens.add(tokens)
 
@@ -129,7 +128,7 @@ class Allowance:
                 fields[f"x-ratelimit-reset-{name}"] = f"{ceil(bucket.wait(bucket.size, now))}s"
         return fields
 
-    def _refusal(self, message: str, wait: float) -> AccessError:
+    def _refusal(self, message: str, wait: float) -> StatusError:
         error = too_much(message, wait)
         error.headers |= self.headers()
         return error

@@ -1,4 +1,4 @@
-"""The ASGI application around the endpoints: routes, errors, callers, origins, what is logged of every request."""
+"""The ASGI application around the endpoints: routes, errors, callers, origins, logs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from app.access.gate import AccessGate, visit_of
 from app.access.keyring import Keyring
 from app.api.errors import ErrorAnswer, answer_for
 from app.api.http import Api
-from app.api.items.body import ResponsesRequest
 from app.api.observed import Observed
+from app.api.requests.responses import ResponsesRequest
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.streaming import ClientGone
 from app.playground.playground import Handler, Playground
@@ -32,7 +32,7 @@ CLIENT_CLOSED = 499  # only for access logs: the client has disconnected
 
 
 def _with_errors(handler: Handler) -> Handler:
-    """A handler that answers every error in OpenAI's form, and says in each answer what is left to a key."""
+    """A handler that answers every error in OpenAI's form, and adds the headers of the key's limits."""
 
     async def answered(request: Request) -> Response:
         try:
@@ -69,7 +69,7 @@ def create_app(
 
     Args:
         api: the endpoints.
-        access: who may ask for what; by default all clients, for what needs no trust.
+        access: the callers and their rights; by default clients are not trusted.
         keyring: the keys, if ``access`` names a file of them.
         playground: pages for people; None: there are none.
     """
@@ -101,7 +101,7 @@ def create_app(
         answer=lambda error: answer_for(error).response(),
         pages=() if playground is None else playground.open_paths,
     )
-    if access.cors_origins:  # outside of the gate: a browser's first question carries no key
+    if access.cors_origins:  # outside of the gate: a browser's preflight carries no key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=access.cors_origins,

@@ -1,4 +1,4 @@
-"""One choice of a response: from the step events of its request to text, and what became of it."""
+"""One choice of a response: from the step events of its request to text and statistics."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from app.api.answer_form import PLAIN, AnswerForm
-from app.api.piece import ChoiceDelta
+from app.api.tools.answer import AnswerForm
 from deployments.submission.messages import ModelCard
 from engine.errors import RequestError, StepFailedError, TargetLostError
 from engine.events import ABORT, LENGTH, STOP, RequestStats, SourceCounts, StepEvent, StepTrace, TokenLogprob, histogram
@@ -20,15 +19,39 @@ from engine.text import StopMatcher
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-MOST_HELD = 1 << 14  # nodes of traced steps that wait for the end of a whole answer, which is then made at one go
+PLAIN = AnswerForm()
+MOST_HELD = 1 << 14  # nodes of traced steps that wait for the end of a whole answer
+
+
+class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):
+    """The part of a choice that one step adds."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None  # stop id or stop string
+    logprobs: list[TokenLogprob] | None = None
+    offsets: list[int] | None = None  # of each token's text in the choice's text, in characters
+
+    @staticmethod
+    def join(pieces: Sequence[ChoiceDelta]) -> ChoiceDelta:
+        last = pieces[-1]
+        return ChoiceDelta(
+            "".join(p.text for p in pieces),
+            [token for p in pieces for token in p.token_ids],
+            last.finish_reason,
+            last.stop_reason,
+            None if last.logprobs is None else [entry for p in pieces for entry in p.logprobs or ()],
+            None if last.offsets is None else [offset for p in pieces for offset in p.offsets or ()],
+        )
 
 
 class TracedStep(msgspec.Struct, frozen=True, gc=False):
     """A step of a request with ``speculative.trace``."""
 
     number: int  # 0: the prefill
-    token_ids: list[int]  # emitted, without what a stop string cut
-    draft: StepTrace | None  # None: of the prefill; beyond ``MOST_HELD`` nodes the accepted ones alone
+    token_ids: list[int]  # emitted, without those that a stop string cut
+    draft: StepTrace | None  # None: the prefill; beyond ``MOST_HELD`` nodes it has only the accepted ones
 
 
 class CompletionChoice:
@@ -51,7 +74,7 @@ class CompletionChoice:
         self.request = request
         is_plain = (request.method or card.method) == AUTOREGRESSIVE
         self.max_nodes = 0 if is_plain else request.max_nodes  # drafted nodes that a step may have
-        self.n_tokens = 0  # generated tokens in the answer, a terminating stop id included
+        self.n_tokens = 0  # generated tokens in the answer, including a final stop id
         self.n_reasoning = 0  # of them, from the one that completes <think> to the one that completes </think>
         self.stats: RequestStats | None = None  # of the last event; None if a stop string ended the text
         self.first_at: float | None = None  # ``time.perf_counter`` at its first tokens
@@ -66,10 +89,10 @@ class CompletionChoice:
         self._step_tokens: list[int] = []
         self._step_accepted: list[int] = []  # only where a stop string may end the text
         self._drafts: dict[str, SourceCounts] | None = {}
-        self._untold: list[TracedStep] = []
-        self._n_steps = self._n_held = 0  # steps that were traced, and nodes of those that are untold
-        self.is_refused = False  # the backend has not begun it
-        self.prompt_logprobs: list[TokenLogprob] | None = None  # of the prompt's second token and those behind
+        self._unreported: list[TracedStep] = []
+        self._n_steps = self._n_held = 0  # traced steps, and nodes of the unreported ones
+        self.is_refused = False  # the backend refused it
+        self.prompt_logprobs: list[TokenLogprob] | None = None  # of the prompt, from its second token
 
     def feed(self, event: StepEvent) -> ChoiceDelta:
         """The piece of one step; the choice is complete when the piece has a ``finish_reason``.
@@ -82,7 +105,7 @@ class CompletionChoice:
         if event.has_broken_logits:
             raise StepFailedError(event.error)
         if event.finish_reason == ABORT and event.error:
-            raise RequestError(f"the text cannot go on as its grammar asks: {event.error}")
+            raise RequestError(f"the text cannot continue as its grammar requires: {event.error}")
         if event.finish_reason == ABORT:
             raise TargetLostError("the request was aborted by the server; send it again")
         if event.prompt_logprobs is not None:
@@ -99,7 +122,7 @@ class CompletionChoice:
         return piece
 
     def final_stats(self) -> RequestStats | None:
-        """The engine's statistics, or the edge's if a stop string ended the text; None if an event lacked drafts."""
+        """The engine's statistics, or this choice's own after a stop string; None if an event lacked drafts."""
         if self.stats is not None or self._drafts is None:
             return self.stats
         return RequestStats(
@@ -120,8 +143,8 @@ class CompletionChoice:
         return own + len(self.prompt_logprobs or ()) * (1 + (params.prompt_logprobs or 0))
 
     def take_trace(self) -> list[TracedStep]:
-        """The steps since this was last asked; none unless the request wants to see them."""
-        taken, self._untold, self._n_held = self._untold, [], 0
+        """The steps since the last call; none unless the request asks for a trace."""
+        taken, self._unreported, self._n_held = self._unreported, [], 0
         return taken
 
     def _at_once(self, event: StepEvent) -> ChoiceDelta:
@@ -139,7 +162,7 @@ class CompletionChoice:
         text, offsets = "", []
         for token in self._shown(event):
             if self._matcher is not None and self._matcher.matched is not None:
-                break  # the tokens that follow are no part of the answer
+                break  # the tokens that follow do not belong to the answer
             offsets.append(self._n_chars)
             text += self._match(self._push_tokens((token,)), 1)
         if finish is not None:
@@ -154,7 +177,7 @@ class CompletionChoice:
         return ChoiceDelta(text, ids, finish, reason, logprobs, offsets[: len(ids)])
 
     def _shown(self, event: StepEvent) -> list[int]:
-        """Tokens that have text: a stop id has none, unless it was asked for."""
+        """Tokens that have text: a stop id has none, unless the request includes it."""
         is_hidden = event.finish_reason == STOP and not self.form.includes_stop
         return event.token_ids[:-1] if is_hidden else event.token_ids
 
@@ -171,7 +194,7 @@ class CompletionChoice:
         if draft is not None:
             self._n_held += len(draft.tokens)
             draft = draft if self._n_held <= MOST_HELD else draft.path()
-        self._untold.append(TracedStep(self._n_steps, used, draft))
+        self._unreported.append(TracedStep(self._n_steps, used, draft))
         self._n_steps += 1
 
     def _push_tokens(self, ids: Sequence[int]) -> str:

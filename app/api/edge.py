@@ -1,4 +1,4 @@
-"""The edge of one process: the HTTP application, and the same requests as dicts for callers of Ray handles."""
+"""The edge of one process: the HTTP application, and the same requests as dicts for Ray handles."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from app.access.keyring import Keyring
 from app.api.application import create_app
 from app.api.errors import answer_for
 from app.api.http import Api, GenerationBody
-from app.api.items.body import ResponsesRequest
 from app.api.requests.parsing import validated
+from app.api.requests.responses import ResponsesRequest
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.service import ServiceSettings
 from app.inputs.tokenizers import load_tokenizer
@@ -49,9 +49,9 @@ class EdgeOptions:
 
 
 class Edge:
-    """Hosted by an ingress replica: ``app``, the ASGI application, and two methods for handles.
+    """``app``, the ASGI application of an ingress replica, and two methods for Ray handles.
 
-    Handles reach only code that runs in the cluster: their bodies need no key, and all their fields count.
+    Only code in the cluster has handles, so their bodies need no key and may use all fields.
 
     A body with ``messages`` is a chat completion, one with ``input`` a response, one with ``prompt`` a completion;
     fields and answers are those of the HTTP endpoints. An error is answered as HTTP does: ``{"error": {...}}``.
@@ -111,7 +111,7 @@ def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
     """The edge of one ingress replica; runs in its process."""
     configure(options.logs, "Ingress")
     path = resolve(options.tokenizer, options.revision, weights=())
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one: another thread is only a detour
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one, so threads do not help
     tokenizer = load_tokenizer(path)
     client.set_tokenizer(tokenizer_hash_if_any(path))
     access = options.access

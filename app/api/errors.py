@@ -1,7 +1,4 @@
-"""Errors in OpenAI's form, and the HTTP status of each error of the engine.
-
-An unexpected exception is logged; the client only learns that there was one.
-"""
+"""Errors in OpenAI's form, and the HTTP status of each error of the engine."""
 
 from __future__ import annotations
 
@@ -12,30 +9,19 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from app.access.caller import AccessError
+from app.access.caller import StatusError
 from app.telemetry.exchange import Refusal, current
 from engine import errors
 
 logger = logging.getLogger("spectra.api")
 
-# Where clients write fields of the engine's requests, if not under the same name.
+# Clients' names of the fields of the engine's requests, where they differ.
 CLIENT_NAMES = {"method": "speculative.method", "max_nodes": "speculative.max_nodes"}
-MAX_MESSAGE = 1000  # characters: what a client sent never comes back in full
-
-
-class ApiError(Exception):
-    """An error that arises at the edge, with its HTTP status."""
-
-    def __init__(self, status: int, message: str, *, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
+MAX_MESSAGE = 1000  # characters: a client's value is never returned in full
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
-    """One error, ready to be sent."""
+    """The answer to one error."""
 
     status: int
     message: str
@@ -52,31 +38,27 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
         return msgspec.json.encode({"error": fields})
 
     def noted(self) -> ErrorAnswer:
-        """The same; the access log says why the request is refused."""
+        """Returns itself, after the access log was given the reason."""
         current().refusal = Refusal(self.status, self.code or "", self.param or "", self.message)
         return self
 
     def response(self) -> Response:
-        """The error as an HTTP response."""
         return Response(self.body(), self.status, self.headers, "application/json")
 
 
-def model_not_found(name: str) -> ApiError:
-    """The 404 for a model that this server does not serve."""
+def model_not_found(name: str) -> StatusError:
     message = f"the model {name[:128]!r} is not served here; GET /v1/models lists the served models"
-    return ApiError(404, message, code="model_not_found", param="model")
+    return StatusError(404, message, code="model_not_found", param="model")
 
 
 def answer_for(error: BaseException) -> ErrorAnswer:
-    """The answer to a client for ``error``, noted for the access log; an unexpected error is logged."""
+    """The answer for ``error``, noted for the access log; an unexpected error is logged and not shown to the client."""
     return _answer(error).noted()
 
 
 def _answer(error: BaseException) -> ErrorAnswer:
     match error:
-        case ApiError():
-            return ErrorAnswer(error.status, error.message, error.param, error.code)
-        case AccessError():
+        case StatusError():
             return ErrorAnswer(error.status, str(error), error.param, error.code, error.headers)
         case errors.UnknownMethodError():
             return ErrorAnswer(400, str(error), CLIENT_NAMES["method"], "unknown_method")

@@ -1,22 +1,46 @@
-"""The choices of one response, which run side by side on a backend.
+"""The choices of one response: run together on a backend, and written as a whole body or as events.
 
-A caller that iterates `Generation.pieces` must close it (`contextlib.aclosing`): that closes every backend stream.
+A caller that iterates `Generation.pieces` or `event_stream` must close it (`contextlib.aclosing`): that closes every
+backend stream.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
-from app.api.choice import CompletionChoice
-from app.api.piece import ChoiceDelta
+from app.api.choice import ChoiceDelta, CompletionChoice
+from app.api.requests.bodies import Bodies
 from app.api.service import Backend
+from app.telemetry.exchange import ExchangeUsage
 from engine.errors import SpectraError, TargetLostError
 
-LONG_PROMPT = 1024  # tokens; prompts above are encoded one per turn of the event loop, so that others run in between
+LONG_PROMPT = 1024  # tokens; longer prompts are encoded one per turn of the event loop, so that others run in between
+LOGPROB_WEIGHT = 16  # bytes of a body whose parsing takes as long as writing one or two log-probabilities
 
 Item = tuple[CompletionChoice, ChoiceDelta]
+
+
+class AnswerWriter(Protocol):
+    """Writes one answer, either as a whole or as events."""
+
+    def whole(self, done: Sequence[Item]) -> bytes:
+        """The body without streaming; ``done`` holds each choice with its pieces joined."""
+        ...
+
+    def event(self, choice: CompletionChoice, piece: ChoiceDelta) -> bytes:
+        """The events of one piece, if it has any."""
+        ...
+
+    def end(self) -> bytes:
+        """The events at the end of the stream."""
+        ...
+
+    def failed(self, error: Exception) -> bytes:
+        """The events that end a failed stream; raises ``error`` if the form of the answer has none."""
+        ...
 
 
 class Generation:
@@ -25,21 +49,41 @@ class Generation:
     def __init__(self, backend: Backend, choices: list[CompletionChoice]) -> None:
         self._backend = backend
         self.choices = choices
+        self.prompt_tokens = count_prompt_tokens(choices)
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of prompts and answers, at most."""
-        return self._prompt_tokens + sum(choice.request.params.max_tokens for choice in self.choices)
+        return self.prompt_tokens + sum(choice.request.params.max_tokens for choice in self.choices)
 
     def used_tokens(self) -> int:
-        """Tokens of prompts and answers so far; a prompt counts once, and not if the backend has refused it."""
+        """Tokens of prompts and answers so far; none of a prompt if the backend refused all choices."""
         if all(choice.is_refused for choice in self.choices):
             return 0
-        return self._prompt_tokens + sum(choice.n_tokens for choice in self.choices)
+        return self.prompt_tokens + sum(choice.n_tokens for choice in self.choices)
 
-    @property
-    def _prompt_tokens(self) -> int:
-        return sum(len(choice.request.prompt) for choice in self.choices if choice.request.params.choice == 0)
+    def figures(self, model: str, default_method: str, began: float) -> dict[str, object]:
+        """The access log's figures, summed over the choices; ``began`` is of ``time.perf_counter``."""
+        choices = self.choices
+        every = [stats for choice in choices if (stats := choice.final_stats()) is not None]
+        steps = sum(stats.target_forwards for stats in every)
+        firsts = [choice.first_at for choice in choices if choice.first_at is not None]
+        reasons = dict.fromkeys(choice.finish_reason for choice in choices if choice.finish_reason is not None)
+        return {
+            "model": model,
+            "method": choices[0].request.method or default_method,
+            "choices": len(choices) if len(choices) > 1 else None,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": sum(choice.stats.cached_tokens for choice in choices if choice.stats is not None),
+            "completion_tokens": sum(choice.n_tokens for choice in choices),
+            "accepted_per_step": round(sum(stats.accepted_tokens for stats in every) / steps, 3) if steps else None,
+            "ttft_s": round(min(firsts) - began, 4) if firsts else None,
+            "finish_reason": ",".join(reasons) or None,
+        }
+
+    def usage(self) -> ExchangeUsage:
+        tokens = [choice.n_tokens for choice in self.choices]
+        n = self.choices[-1].request.params.choice + 1
+        return ExchangeUsage(n, self.prompt_tokens, generation_tokens=sum(tokens), longest=max(tokens))
 
     def pieces(self) -> AsyncGenerator[Item, None]:
         """Pieces of all choices as they come; ends when every choice is complete.
@@ -48,6 +92,27 @@ class Generation:
             SpectraError: the backend raised it for one of the choices; the others are cancelled.
         """
         return self._run(self.choices[0]) if len(self.choices) == 1 else self._merge()
+
+    async def whole_body(self, writer: AnswerWriter, work: Bodies) -> bytes:
+        """The whole body; the threads of ``work`` write one with many log-probabilities."""
+        parts: dict[int, list[ChoiceDelta]] = {choice.index: [] for choice in self.choices}
+        async with aclosing(self.pieces()) as pieces:
+            async for choice, piece in pieces:
+                parts[choice.index].append(piece)
+        done = [(choice, ChoiceDelta.join(parts[choice.index])) for choice in self.choices]
+        weight = LOGPROB_WEIGHT * sum(choice.n_logprobs for choice in self.choices)
+        return await work.run(weight, writer.whole, done)
+
+    async def event_stream(self, writer: AnswerWriter) -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(self.pieces()) as pieces:
+                async for choice, piece in pieces:
+                    event = writer.event(choice, piece)
+                    if event:
+                        yield event
+            yield writer.end()
+        except Exception as error:
+            yield writer.failed(error)
 
     async def _run(self, choice: CompletionChoice) -> AsyncGenerator[Item, None]:
         try:
@@ -96,3 +161,8 @@ class Generation:
             queue.put_nowait(None)
         except Exception as error:
             queue.put_nowait(error)
+
+
+def count_prompt_tokens(choices: Sequence[CompletionChoice]) -> int:
+    """Tokens of all prompts; a prompt of several choices counts once."""
+    return sum(len(choice.request.prompt) for choice in choices if choice.request.params.choice == 0)

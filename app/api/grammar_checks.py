@@ -1,4 +1,4 @@
-"""Grammars are compiled at the edge first: one that cannot be is its sender's fault, and answered at once."""
+"""Compiles grammars at the edge first, so that a wrong one is refused at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GrammarChecks:
         self._grammars = Grammars(lambda: str(tokenizer.backend_tokenizer.to_str()), card.eos_ids, card.vocab_size)
 
     async def check(self, body: GenerationRequest, grammar: Grammar) -> None:
-        """Compile the grammar of a body's answers, in a thread, unless it is known.
+        """Compile the grammar of a body's answers in a thread, unless it is cached.
 
         Raises:
             RequestError: it cannot be compiled, no text satisfies it, it takes too much work, or ``max_tokens`` is too

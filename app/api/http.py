@@ -17,18 +17,17 @@ from app.access.gate import visit_of
 from app.api.answers.completions import Envelope
 from app.api.answers.logprobs import TokenTexts
 from app.api.answers.models import model_fields
-from app.api.answers.run import AnswerWriter, event_stream, whole_body
+from app.api.answers.responses import ResponseWriter
 from app.api.answers.stream_writer import StreamWriter
 from app.api.choice import CompletionChoice
 from app.api.errors import model_not_found
-from app.api.generation import Generation
+from app.api.generation import AnswerWriter, Generation
 from app.api.grammar_checks import GrammarChecks
-from app.api.items.body import ResponsesRequest, as_here
-from app.api.items.writer import ResponseWriter
-from app.api.observed import figures_of, prompt_of, request_fields, usage_of
+from app.api.observed import prompt_of, request_fields
 from app.api.requests.bodies import Bodies
 from app.api.requests.convert import Converter
 from app.api.requests.parsing import Schema, parse
+from app.api.requests.responses import ResponsesRequest, with_response_names
 from app.api.requests.schemas import (
     MAX_CHOICES,
     ChatCompletionRequest,
@@ -54,7 +53,7 @@ logger = logging.getLogger("spectra.api")
 
 
 class Api:
-    """The endpoints; one instance per process, without state of requests."""
+    """The endpoints; one instance per process, without state between requests."""
 
     def __init__(
         self,
@@ -80,14 +79,13 @@ class Api:
 
     @property
     def _converter(self) -> Converter:
-        """For the model that is served now; one that is kept still names the earlier model in its requests."""
+        """For the model that is served now; an older converter names the earlier model in its requests."""
         if self._latest.card is not self._card:
             self._latest = self._latest.for_model(self._card)
         return self._latest
 
     @property
     def model_name(self) -> str:
-        """The name that clients write as ``model``."""
         return self._card.name
 
     async def tokenize(self, request: Request) -> Response:
@@ -104,7 +102,6 @@ class Api:
             return _json({"prompt": await self._bodies.run(wanted.weight, self._converter.decode, wanted.tokens)})
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models."""
         names = (self._card.name, *self._card.aliases)
         caller = caller_of(request.scope)
         return _json({"object": "list", "data": [model_fields(self._card, name, caller) for name in names]})
@@ -116,7 +113,7 @@ class Api:
         return _json(model_fields(self._card, name, caller_of(request.scope)))
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200 while this process lives; the body says how the server behind it fares."""
+        """GET /health: 200 while this process lives; the body reports the state of the server."""
         try:
             health = await self._backend.health()
         except Exception as error:
@@ -133,24 +130,22 @@ class Api:
         return _json({"status": "ok", "reason": ""})
 
     async def ping(self, request: Request) -> Response:
-        """GET /ping: 200 while this process lives, without a body."""
         return Response()
 
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics for Prometheus."""
         return Response(await self._backend.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self, request: Request) -> Response:
-        """GET /version."""
         return _json({"version": self._settings.version})
 
     async def answer(self, wanted: GenerationBody, caller: Caller) -> bytes:
-        """The whole response body, as JSON."""
-        return await whole_body(*await self._prepare(wanted, caller), self._bodies)
+        generation, writer = await self._prepare(wanted, caller)
+        return await generation.whole_body(writer, self._bodies)
 
     async def events(self, wanted: GenerationBody, caller: Caller) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events; its reader must close the generator."""
-        return event_stream(*await self._prepare(wanted, caller))
+        generation, writer = await self._prepare(wanted, caller)
+        return generation.event_stream(writer)
 
     async def generate(self, request: Request, schema: type[GenerationBody]) -> Response:
         """POST /v1/chat/completions, /v1/completions and /v1/responses, whose bodies ``schema`` describes."""
@@ -161,8 +156,8 @@ class Api:
         if visit is not None:
             visit.reserve(generation.most_tokens, generation.used_tokens)
         if wanted.stream:
-            return EventStream(event_stream(generation, writer))
-        answer = await run_while_connected(request.receive, whole_body(generation, writer, self._bodies))
+            return EventStream(generation.event_stream(writer))
+        answer = await run_while_connected(request.receive, generation.whole_body(writer, self._bodies))
         if visit is not None:
             visit.settle()
         return Response(answer, media_type="application/json")
@@ -190,7 +185,7 @@ class Api:
             if grammar is not None:
                 await self._grammars.check(wanted, grammar)
         except RequestError as error:
-            raise (as_here(error) if wanted is not asked else error) from None
+            raise (with_response_names(error) if wanted is not asked else error) from None
         envelope = Envelope(
             id=response_id,
             created=int(time.time()),
@@ -207,14 +202,12 @@ class Api:
             for i, (request, form) in enumerate(zip(requests, made.forms, strict=True))
         ]
         exchange.tenant = requests[0].tenant
-        exchange.figures = partial(figures_of, choices, wanted.model, self._card.method, exchange.began)
-        exchange.usage = partial(usage_of, choices)
-        return Generation(self._backend, choices), self._writer(asked, envelope, choices)
-
-    def _writer(self, asked: GenerationBody, envelope: Envelope, choices: list[CompletionChoice]) -> AnswerWriter:
+        generation = Generation(self._backend, choices)
+        exchange.figures = partial(generation.figures, wanted.model, self._card.method, exchange.began)
+        exchange.usage = generation.usage
         if isinstance(asked, ResponsesRequest):
-            return ResponseWriter(asked, envelope, choices[0], self._texts)
-        return StreamWriter(envelope, choices, self._texts, asked.stream_options)
+            return generation, ResponseWriter(asked, envelope, choices[0], self._texts)
+        return generation, StreamWriter(envelope, choices, self._texts, asked.stream_options)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._card.name and name not in self._card.aliases:

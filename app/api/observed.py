@@ -1,8 +1,8 @@
-"""Every HTTP request as an exchange: it gets an id, which its answer returns, and a line in the access log."""
+"""Gives every HTTP request an id, which its answer returns, and a line in the access log."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -10,22 +10,21 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access.caller import caller_of
-from app.api.choice import CompletionChoice
-from app.api.items.body import ResponsesRequest
 from app.api.requests.declined_fields import DECLINED
+from app.api.requests.responses import ResponsesRequest
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from app.telemetry.access_log import AccessLog
-from app.telemetry.exchange import ExchangeUsage, LoggedFields
+from app.telemetry.exchange import LoggedFields
 from app.telemetry.metrics import Routes
 from deployments.observability.logs import REQUEST_ID_HEADER
 
 BODIES = (ChatCompletionRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
 WITHOUT_TEXT = {int, float, bool, type(None), Literal}  # kinds of values that hold no text of a client
-NAMES = {"model", "speculative.method"}  # texts that an operator has to see, and that are no secret
+NAMES = {"model", "speculative.method"}  # texts that operators need, and that are not secret
 
 
 class Observed:
-    """ASGI middleware, around all that answers."""
+    """ASGI middleware around all others."""
 
     def __init__(self, app: ASGIApp, log: AccessLog, templates: Sequence[str]) -> None:
         self._app = app
@@ -60,37 +59,6 @@ class Observed:
             self._log.end(exchange)
 
 
-def figures_of(
-    choices: Sequence[CompletionChoice], model: str, default_method: str, began: float
-) -> Mapping[str, object]:
-    """What the access log says of an answer, summed over its choices; ``began`` as ``time.perf_counter`` had it."""
-    every = [stats for choice in choices if (stats := choice.final_stats()) is not None]
-    steps = sum(stats.target_forwards for stats in every)
-    firsts = [choice.first_at for choice in choices if choice.first_at is not None]
-    reasons = dict.fromkeys(choice.finish_reason for choice in choices if choice.finish_reason is not None)
-    return {
-        "model": model,
-        "method": choices[0].request.method or default_method,
-        "choices": len(choices) if len(choices) > 1 else None,
-        "prompt_tokens": sum(len(c.request.prompt) for c in choices if c.request.params.choice == 0),
-        "cached_tokens": sum(c.stats.cached_tokens for c in choices if c.stats is not None),
-        "completion_tokens": sum(choice.n_tokens for choice in choices),
-        "accepted_per_step": round(sum(stats.accepted_tokens for stats in every) / steps, 3) if steps else None,
-        "ttft_s": round(min(firsts) - began, 4) if firsts else None,
-        "finish_reason": ",".join(reasons) or None,
-    }
-
-
-def usage_of(choices: Sequence[CompletionChoice]) -> ExchangeUsage:
-    """What metrics say of an answer."""
-    return ExchangeUsage(
-        n=choices[-1].request.params.choice + 1,
-        prompt_tokens=sum(len(c.request.prompt) for c in choices if c.request.params.choice == 0),
-        generation_tokens=sum(choice.n_tokens for choice in choices),
-        longest=max(choice.n_tokens for choice in choices),
-    )
-
-
 def request_fields() -> LoggedFields:
     """The fields of all bodies, and those whose values may be logged."""
     known, shown = set[str](), set(NAMES)
@@ -112,7 +80,6 @@ def _collect(prefix: str, schema: type[BaseModel], known: set[str], shown: set[s
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The classes an annotation is made of."""
     origin = get_origin(annotation)
     if origin is None or origin is Literal:
         return {origin or annotation}
@@ -122,7 +89,6 @@ def _kinds(annotation: Any) -> set[Any]:
 
 
 def prompt_of(wanted: ChatCompletionRequest | CompletionRequest) -> str:
-    """A request's prompt as a log shows it."""
     if isinstance(wanted, ChatCompletionRequest):
         return "\n".join(f"{message.role}: {message.content}" for message in wanted.messages)
     return "\n".join(map(str, wanted.prompt))

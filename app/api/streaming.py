@@ -49,17 +49,17 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         await asyncio.gather(task, watcher, return_exceptions=True)
 
 
-# A request that waits longer (seconds) for its first event gets its headers, and an error no status of its own.
+# Seconds to wait for the first event before the headers are sent; a later error has no status of its own.
 HEADERS_AFTER_S = 1.0
-KEEP_ALIVE_S = 10.0  # between two comments until the first event; proxies give up what is silent for a minute or so
-KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients pass over
+KEEP_ALIVE_S = 10.0  # between two comments until the first event; proxies close what is silent for about a minute
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients ignore
 
 
 class EventStream(Response):
     """Sends the server-sent events of a generator, one body message each; closes the generator in every case.
 
     An error within ``headers_after`` seconds and before the first event is answered with its own status; later it
-    becomes an event, the last one. From then until the first event, comments say that the request still waits.
+    becomes the last event. Until the first event, comments keep the connection alive.
 
     Args:
         events: the events.
@@ -112,7 +112,7 @@ class EventStream(Response):
     async def _from(
         self, first: asyncio.Future[bytes], events: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
-        """The events, after comments as long as the first is not there."""
+        """The events, with comments until the first one."""
         while not first.done():
             yield KEEP_ALIVE
             await asyncio.wait({first}, timeout=self.keep_alive)

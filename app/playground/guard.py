@@ -60,7 +60,6 @@ class Guard:
 
 
 def _name(host: str) -> str:
-    """The name in a Host header, without its port."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -98,14 +98,12 @@ class Playground:
 
     @property
     def routes(self) -> list[tuple[str, str, Handler]]:
-        """Method, path and handler of every endpoint."""
         routes: list[tuple[str, str, Handler]] = [("GET", SETTINGS, self.settings)]
         if self._victims:
             routes.append(("POST", KILL, self.kill))
         return [*routes, *(("GET", path, self.page) for path in PAGES), ("GET", PREFIX + "{file:path}", self.page)]
 
     async def page(self, request: Request) -> Response:
-        """GET of a page or one of its files."""
         file = self._files.get(request.url.path)
         if file is None:
             raise HTTPException(404, "there is no such file")

@@ -6,10 +6,11 @@ import logging
 import time
 from collections.abc import Hashable
 
+from opentelemetry.trace import Span, Status, StatusCode
+
 from app.telemetry import exchange as exchanges
 from app.telemetry.exchange import MOST_CHARS, Exchange, LoggedFields, Refusal
 from app.telemetry.metrics import EdgeMetrics
-from app.telemetry.spans import end_span
 from deployments.observability.logs import LogRateLimiter, choose_request_id, current_request_id
 from deployments.observability.traces import Tracer
 
@@ -17,6 +18,16 @@ MOST_REFUSALS, SPAN_S = 10, 60.0  # lines per reason in this time
 MOST_PROMPT_CHARS = 2000
 PAGES = "/playground/"  # a browser fetches dozens of files
 PROBES = frozenset({"/health", "/ready", "/ping", "/metrics"})  # requested every few seconds by machines
+SPAN_ATTRIBUTES = {  # by the name of a figure in the access log
+    "model": "gen_ai.request.model",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+    "choices": "gen_ai.request.choice.count",
+    "ttft_s": "gen_ai.response.time_to_first_chunk",
+    "method": "spectra.speculation.method",
+    "accepted_per_step": "spectra.speculation.accepted_per_step",
+}
 
 logger = logging.getLogger("spectra.access")
 
@@ -54,7 +65,7 @@ class AccessLog:
     def end(self, exchange: Exchange) -> None:
         """Count an exchange, write its line, and end its span."""
         if exchange.span is not None:
-            end_span(exchange.span, exchange)
+            _end_span(exchange.span, exchange)
         refusal = exchange.refusal
         field = "" if refusal is None else self._fields.named(refusal.param)
         self.metrics.count(exchange, field)
@@ -94,3 +105,28 @@ class AccessLog:
 
 def _is_minor(path: str) -> bool:
     return path in PROBES or path.startswith(PAGES)
+
+
+def _end_span(span: Span, exchange: Exchange) -> None:
+    span.set_attribute("spectra.request.id", exchange.request_id)
+    if exchange.status:
+        span.set_attribute("http.response.status_code", exchange.status)
+    if exchange.tenant:
+        span.set_attribute("spectra.tenant", exchange.tenant[:128])
+    figures = exchange.figures() if exchange.figures is not None else {}
+    if figures:
+        operation = "chat" if "/chat/" in exchange.path else "text_completion"
+        span.update_name(f"{operation} {figures['model']}")
+        span.set_attributes({"gen_ai.operation.name": operation, "gen_ai.provider.name": "spectra"})
+        known = {
+            SPAN_ATTRIBUTES[name]: value
+            for name, value in figures.items()
+            if name in SPAN_ATTRIBUTES and value is not None
+        }
+        span.set_attributes(known)  # type: ignore[arg-type]  # figures are numbers and names
+        if figures["finish_reason"]:
+            span.set_attribute("gen_ai.response.finish_reasons", str(figures["finish_reason"]).split(","))
+    if exchange.refusal is not None:
+        span.set_attribute("error.type", exchange.refusal.code or str(exchange.refusal.status))
+        span.set_status(Status(StatusCode.ERROR))
+    span.end()

@@ -1,8 +1,7 @@
-"""The bodies of responses, for chat and text completions: whole ones, and what the chunks of streams are made of."""
+"""The bodies of chat and text completions: whole ones, and the parts of streamed chunks."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,10 +16,9 @@ from app.api.answers.logprobs import (
     prompt_logprobs,
 )
 from app.api.answers.message import finish_reason, whole_message
-from app.api.answers.trace import untold_steps
-from app.api.choice import CompletionChoice
-from app.api.piece import ChoiceDelta
-from engine.events import RequestStats, SourceCounts
+from app.api.answers.speculation import speculative_metrics
+from app.api.choice import ChoiceDelta, CompletionChoice
+from app.api.generation import count_prompt_tokens
 
 encode = msgspec.json.Encoder().encode
 
@@ -36,7 +34,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None = None
     return_token_ids: bool = False
     prompt_logprobs: int | None = None  # alternatives to report
-    echoes: bool = False  # log-probabilities begin with those of the prompt, as the text does
+    echoes: bool = False  # the text and its log-probabilities begin with the prompt
 
     def fields(self, *, chunk: bool) -> dict[str, Any]:
         """Top-level fields, before ``choices``."""
@@ -53,7 +51,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
 
 def usage(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     """Token counts; a prompt with several choices, and its cached tokens, count once."""
-    prompt = sum(len(c.request.prompt) for c in choices if c.request.params.choice == 0)
+    prompt = count_prompt_tokens(choices)
     completion = sum(c.n_tokens for c in choices)
     first = [c.final_stats() for c in choices if c.request.params.choice == 0]
     details: dict[str, int] = {}
@@ -71,51 +69,6 @@ def usage(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": sum(stats.cached_tokens for stats in first if stats is not None)},
     }
     return figures | ({"completion_tokens_details": details} if details else {})
-
-
-def speculative_metrics(choices: Sequence[CompletionChoice], texts: TokenTexts) -> dict[str, Any]:
-    """``metrics`` of a response, with the steps that were not told before if the request wants to see them."""
-    figures = _speculative_figures(choices)
-    if choices[0].request.trace:
-        figures["trace"] = untold_steps(choices[0], texts)
-    return {"speculative_decoding": figures} if figures else {}
-
-
-def _speculative_figures(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
-    """Sums over choices; empty if a choice has no statistics.
-
-    Every decode forward counts as a step, also one without drafts; the bonus token counts as accepted length.
-    ``acceptance_histogram`` has an entry for 0 to ``num_spec_tokens`` accepted drafted tokens: steps that accepted as
-    many.
-    """
-    every: list[RequestStats] = [stats for c in choices if (stats := c.final_stats()) is not None]
-    if len(every) < len(choices):
-        return {}
-    steps = sum(s.target_forwards for s in every)
-    drafted, accepted = sum(s.drafted_tokens for s in every), sum(s.accepted_tokens for s in every)
-    by_source: dict[str, SourceCounts] = {}
-    for stats in every:
-        for name, counts in stats.by_source.items():
-            by_source[name] = counts.plus(by_source[name]) if name in by_source else counts
-    limit = max(choice.max_nodes for choice in choices)
-    by_accepted = [0] * max(limit + 1, *(len(stats.accepted_steps) for stats in every))
-    for stats in every:
-        for n_accepted, n_steps in enumerate(stats.accepted_steps):
-            by_accepted[n_accepted] += n_steps
-    figures: dict[str, Any] = {
-        "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
-        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
-        "num_spec_steps": steps,
-        "num_draft_tokens": drafted,
-        "num_accepted_draft_tokens": accepted,
-        "num_spec_tokens": limit,
-        "acceptance_histogram": by_accepted,
-        "by_source": {name: counts.named for name, counts in by_source.items()},
-    }
-    decisions = sum((Counter(stats.decisions) for stats in every), Counter())
-    if decisions:
-        figures["decisions"] = dict(decisions)
-    return figures
 
 
 def choice_fields(
@@ -143,7 +96,7 @@ def whole_response(
     fields["choices"] = entries = []
     of_prompt = _NOTHING
     for choice, piece in done:
-        if choice.request.params.choice == 0:  # those behind it have the same prompt
+        if choice.request.params.choice == 0:  # the next ones have the same prompt
             of_prompt = _prompt_parts(envelope, choice, texts)
         entry = choice_fields(envelope, choice, piece, texts)
         reader = choice.form.reader()
@@ -178,16 +131,16 @@ _NOTHING = _PromptParts()
 
 
 def _prompt_parts(envelope: Envelope, first: CompletionChoice, texts: TokenTexts) -> _PromptParts:
-    """Those that the response tells of the prompt of a ``first`` choice, which has them."""
+    """The prompt's log-probabilities, which the ``first`` choice of a prompt has."""
     entries = first.prompt_logprobs
     if entries is None:
         return _NOTHING
-    told, prompt, n = None, first.request.prompt, first.request.params.logprobs
+    listed, prompt, n = None, first.request.prompt, first.request.params.logprobs
     if envelope.prompt_logprobs is not None:
-        told = prompt_logprobs(entries, envelope.prompt_logprobs, texts)
+        listed = prompt_logprobs(entries, envelope.prompt_logprobs, texts)
     if not envelope.echoes or n is None:
-        return _PromptParts(told)
-    return _PromptParts(told, echoed_logprobs(prompt, entries, first.form.detokenizer(texts.tokenizer), n, texts))
+        return _PromptParts(listed)
+    return _PromptParts(listed, echoed_logprobs(prompt, entries, first.form.detokenizer(texts.tokenizer), n, texts))
 
 
 def add_prompt_ids(

@@ -87,7 +87,7 @@ def completion_logprobs(entries: Sequence[TokenLogprob], offsets: Sequence[int],
 def echoed_logprobs(
     prompt: Sequence[int], entries: Sequence[TokenLogprob], detokenizer: Detokenizer, n: int, texts: TokenTexts
 ) -> dict[str, bytes]:
-    """The same of a prompt with ``n`` alternatives: the items of each list, as JSON.
+    """The items of each list of ``completion_logprobs`` for a prompt with ``n`` alternatives, as JSON.
 
     The first token has no log-probability, so ``entries`` begin with the second.
     """
@@ -101,14 +101,14 @@ def echoed_logprobs(
 
 
 def behind_echo(echoed: dict[str, bytes], fields: dict[str, Any]) -> dict[str, msgspec.Raw]:
-    """``choices[].logprobs`` that begin with those of an echo, of which ``echoed`` has the items."""
+    """``choices[].logprobs`` that begin with an echo's items."""
     return {
-        name: msgspec.Raw(b"[%b]" % b",".join([told, *map(_encode, fields[name])])) for name, told in echoed.items()
+        name: msgspec.Raw(b"[%b]" % b",".join([items, *map(_encode, fields[name])])) for name, items in echoed.items()
     }
 
 
 class _PromptLogprob(msgspec.Struct, gc=False):
-    """What is told of a token in vLLM's ``prompt_logprobs``."""
+    """An entry of vLLM's ``prompt_logprobs``."""
 
     logprob: float
     rank: int | None
@@ -116,12 +116,12 @@ class _PromptLogprob(msgspec.Struct, gc=False):
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprob], n: int, texts: TokenTexts) -> msgspec.Raw:
-    """vLLM's ``prompt_logprobs``, as JSON: per token of a prompt what is known of it, by id; null for the first."""
+    """vLLM's ``prompt_logprobs``, as JSON: per token of a prompt its alternatives by id; null for the first."""
     return msgspec.Raw(b"[%b]" % _items(chain((None,), (_known(entry, n, texts) for entry in entries))))
 
 
 def _known(entry: TokenLogprob, n: int, texts: TokenTexts) -> dict[int, _PromptLogprob]:
-    """The token itself, whose rank is not known unless it is among the best that were told, and the ``n`` best."""
+    """The ``n`` best tokens and the token itself, whose rank is unknown if it is not among the reported ones."""
     token = entry.token_id
     rank = next((rank for rank, (other, _) in enumerate(entry.top, 1) if other == token), None)
     known = {token: _PromptLogprob(max(entry.logprob, FLOOR), rank, texts[token][0])}
@@ -131,7 +131,7 @@ def _known(entry: TokenLogprob, n: int, texts: TokenTexts) -> dict[int, _PromptL
 
 
 def _items(values: Iterable[object]) -> bytes:
-    """Items of a list as JSON, encoded one by one: the encoder holds the interpreter lock until it has ended."""
+    """Items of a list as JSON, encoded one by one, because the encoder holds the interpreter lock."""
     return b",".join(map(_encode, values))
 
 

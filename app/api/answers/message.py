@@ -1,8 +1,7 @@
-"""A chat's answer once it has been read into parts: the message of a whole response, the deltas of a stream."""
+"""The parts of a chat's answer as the message of a whole response, or as the deltas of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from app.api.tools.answer import AnswerReader
@@ -33,12 +32,8 @@ def whole_message(reader: AnswerReader, text: str) -> dict[str, Any]:
     return message
 
 
-def deltas(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """The deltas of parts, each of which OpenAI sends as a chunk of its own."""
-    return [_delta(part) for part in parts]
-
-
-def _delta(part: Part) -> dict[str, Any]:
+def delta_of(part: Part) -> dict[str, Any]:
+    """The delta of one part, which OpenAI sends as a chunk of its own."""
     match part:
         case TextPart(text=text):
             return {"content": text}

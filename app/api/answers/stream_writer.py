@@ -15,15 +15,13 @@ from app.api.answers.completions import (
     add_prompt_ids,
     choice_fields,
     encode,
-    speculative_metrics,
     usage,
     whole_response,
 )
 from app.api.answers.logprobs import TokenTexts
-from app.api.answers.message import deltas, finish_reason
-from app.api.answers.trace import untold_steps
-from app.api.choice import CompletionChoice
-from app.api.piece import ChoiceDelta
+from app.api.answers.message import delta_of, finish_reason
+from app.api.answers.speculation import new_steps, speculative_metrics
+from app.api.choice import ChoiceDelta, CompletionChoice
 from app.api.requests.schemas import StreamOptions
 
 DONE = b"data: [DONE]\n\n"
@@ -61,11 +59,10 @@ class StreamWriter:
         self._tail += b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
 
     def whole(self, done: Sequence[tuple[CompletionChoice, ChoiceDelta]]) -> bytes:
-        """The response without streaming, as JSON."""
         return whole_response(self._envelope, done, self._texts)
 
     def failed(self, error: Exception) -> bytes:
-        """Raises ``error``: chunks have no words for it."""
+        """Raises ``error``, which `EventStream` sends."""
         raise error
 
     def event(self, choice: CompletionChoice, piece: ChoiceDelta) -> bytes:
@@ -103,15 +100,14 @@ class StreamWriter:
         return self._chunk(choice, entry | {"delta": role | {"content": piece.text}}, is_first)
 
     def _read_event(self, choice: CompletionChoice, piece: ChoiceDelta, entry: dict[str, Any], is_first: bool) -> bytes:
-        """A chunk per part that became certain; the first has the piece's ids and log-probabilities, and the finish
-        reason is in one without a part."""
+        """A chunk per certain part, and one with the finish reason; the first has the ids and log-probabilities."""
         reader = self._readers[choice.index]
         parts = reader.push(piece.text)
         is_last = piece.finish_reason is not None
         if is_last:
             parts += reader.flush()
         found = [{"role": "assistant", "content": ""}] if is_first else []
-        found += deltas(parts)
+        found += map(delta_of, parts)
         if is_last or (not found and self._has_tokens):
             found.append({})
         reasons = {"finish_reason": finish_reason(piece.finish_reason, reader), "stop_reason": piece.stop_reason}
@@ -134,7 +130,7 @@ class StreamWriter:
             fields["usage"] = None
         if not self._options.include_usage and not self._open and ends:
             fields["metrics"] = speculative_metrics(self._choices, self._texts)
-        elif steps := untold_steps(choice, self._texts):
+        elif steps := new_steps(choice, self._texts):
             fields["metrics"] = {"speculative_decoding": {"trace": steps}}
         if is_first:
             add_prompt_ids(fields, self._envelope, [choice], [entry])

@@ -1,7 +1,6 @@
-"""The bodies of requests: how many bytes of large ones a process holds at once, and the threads that work on them.
+"""Reads the bodies of requests, bounds the bytes of large ones, and works on these in threads.
 
-Small bodies are the rule and never wait here. A large one would stop the event loop, and all streams with it, for as
-long as it takes to parse, render and tokenise; in a thread this work lets the loop run every few milliseconds.
+Small bodies never wait here. Parsing, rendering and tokenising a large one in the event loop would stop all streams.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 
-from app.api.errors import ApiError
+from app.access.caller import StatusError
 from app.api.requests.parsing import SMALL
 from app.telemetry.exchange import current
 from engine.errors import OverloadedError
@@ -47,23 +46,25 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncGenerator[bytes]:
-        """The whole body; a large one counts as held until the block is left.
+        """The whole body; a large one counts as held until the block ends.
 
         Bytes beyond the limit are read and dropped, because a client that is still sending would not see the answer.
 
         Raises:
-            ApiError: 415 for a media type other than JSON and for a compressed body, 413 for a body above the limit,
+            StatusError: 415 for a media type other than JSON and for a compressed body, 413 for a body above the limit,
                 408 for a client that does not send.
             OverloadedError: too many bytes are held.
         """
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             what = media_type[:64] or "missing"
-            raise ApiError(415, f"Content-Type is {what}; it must be application/json", code="unsupported_media_type")
+            raise StatusError(
+                415, f"Content-Type is {what}; it must be application/json", code="unsupported_media_type"
+            )
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity"):
             message = f"Content-Encoding is {encoding[:64]}; send the body uncompressed"
-            raise ApiError(415, message, code="unsupported_media_type")
+            raise StatusError(415, message, code="unsupported_media_type")
         announced = request.headers.get("content-length", "")
         whole = min(int(announced), self._limit) if announced.isdecimal() and len(announced) < 20 else self._limit
         chunks: list[bytes] = []
@@ -82,12 +83,12 @@ class Bodies:
                         held = whole
                     chunks.append(chunk)
             if size > self._limit:
-                raise ApiError(413, f"the body has more than {self._limit} bytes", code="body_too_large")
+                raise StatusError(413, f"the body has more than {self._limit} bytes", code="body_too_large")
             yield b"".join(chunks)
         except TimeoutError:
             if not sending.expired():
                 raise
-            raise ApiError(408, f"the body did not arrive within {READ_S:g} s", code="request_timeout") from None
+            raise StatusError(408, f"the body did not arrive within {READ_S:g} s", code="request_timeout") from None
         finally:
             current().n_bytes = size
             self._held -= held
@@ -97,7 +98,7 @@ class Bodies:
         """The result of ``function``, in a thread if the work is heavy.
 
         Args:
-            weight: of the work, in bytes whose parsing takes as long.
+            weight: estimated CPU cost of the work, in equivalent JSON bytes to parse.
             function: the work; its other arguments follow.
         """
         if weight <= SMALL:
@@ -113,4 +114,4 @@ class Bodies:
                     await self._freed.wait()
                 self._held += n_bytes
         except TimeoutError:
-            raise OverloadedError("too many large bodies are being worked on", WAIT_S) from None
+            raise OverloadedError("the server is working on too many large bodies; retry later", WAIT_S) from None

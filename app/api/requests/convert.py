@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from app.access.caller import Caller
-from app.api.answer_form import AnswerForm
 from app.api.requests.conversation import ChatTemplate
 from app.api.requests.grants import check_choices, check_logprobs_of_prompts, granted
 from app.api.requests.parsing import shorten
@@ -24,6 +23,8 @@ from app.api.requests.schemas import (
 from app.api.requests.tokenizing import TextEncoder
 from app.api.requests.tool_fields import TemplateFields
 from app.api.service import ServiceSettings
+from app.api.tools.answer import AnswerForm, AnswerFormat
+from app.api.tools.reasoning import CLOSE, OPEN
 from app.telemetry.exchange import current
 from deployments.submission.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError
@@ -68,7 +69,7 @@ class Converter:
         """The requests of a body, prompt by prompt.
 
         Raises:
-            AccessError: the caller may not ask for what the body asks for.
+            StatusError: the caller may not ask for what the body asks for.
             RequestError: a prompt is empty, an id is outside the vocabulary, there are too many choices or
                 log-probabilities of prompts, or the chat template refuses the messages.
             PromptTooLongError: a prompt and its limit of tokens exceed the context.
@@ -91,7 +92,7 @@ class Converter:
             thought = self._template.thought(self._encoder.decode(prompts[0][-PROMPT_END:]))
             reading = self._template.reading(body, thought, has_form=bool(body.forms))
             params = msgspec.structs.replace(params, grammar=self._template.grammar(body, body.grammar, thought))
-        form = AnswerForm.of(body, reading, self._tokenizer)
+        form = self._form(body, reading)
         exchange = current()
         common = msgspec.structs.replace(
             common,
@@ -183,6 +184,19 @@ class Converter:
             message = f"prediction has {len(ids)} tokens; this model's maximum context length is {most} tokens"
             raise PromptTooLongError(message, "prediction")
         return ids
+
+    def _form(self, body: Body, reading: AnswerFormat | None) -> AnswerForm:
+        marks = () if reading is None or reading.family is None else reading.family.marks
+        if reading is not None and reading.has_reasoning:
+            marks = (*marks, OPEN, CLOSE)
+        ids = map(self._tokenizer.backend_tokenizer.token_to_id, marks)
+        return AnswerForm(
+            body.skip_special_tokens,
+            body.include_stop_str_in_output,
+            frozenset(found for found in ids if found is not None),
+            is_echo_alone=body.token_limit == 0,
+            reading=reading,
+        )
 
     def _echo(self, body: CompletionRequest, number: int, prompt: list[int]) -> str:
         """The prompt that begins the text: as it was sent if it was a text and is whole, otherwise decoded."""

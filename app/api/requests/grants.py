@@ -22,18 +22,19 @@ def granted(body: GenerationRequest, caller: Caller, settings: ServiceSettings, 
     """Returns what all choices of a body share: everything but prompt, parameters and id.
 
     Raises:
-        AccessError: the caller may not ask for the priority, namespace, method, number of nodes or trace.
+        StatusError: the caller may not ask for the priority, namespace, method, number of nodes or trace.
         RequestError: the body asks for more drafted nodes than the server allows.
     """
     options = body.speculative
     namespace = "" if options.namespace in (None, settings.shared_namespace) else options.namespace
-    caller.check_priority(body.priority)
-    caller.check_namespace(namespace)
-    if options.trace:
-        caller.check_trace()
     method = (options.method or "") if options.enabled else PLAIN
-    if options.enabled:
-        caller.check_method(method)
+    caller.check(
+        priority=body.priority,
+        namespace=namespace,
+        trace=options.trace,
+        method=method if options.enabled else "",
+        nodes=options.max_nodes if options.enabled else None,
+    )
     return Request(
         [],
         SamplingParams(),
@@ -54,7 +55,6 @@ def _granted_nodes(requested: int | None, method: str, caller: Caller, card: Mod
     Only this function refuses a number; the scheduler only cuts the trees of a full step. Requests without drafts have
     a number too: before one is admitted, the cache must have room for as much text.
     """
-    caller.check_nodes(requested)
     if requested is not None and requested > card.limit_nodes:
         message = f"max_nodes is {requested}; this server drafts at most {card.limit_nodes} nodes per step"
         raise RequestError(message, "max_nodes")
@@ -101,7 +101,6 @@ def check_logprobs_of_prompts(
 
 
 def check_choices(n: int, common: Request) -> None:
-    """Raises RequestError if a body asks for too many choices."""
     most = 1 if common.trace else MAX_CHOICES  # a whole answer's trace is made at one go
     if n > most:
         why = " with speculative.trace" if common.trace else ""

@@ -28,6 +28,7 @@ Choices = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MOST_CHOICE)]], Field(min_length=1, max_length=MOST_CHOICES)
 ]
 Schema = dict[str, Any] | bool
+GUIDED = {"guided_json": "wanted", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
 def _schema_of(value: Any) -> Any:
@@ -133,18 +134,16 @@ class StructuredFields(Strict):
     @cached_property
     def forms(self) -> dict[str, StructuredOutputs]:
         """The forms of the answer, by the name of the field that prescribes each."""
-        found: dict[str, Any] = {}
-        asked = self.response_format
+        found: dict[str, StructuredOutputs] = {}
+        asked, form = self.response_format, StructuredOutputs.model_construct
         if asked is not None and asked.json_schema is not None:
-            found["response_format"] = {"json": asked.json_schema.wanted}
+            found["response_format"] = form(wanted=asked.json_schema.wanted)
         elif asked is not None and asked.type == "json_object":
-            found["response_format"] = {"json_object": True}
-        for name in ("json", "regex", "choice", "grammar"):
-            value = getattr(self, f"guided_{name}")
-            if value is not None:
-                found[f"guided_{name}"] = {name: value}
-        made = {field: StructuredOutputs.model_construct(**_aliased(form)) for field, form in found.items()}
-        return made if self.structured_outputs is None else made | {"structured_outputs": self.structured_outputs}
+            found["response_format"] = form(json_object=True)
+        for field, name in GUIDED.items():
+            if (value := getattr(self, field)) is not None:
+                found[field] = form(**{name: value})
+        return found if self.structured_outputs is None else found | {"structured_outputs": self.structured_outputs}
 
     @cached_property
     def grammar(self) -> Grammar | None:
@@ -161,10 +160,6 @@ class StructuredFields(Strict):
         if made is not None and getattr(self, "ignore_eos", False):
             raise refuse(f"ignore_eos is true, but {field} is given: its text must end")
         return self
-
-
-def _aliased(form: dict[str, Any]) -> dict[str, Any]:
-    return {"wanted" if name == "json" else name: value for name, value in form.items()}
 
 
 def _grammar_of(form: StructuredOutputs, field: str) -> Grammar:

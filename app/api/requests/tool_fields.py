@@ -31,6 +31,7 @@ def known_choice(value: Any, named: str) -> Any:
     raise refuse(f"is {shorten(value)}; it must be 'auto', 'none', 'required', or {named}")
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 ToolName = Annotated[str, AfterValidator(checked_name)]
 
 
@@ -83,7 +84,7 @@ class TemplateFields(Strict):
     """Input of a chat template in addition to the messages."""
 
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("tools", mode="after")
@@ -123,7 +124,6 @@ class TemplateFields(Strict):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """Variables of the template other than messages and tools."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return self.chat_template_kwargs | effort
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from app.api.tools.calls import CallParser
 from app.api.tools.families import CallFamily
 from app.api.tools.parts import CallBegin, Part, TextPart, joined
 from app.api.tools.reasoning import ReasoningReader
+from engine.text import Detokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 class AnswerFormat(msgspec.Struct, frozen=True):
@@ -22,6 +28,24 @@ class AnswerFormat(msgspec.Struct, frozen=True):
 
     def reasoning(self) -> ReasoningReader | None:
         return ReasoningReader(is_open=self.is_open, keeps_spaces=self.keeps_spaces) if self.has_reasoning else None
+
+
+class AnswerForm(msgspec.Struct, frozen=True):
+    """How the text of one choice is made of its tokens, and read into parts."""
+
+    skip_special_tokens: bool = True
+    includes_stop: bool = False  # the stop string, or a stop id's text, ends the text
+    shown: frozenset[int] = frozenset()  # special tokens that the text shows nevertheless: marks that are read
+    echo: str = ""  # the text begins with it
+    is_echo_alone: bool = False  # and has nothing else: the engine's one token is dropped
+    reading: AnswerFormat | None = None  # None: the text is content, unchanged
+
+    def detokenizer(self, tokenizer: PreTrainedTokenizerFast) -> Detokenizer:
+        return Detokenizer(tokenizer, self.skip_special_tokens, self.shown)
+
+    def reader(self) -> AnswerReader | None:
+        """Reads the text into parts; None: it has only content."""
+        return None if self.reading is None else AnswerReader(self.reading)
 
 
 class AnswerReader:

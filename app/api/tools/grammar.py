@@ -58,7 +58,6 @@ class CallGrammars:
 
     @property
     def _more(self) -> str:
-        """Further calls."""
         if not self.is_parallel:
             return ""
         if self.family.is_named:
@@ -71,7 +70,6 @@ class CallGrammars:
 
     @property
     def _calls(self) -> str:
-        """The calls after the mark, if there is one."""
         if self.family.is_named:  # its list form, which all parsers of the family read
             return f'"[" call{self._more} "]"'
         return f"call{self._more}" if self.family.is_bare else f"{self._block}{self._more}"

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisWarning
 
-from app.api.items.body import ResponsesRequest
 from app.api.requests.parsing import Strict
+from app.api.requests.responses import ResponsesRequest
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 SCHEMAS: dict[str, type[Strict]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from app.access import keyring as keyrings
-from app.access.caller import AccessError
+from app.access.caller import StatusError
 from app.access.key_file import changing, digest_of, new_key, parse_records, read_records
 from app.access.keyring import Keyring
 from engine.errors import ConfigError
@@ -96,7 +96,7 @@ def test_a_change_that_fails_leaves_the_file_and_a_link_to_it(tmp_path: Path) ->
 def finds(keyring: Keyring, key: str) -> bool:
     try:
         keyring.find(key.encode())
-    except AccessError as error:
+    except StatusError as error:
         return error.status != 401
     return True
 

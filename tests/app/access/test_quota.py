@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.access.caller import AccessError
+from app.access.caller import StatusError
 from app.access.quota import Allowance, QuotaLimits
 from tests.app.access.conftest import Keys, Serve
 from tests.app.conftest import error_of
@@ -27,13 +27,13 @@ class QuotaClock:
         return self.now
 
 
-def refusal(allowance: Allowance, tokens: int | None = None) -> AccessError | None:
+def refusal(allowance: Allowance, tokens: int | None = None) -> StatusError | None:
     try:
         if tokens is None:
             allowance.enter()
         else:
             allowance.reserve(tokens)
-    except AccessError as error:
+    except StatusError as error:
         return error
     return None
 

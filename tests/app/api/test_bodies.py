@@ -9,7 +9,8 @@ import pytest
 from httpx import AsyncClient
 from starlette.requests import Request
 
-from app.api.errors import MAX_MESSAGE, ApiError
+from app.access.caller import StatusError
+from app.api.errors import MAX_MESSAGE
 from app.api.requests import bodies
 from app.api.requests.bodies import Bodies
 from app.api.requests.parsing import SMALL
@@ -141,7 +142,7 @@ async def test_a_body_is_refused_without_room_and_after_a_timeout(monkeypatch: p
                 pass
     with monkeypatch.context() as patch:
         patch.setattr(bodies, "READ_S", 0)
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(StatusError) as caught:
             async with work.read(request_of(never())):
                 pass
     assert caught.value.status == 408

@@ -13,8 +13,7 @@ from httpx import AsyncClient
 from transformers import AutoModelForCausalLM
 
 from app.api.answers.stream_writer import StreamWriter
-from app.api.choice import CompletionChoice
-from app.api.piece import ChoiceDelta
+from app.api.choice import ChoiceDelta, CompletionChoice
 from app.api.requests.grants import MAX_LOGPROBS_OF_PROMPTS, OFFSET_COST, check_logprobs_of_prompts
 from app.api.requests.schemas import CompletionRequest
 from app.inputs.tokenizers import load_tokenizer

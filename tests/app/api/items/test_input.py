@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from httpx import AsyncClient
 
-from app.api.items.body import ResponsesRequest
 from app.api.requests.parsing import validated
+from app.api.requests.responses import ResponsesRequest
 from tests.app.conftest import error_of
 
 CALL = {"type": "function_call", "call_id": "a", "name": "now", "arguments": "{}"}

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from app.api.answer_form import AnswerForm
 from app.api.choice import CompletionChoice
-from app.api.tools.answer import AnswerFormat
+from app.api.tools.answer import AnswerForm, AnswerFormat
 from deployments.submission.messages import ModelCard
 from engine.events import StepEvent
 from engine.request import Request

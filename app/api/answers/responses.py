@@ -1,0 +1,228 @@
+"""Responses as OpenAI's Responses API writes them: whole, or as events, of which the last has the whole.
+
+An item of the output is a stretch of one kind: reasoning, content, or a call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from app.api.answers.completions import Envelope, encode, usage
+from app.api.answers.logprobs import TokenTexts, chat_logprobs
+from app.api.answers.speculation import speculative_metrics
+from app.api.choice import ChoiceDelta, CompletionChoice
+from app.api.errors import answer_for
+from app.api.requests.responses import ResponsesRequest
+from app.api.tools.answer import AnswerFormat, AnswerReader
+from app.api.tools.parts import Arguments, CallBegin, Part, Reasoning, TextPart
+from engine.events import LENGTH
+
+COMPLETED, INCOMPLETE, FAILED = "completed", "incomplete", "failed"
+Event = dict[str, Any]
+
+
+class ResponseItems:
+    """The items of one response.
+
+    Args:
+        name: the end of the items' ids, after a number.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.done: list[dict[str, Any]] = []
+        self._name = name
+        self._open: dict[str, Any] | None = None
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is still held back
+
+    def push(self, parts: list[Part], logprobs: list[dict[str, Any]]) -> Iterator[Event]:
+        """Add parts of the answer; the next content takes ``logprobs``, and those of other parts are dropped."""
+        self._logprobs += logprobs
+        for part in parts:
+            match part:
+                case TextPart(text=text):
+                    yield from self._text("message", text)
+                case Reasoning(text=text):
+                    yield from self._text("reasoning", text)
+                case CallBegin(id=call_id, name=name):
+                    call = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
+                    yield from self._begin(call)
+                case Arguments(text=text):
+                    assert self._open is not None
+                    self._open["arguments"] += text
+                    yield self._event("function_call_arguments.delta", delta=text)
+
+    def end(self, status: str) -> Iterator[Event]:
+        if self._open is None and not self.done:
+            yield from self._text("message", "")
+        if self._logprobs and self._open is not None and self._open["type"] == "message":
+            yield from self._text("message", "")  # those of the end
+        yield from self._close(status)
+
+    def _text(self, kind: str, text: str) -> Iterator[Event]:
+        if self._open is None or self._open["type"] != kind:
+            own: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
+            yield from self._begin({"type": kind} | own)
+            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            if kind == "reasoning":
+                part = {"type": "reasoning_text", "text": ""}
+            yield self._event("content_part.added", content_index=0, part=dict(part))
+            self._opened["content"] = [part]
+        (content,) = self._opened["content"]
+        content["text"] += text
+        logprobs, self._logprobs = self._logprobs, []
+        of_tokens = {"logprobs": logprobs} if kind == "message" else {}
+        if of_tokens:
+            content["logprobs"] += logprobs
+        if text or logprobs:
+            yield self._event(f"{content['type']}.delta", content_index=0, delta=text, **of_tokens)
+
+    def _begin(self, item: dict[str, Any]) -> Iterator[Event]:
+        yield from self._close(COMPLETED)
+        if item["type"] != "message":
+            self._logprobs = []
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[item["type"]]
+        item_id = f"{prefix}_{len(self.done)}_{self._name}"
+        self._open = {"id": item_id, "status": "in_progress"} | item
+        if item["type"] != "function_call":
+            self._open["content"] = []
+        yield {"type": "response.output_item.added", "output_index": len(self.done), "item": dict(self._open)}
+
+    def _close(self, status: str) -> Iterator[Event]:
+        if self._open is None:
+            return
+        if self._open["type"] == "function_call":
+            arguments, name = self._open["arguments"], self._open["name"]
+            yield self._event("function_call_arguments.done", arguments=arguments, name=name)
+        else:
+            (part,) = self._open["content"]
+            said = {"text": part["text"]} | ({"logprobs": part["logprobs"]} if "logprobs" in part else {})
+            yield self._event(f"{part['type']}.done", content_index=0, **said)
+            yield self._event("content_part.done", content_index=0, part=part)
+        item, self._open = self._open | {"status": status}, None
+        self.done.append(item)
+        yield {"type": "response.output_item.done", "output_index": len(self.done) - 1, "item": item}
+
+    @property
+    def _opened(self) -> dict[str, Any]:
+        assert self._open is not None
+        return self._open
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        place = {"item_id": self._opened["id"], "output_index": len(self.done)}
+        return {"type": f"response.{kind}"} | place | fields
+
+
+class ResponseWriter:
+    """Writes one response, which has one choice."""
+
+    def __init__(
+        self, asked: ResponsesRequest, envelope: Envelope, choice: CompletionChoice, texts: TokenTexts
+    ) -> None:
+        self._asked, self._envelope, self._choice = asked, envelope, choice
+        self._texts = texts
+        self._reader = choice.form.reader() or AnswerReader(AnswerFormat())
+        self._items = ResponseItems(envelope.id.partition("_")[2])
+        self._n_events = 0
+
+    def whole(self, done: Sequence[tuple[CompletionChoice, ChoiceDelta]]) -> bytes:
+        for choice, piece in done:
+            for _ in self._grown(choice, piece):
+                pass
+        return encode(self._response(self._status))
+
+    def event(self, choice: CompletionChoice, piece: ChoiceDelta) -> bytes:
+        first: list[Event] = []
+        if not self._n_events:
+            begun = self._response("in_progress")
+            first = [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
+        return self._written(chain(first, self._grown(choice, piece)))
+
+    def end(self) -> bytes:
+        status = self._status
+        return self._written([{"type": f"response.{status}", "response": self._response(status)}])
+
+    def failed(self, error: Exception) -> bytes:
+        """The last event of a failed stream; raises ``error`` if no event was sent, so that a status can answer it."""
+        if not self._n_events:
+            raise error
+        failure = {"code": "server_error", "message": answer_for(error).message}
+        ended = self._written(self._items.end(INCOMPLETE))
+        response = self._response(FAILED) | {"error": failure}
+        return ended + self._written([{"type": "response.failed", "response": response}])
+
+    @property
+    def _status(self) -> str:
+        return INCOMPLETE if self._choice.finish_reason == LENGTH else COMPLETED
+
+    def _grown(self, choice: CompletionChoice, piece: ChoiceDelta) -> Iterable[Event]:
+        parts = self._reader.push(piece.text)
+        if piece.finish_reason is not None:
+            parts += self._reader.flush()
+        logprobs = [] if piece.logprobs is None else chat_logprobs(piece.logprobs, self._texts)["content"]
+        yield from self._items.push(parts, logprobs)
+        if piece.finish_reason is not None:
+            yield from self._items.end(self._status)
+
+    def _written(self, events: Iterable[Event]) -> bytes:
+        out = []
+        for event in events:
+            numbered = event | {"sequence_number": self._n_events}
+            out.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(numbered)))
+            self._n_events += 1
+        return b"".join(out)
+
+    def _response(self, status: str) -> dict[str, Any]:
+        asked, envelope = self._asked, self._envelope
+        has_ended = status != "in_progress"
+        fields = {
+            "id": envelope.id,
+            "object": "response",
+            "created_at": envelope.created,
+            "completed_at": int(time.time()) if status == COMPLETED else None,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == INCOMPLETE else None,
+            "model": envelope.model,
+            "output": [*self._items.done],
+            "usage": self._usage() if has_ended else None,
+            "background": False,
+            "previous_response_id": None,
+            "store": False,  # nothing is kept, whatever the request says
+            "truncation": "disabled",
+            "seed": envelope.seed,
+            "system_fingerprint": envelope.system_fingerprint,
+        }
+        if has_ended:
+            fields["metrics"] = speculative_metrics([self._choice], self._texts)
+        params = self._choice.request.params
+        return fields | asked_fields(asked) | {"temperature": params.temperature, "top_p": params.top_p}
+
+    def _usage(self) -> dict[str, Any]:
+        counts = usage([self._choice])
+        return {
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": counts["prompt_tokens_details"] | {"cache_write_tokens": 0},  # nothing is billed
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0} | counts.get("completion_tokens_details", {}),
+            "total_tokens": counts["total_tokens"],
+        }
+
+
+def asked_fields(asked: ResponsesRequest) -> dict[str, Any]:
+    """The fields of a body that its response repeats."""
+    return {
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "max_tool_calls": asked.max_tool_calls,
+        "metadata": asked.metadata,
+        "parallel_tool_calls": asked.parallel_tool_calls,
+        "reasoning": {"effort": asked.reasoning.effort, "summary": None},
+        "text": {"format": asked.text.format.fields},
+        "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else dict(asked.tool_choice),
+        "tools": [dict(tool) for tool in asked.tools],
+        "top_logprobs": asked.top_logprobs,
+        "user": asked.user,
+    }
