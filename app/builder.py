@@ -15,7 +15,7 @@ from app.composition.operation import access_options, log_options, playground_op
 from app.composition.pipeline import aliases, pipeline_options, router_options, target_options
 from app.composition.retrieval import retrieval_options
 from app.composition.sampling import sampling_defaults
-from app.composition.serve_options import CPUS, of_ingress, of_retrieval, of_router, of_target
+from app.composition.serve_options import CPUS, serve_options
 from app.composition.speculation import check_served_drafter, placement, served_speculators
 from app.config.errors import config_of
 from app.config.serve import ServeConfig
@@ -57,9 +57,10 @@ def application(config: ServeConfig, *, is_private: bool = False) -> Application
     """
     config = pinned(checked(config))
     check_served_drafter(config)
+    options = serve_options(config)
     served = retrieval_options(config)
-    retrieval = served and serve.deployment(RetrievalDeployment, name="Retrieval", **of_retrieval(config)).bind(served)
-    router = serve.deployment(RouterDeployment, name="Router", **of_router(config)).bind(
+    retrieval = served and serve.deployment(RetrievalDeployment, name="Retrieval", **options["Retrieval"]).bind(served)
+    router = serve.deployment(RouterDeployment, name="Router", **options["Router"]).bind(
         _targets(config),
         router_options(config),
         served_speculators(config),
@@ -68,14 +69,14 @@ def application(config: ServeConfig, *, is_private: bool = False) -> Application
         retrieval=retrieval,
         retrieved=served,
     )
-    ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", **of_ingress(config))
+    ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", **options["Ingress"])
     return ingress.bind(router, make_edge, _edge(config, is_private), config.router_patience)
 
 
 def _targets(config: ServeConfig) -> list[Application]:
     """A deployment each, not a replica: so a lane can name the pipeline that it wants to reach."""
     target, pipeline = target_options(config), pipeline_options(config)
-    usual = of_target(config) | replica_placement(pipeline, target.stages, CPUS)
+    usual = serve_options(config)["Target"] | replica_placement(pipeline, target.stages, CPUS)
     n = config.most_pipelines
     scaled: list[dict[str, Any]] = [{} if i < config.least_pipelines else elastic() for i in range(n)]
     return [

@@ -41,9 +41,6 @@ def pinned(config: ServeConfig) -> ServeConfig:
     """Return the configuration with the current commits of models on the hub. Fetches no weights.
 
     Every process then reads the same commit, also one that restarts after the hub has a newer one.
-
-    Raises:
-        ConfigError: there is no such model or revision.
     """
     found: dict[str, str] = {}
     commit = revision_of(texts_path(config.model, config.revision))

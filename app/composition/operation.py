@@ -15,11 +15,7 @@ from engine.errors import ConfigError
 
 
 def access_options(config: ServeConfig) -> AccessOptions:
-    """Return who may send which requests, once the key file has been checked.
-
-    Raises:
-        ConfigError: the key file cannot be read, or a record is wrong.
-    """
+    """Return who may send which requests; raise ConfigError if the key file cannot be read or a record is wrong."""
     keys = None if config.api_keys is None else Path(config.api_keys).expanduser().absolute()
     if keys is not None:
         read_records(keys)
@@ -38,11 +34,7 @@ def log_options(config: ServeConfig) -> LogOptions:
 
 
 def trace_options(config: ServeConfig) -> TraceOptions:
-    """Return where ingresses and router send the spans of requests.
-
-    Raises:
-        ConfigError: an endpoint is given, but the exporter is not installed.
-    """
+    """Return where ingresses and router send spans; raise ConfigError if the exporter is needed but not installed."""
     endpoint = config.otlp_endpoint
     if endpoint and not can_export():
         raise ConfigError(

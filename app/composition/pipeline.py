@@ -26,10 +26,9 @@ def trained_drafter(config: ServeConfig) -> DrafterSettings | None:
 
 
 def target_options(config: ServeConfig) -> TargetOptions:
-    """Return how stages load and run the target. Recorded answers of a simulated target are tokenised here.
+    """Return how stages load and run the target, with the recorded answers of a simulated one as tokens.
 
-    Raises:
-        ConfigError: the profile or the recorded answers of a simulated target cannot be used.
+    Raises ConfigError if its profile or the recorded answers cannot be used.
     """
     simulation = None
     if config.simulate is not None:

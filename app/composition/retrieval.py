@@ -24,8 +24,7 @@ COMPACT_FACTOR = 5  # a snapshot is built once the log holds this many times the
 def library(config: ServeConfig) -> LibraryAt | None:
     """Return what requests look up: by default the built-in snapshot for the default model, nothing for others.
 
-    Raises:
-        ConfigError: there is nothing where ``retrieval`` points.
+    Raises ConfigError if there is nothing where ``retrieval`` points.
     """
     if config.retrieval is None and config.model == DEFAULT_MODEL:
         return LibraryAt(BUILTIN, target_name(config.model), is_optional=True)  # a server also starts without it
@@ -33,11 +32,7 @@ def library(config: ServeConfig) -> LibraryAt | None:
 
 
 def watched_store(config: ServeConfig) -> str | None:
-    """Return the URL or folder of the store that the retrieval service watches; "": one in memory; None: no service.
-
-    Raises:
-        ConfigError: ``retrieval`` looks like a URL, but is not one.
-    """
+    """Return the URL or folder of the store that the retrieval service watches; "": one in memory; None: no service."""
     if config.retrieval is not None and is_store(config.retrieval):
         return checked_place(config.retrieval)
     return "" if config.live_namespaces else None

@@ -27,11 +27,7 @@ def placement(config: ServeConfig) -> SpeculatorPlacement:
 
 
 def speculator_options(config: ServeConfig) -> SpeculatorOptions:
-    """Return the settings of the methods, without what ``served_speculators`` reads from the model.
-
-    Raises:
-        ConfigError: there is nothing where ``retrieval`` points.
-    """
+    """Return the settings of the methods, without what ``served_speculators`` reads from the model."""
     given = [config.section(name) for name in SECTIONS]
     # auto looks up only texts that were named: requests rarely repeat the built-in ones, and a lookup takes time.
     looks_up = {"retrieval": config.retrieval is not None} | config.section("auto").given
@@ -81,12 +77,7 @@ def trained_method(config: ServeConfig, spec: ModelSpec) -> str | None:
 
 
 def check_served_drafter(config: ServeConfig) -> None:
-    """Refuse a draft model that cannot draft for the target. Reads configuration and tokenizer of both models.
-
-    Raises:
-        ConfigError: there is no such model, or its tokenizer differs from the target's.
-        UnsupportedModelError: a model cannot be run.
-    """
+    """Refuse a draft model that cannot draft for the target, as ``check_drafter`` does."""
     if config.draft_model is not None:
         from app.speculation.drafter import check_drafter
         from engine.model.loader import load_spec

@@ -40,12 +40,8 @@ SKIPPED |= {"idlelib", "lib2to3", "distutils", "turtledemo", "ensurepip"}
 def builtin_snapshot(model: Path) -> Path:
     """Return the folder of the built-in snapshot for the tokenizer in directory ``model``, and build it if needed.
 
-    That takes a few seconds, for which other processes that need it wait.
-
-    Raises:
-        OSError: the cache folder cannot be written, or ``model`` has no ``tokenizer.json``.
-        UnsupportedModelError: ``model`` omits its vocabulary size and is not supported, or its tokenizer cannot be
-            loaded.
+    That takes a few seconds, for which other processes that need it wait. Raises OSError if the cache folder cannot be
+    written or ``model`` has no ``tokenizer.json``, UnsupportedModelError if its tokenizer cannot be loaded.
     """
     about = Description(tokenizer_hash=tokenizer_hash(model), vocab_size=vocab_size_of(model))
     name = f"builtin-{about.tokenizer_hash}-{about.vocab_size}-{platform.python_version()}-{RECIPE}"

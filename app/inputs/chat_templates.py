@@ -63,8 +63,7 @@ def render_chat(
 ) -> str:
     """Return messages as the chat template renders them; with ``prompt`` the text ends where the next answer begins.
 
-    Raises:
-        ConfigError: the template fails on the messages; the message begins with ``origin``.
+    Raises ConfigError, which begins with ``origin``, if the template fails.
     """
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt))

@@ -43,10 +43,9 @@ class LibraryAt:
     is_optional: bool = False  # if it cannot be opened, log a warning and use an empty library
 
     def __call__(self) -> Library:
-        """Return the library. Text is read and tokenised, at about a megabyte per second.
+        """Return the library; raise ConfigError, which names the flag, if it cannot be opened and is not optional.
 
-        Raises:
-            ConfigError: it cannot be opened, and is not optional; the message names the flag.
+        Text is read and tokenised, at about a megabyte per second.
         """
         return _opened(self)[0]
 
@@ -66,13 +65,7 @@ def library_at(
 ) -> LibraryAt | None:
     """Return what opens the library that ``--retrieval`` names as ``where``; None for ``none``.
 
-    Args:
-        tokenizer: directory or hub id of the target.
-        namespace: of a store.
-        revision: of the target on the hub.
-
-    Raises:
-        ConfigError: there is nothing at ``where``.
+    The other arguments are those of ``LibraryAt``. Raises ConfigError if there is nothing at ``where``.
     """
     return None if where in (None, NONE) else LibraryAt(checked_place(where), tokenizer, namespace, revision)
 
@@ -80,21 +73,15 @@ def library_at(
 def prepare(at: LibraryAt | None) -> None:
     """Build the built-in snapshot, or check that a snapshot fits the model, before the drafting processes start.
 
-    They index text themselves, since an index cannot be sent, and open stores, which may start later.
-
-    Raises:
-        ConfigError: the snapshot cannot be used, and is not optional.
+    They index text themselves, since an index cannot be sent, and open stores, which may start later. Raises
+    ConfigError if the snapshot cannot be used and is not optional.
     """
     if at is not None and not at.is_text and not is_store(at.where):
         at()
 
 
 def checked_place(where: str) -> str:
-    """Return ``where``, a path made absolute.
-
-    Raises:
-        ConfigError: there is no such path, or it is an incomplete URL.
-    """
+    """Return ``where``, a path made absolute; raise ConfigError if it does not exist or is an incomplete URL."""
     try:
         check_form(where)
     except StoreAddressError as error:
@@ -109,7 +96,6 @@ def checked_place(where: str) -> str:
 
 @lru_cache(maxsize=4)
 def _opened(at: LibraryAt) -> tuple[Library, str]:
-    """Return the library and its label."""
     try:
         return _open(at)
     except Exception as error:
@@ -136,11 +122,7 @@ def _open(at: LibraryAt) -> tuple[Library, str]:
 
 
 def hash_of(path: Path) -> str:
-    """Return ``tokenizer_hash`` of a model's directory.
-
-    Raises:
-        UnsupportedModelError: it has no ``tokenizer.json``.
-    """
+    """Return ``tokenizer_hash`` of a model's directory; raise UnsupportedModelError if it has no ``tokenizer.json``."""
     try:
         return tokenizer_hash(path)
     except OSError as error:

@@ -36,9 +36,7 @@ def check_model(model: str, revision: str | None = None) -> None:
 def model_path(model: str, revision: str | None = None, weights: Collection[str] = WEIGHTS) -> Path:
     """Return the directory of a target: downloaded if it is on the hub, converted if it is a GGUF file.
 
-    Raises:
-        ConfigError: there is no such model or revision.
-        UnsupportedModelError: a GGUF file cannot be converted.
+    Raises ConfigError if there is no such model or revision, UnsupportedModelError if a file cannot be converted.
     """
     name = target_name(model)
     try:
@@ -53,19 +51,12 @@ def model_path(model: str, revision: str | None = None, weights: Collection[str]
 
 
 def texts_path(model: str, revision: str | None = None) -> Path:
-    """Return the directory of a target's configuration and tokenizer, without weights if it is on the hub.
-
-    Raises as ``model_path``.
-    """
+    """Return ``model_path`` with configuration and tokenizer, but without the weights of a model on the hub."""
     return model_path(model, revision, weights=())
 
 
 def drafter_path(model: str) -> str:
-    """Return what the loader reads for a drafter: the absolute path of a directory or GGUF file, or a hub id.
-
-    Raises:
-        ConfigError: ``model`` is ``demo``, which has no drafter.
-    """
+    """Return what the loader reads for a drafter: the absolute path of a directory or GGUF file, or a hub id."""
     if model == DEMO:
         raise ConfigError(
             f"draft_model (--draft-model) is {DEMO!r}; the default model has no draft model. Leave it out, or give a "
@@ -78,11 +69,8 @@ def drafter_path(model: str) -> str:
 def read_checkpoint(path: Path, *, has_weights: bool = True) -> tuple[ModelSpec, PreTrainedTokenizerFast]:
     """Return architecture and tokenizer of a checkpoint directory, after checks of all its files.
 
-    Every command decides here whether it can run a checkpoint. Of weight files only the headers are read, or nothing
-    without ``has_weights``.
-
-    Raises:
-        UnsupportedModelError: names the first file, and the key or tensor, that is missing or cannot be used.
+    Every command decides here whether it can run a checkpoint; UnsupportedModelError names the first file, and the key
+    or tensor, that is missing or cannot be used. Reads only headers of weight files, none without ``has_weights``.
     """
     from app.inputs.tokenizers import load_tokenizer
     from engine.model.loader import check_weights, load_spec

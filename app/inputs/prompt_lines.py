@@ -18,8 +18,7 @@ PARQUET = ".parquet"
 def records(path: Path, form: type[T]) -> Iterator[tuple[str, T]]:
     """Yield each record, a msgspec struct of type ``form``, with its place for messages: "line 3", "row 3".
 
-    Raises:
-        ConfigError: the file cannot be read, or a record has another form; the message names its place.
+    Raises ConfigError, which names the place, if the file cannot be read or a record has another form.
     """
     for where, raw in _rows(path) if path.suffix == PARQUET else _lines(path):
         try:

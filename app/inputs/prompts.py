@@ -98,8 +98,7 @@ class Line(msgspec.Struct, frozen=True):
     def question(self) -> Question:
         """Return the line as a question for a model in this process.
 
-        Raises:
-            ConfigError: the prompt is token ids, or the messages are not texts that end with a user's.
+        Raises ConfigError if the prompt is token ids, or the messages are not texts that end with a user's.
         """
         turns, context = self.turns, self.messages[:-1] if self.messages else []
         if self.messages:
@@ -114,8 +113,7 @@ class Line(msgspec.Struct, frozen=True):
     def body(self, endpoint: str) -> dict[str, Any]:
         """Return the fields that the line adds to the body of a request; only the first of several turns is asked.
 
-        Raises:
-            ConfigError: the endpoint does not take this form.
+        Raises ConfigError if the endpoint does not take this form.
         """
         if self.messages:
             if endpoint != CHAT:
@@ -141,8 +139,7 @@ def _last_content(messages: list[dict[str, Any]]) -> str:
 def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     """Return the first ``limit`` (None: all) questions of a file.
 
-    Raises:
-        ConfigError: the file cannot be read, is empty, or a line has none of the forms; the message names the line.
+    Raises ConfigError, which names the line, if the file cannot be read, is empty, or a line has none of the forms.
     """
     return _read(path, Line.question)[:limit]
 
@@ -150,14 +147,10 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
 def read_categories(
     paths: list[Path], limit: int | None, per_category: int | None, *, finer: bool = False
 ) -> list[Question]:
-    """Return the first ``limit`` questions of each file, and of these the first ``per_category`` (None: all) of each
-    category.
+    """Return the first ``per_category`` questions (None: all) of each category, of the first ``limit`` of each file.
 
-    A question without a category gets the name of its file. With ``finer`` each ``category/sub-category`` counts as a
-    category.
-
-    Raises:
-        ConfigError: as ``read_questions``.
+    The name of its file is the category of a question without one. With ``finer``, a category is
+    ``category/sub-category``. Raises ConfigError as ``read_questions``.
     """
 
     def named(question: Question, path: Path) -> str:
@@ -186,8 +179,7 @@ def first_of_each(items: Iterable[T], category: Callable[[T], str], n: int | Non
 def read_bodies(path: Path | None, endpoint: str) -> list[dict[str, Any]]:
     """Return the fields that each line of a file (None: each built-in prompt) adds to a request to ``endpoint``.
 
-    Raises:
-        ConfigError: the file cannot be read, is empty, or the endpoint does not take a line; the message names it.
+    Raises ConfigError as ``read_questions``, and if the endpoint does not take a line.
     """
     if path is None:
         return [Line(prompt=text).body(endpoint) for text in BUILTIN]
@@ -213,8 +205,7 @@ def _read(path: Path, convert: Callable[[Line], T]) -> list[T]:
 def encode_chat(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]]) -> list[int]:
     """Return the token ids of a conversation; all special tokens come from the chat template.
 
-    Raises:
-        ConfigError: the tokenizer has no chat template, or the template fails on the messages.
+    Raises ConfigError if the tokenizer has no chat template, or the template fails on the messages.
     """
     if not tokenizer.chat_template:
         raise ConfigError("the model has no chat template: use --raw")

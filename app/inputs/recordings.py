@@ -36,9 +36,7 @@ class RecordedTurn:
 def read_logs(paths: Iterable[Path], source: str | None, flag: str) -> list[Document]:
     """Return the conversations of several files, only those of ``source`` if it is given.
 
-    Raises:
-        ConfigError: a file cannot be read, a line has no answer, or no conversation is left; the message names
-            ``flag``.
+    Raises ConfigError, which names ``flag``, if a file cannot be read, a line has no answer, or none is left.
     """
     found: list[Document] = []
     for path in paths:
@@ -76,8 +74,7 @@ def split(documents: Sequence[Document], fraction: float) -> tuple[list[Document
 def encode(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document], what: str) -> list[RecordedTurn]:
     """Return every answer of the conversations, tokenised; ``what`` names them in errors.
 
-    Raises:
-        ConfigError: the chat template fails on a conversation, or no answer has a token.
+    Raises ConfigError if the chat template fails on a conversation, or no answer has a token.
     """
     turns: list[RecordedTurn] = []
     for index, document in enumerate(documents):

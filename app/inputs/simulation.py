@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from app.inputs.recordings import encode, read_logs
 from app.inputs.tokenizers import load_tokenizer
@@ -14,11 +16,7 @@ from engine.simulated.profile import PROFILES, PipelineProfile, Simulation, prof
 
 
 def profile_at(name: str, flag: str = "--simulate") -> PipelineProfile:
-    """Return the profile with a name, or the one in a JSON file.
-
-    Raises:
-        ConfigError: ``name`` is neither, or a field of the file is wrong; the message names ``flag``.
-    """
+    """Return the profile with a name or in a JSON file; raise ConfigError, which names ``flag``, if it is wrong."""
     if name in PROFILES:
         return PROFILES[name]
     path = Path(name).expanduser()
@@ -26,23 +24,13 @@ def profile_at(name: str, flag: str = "--simulate") -> PipelineProfile:
         known = ", ".join(PROFILES)
         raise ConfigError(f"{flag} is {name!r}; it must be a profile ({known}) or a JSON file (.json) with one")
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{flag} {path} cannot be read: {error}") from error
-    if not isinstance(given, dict):
-        raise ConfigError(f"{flag} {path} is not a JSON object")
-    try:
-        return profile_of(given)
-    except ConfigError as error:
+        return profile_of(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
+    except (OSError, msgspec.DecodeError, ConfigError) as error:
         raise ConfigError(f"{flag} {path}: {error}") from error
 
 
 def simulation_of(profile: str, answers: str | None, model: str, revision: str | None = None) -> Simulation:
-    """Return the options of a simulated target, with recorded answers as tokens of ``model``'s tokenizer.
-
-    Raises:
-        ConfigError: the profile or the recorded answers cannot be used.
-    """
+    """Return the options of a simulated target, with recorded answers as tokens of ``model``'s tokenizer."""
     if answers is None:
         return Simulation(profile_at(profile))
     flag = "--simulate-answers"

@@ -29,8 +29,7 @@ def is_store(where: str) -> bool:
 def open_store_at(where: str, namespace: str, flag: str) -> Store:
     """Return the store of ``namespace`` at ``where``, a URL or a folder, not connected yet.
 
-    Raises:
-        ConfigError: there is no such kind of store, or the namespace is not valid; the message names ``flag``.
+    Raises ConfigError, which names ``flag``, if there is no such kind of store or the namespace is not valid.
     """
     from retrieval_store.stores.open import open_store
 

@@ -21,11 +21,7 @@ def index_of(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast) 
 
 
 def tokenised(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[int]]:
-    """Yield the token ids of each document; special tokens only from the chat template. Shows a progress bar.
-
-    Raises:
-        ConfigError: the chat template fails on a conversation.
-    """
+    """Yield the token ids of each document; special tokens only from the chat template. Shows a progress bar."""
     with bar("indexing", len(documents), "text", disable=len(documents) < BATCH) as shown:
         for start in range(0, len(documents), BATCH):
             some = documents[start : start + BATCH]
@@ -36,7 +32,7 @@ def tokenised(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast)
 
 
 def as_text(document: Document, tokenizer: PreTrainedTokenizerFast) -> str:
-    """Return a document as the target reads it; raises as ``conversation``."""
+    """Return a document as the target reads it."""
     if not document.messages:
         return document.text
     return conversation(document.messages, document.origin, tokenizer)
@@ -45,16 +41,10 @@ def as_text(document: Document, tokenizer: PreTrainedTokenizerFast) -> str:
 def conversation(
     messages: Sequence[ConversationMessage], origin: str, tokenizer: PreTrainedTokenizerFast, prompt: bool = False
 ) -> str:
-    """Return messages as the chat template renders them; as paragraphs if there is no template.
+    """Return messages, at least one, as the chat template renders them; as paragraphs if there is no template.
 
-    Args:
-        messages: at least one.
-        origin: where they are from, for errors.
-        tokenizer: with the template.
-        prompt: end where the next answer begins.
-
-    Raises:
-        ConfigError: the chat template fails on them.
+    With ``prompt`` the text ends where the next answer begins. Raises ConfigError, which names ``origin``, if the
+    template fails.
     """
     if not tokenizer.chat_template:
         return "\n\n".join([*(message.content for message in messages), *([""] if prompt else [])])

@@ -82,9 +82,9 @@ class Cluster:
         """Return tokens per second with such trees, divided by those without."""
         return self.speculating(streams, nodes).tokens_per_s / self.decoding(streams).tokens_per_s
 
-    def best_nodes(self, streams: int, choices: Sequence[int] = (0, 1, 2, 4, 8, 16, 32, 64, 128)) -> int:
-        """Return the size of tree with most tokens per second."""
-        return max(choices, key=lambda nodes: (self.speculating(streams, nodes).tokens_per_s, -nodes))
+    def best_nodes(self, streams: int) -> int:
+        """Return the size of tree with most tokens per second; the smallest of equals."""
+        return max((0, 1, 2, 4, 8, 16, 32, 64, 128), key=lambda nodes: self.speculating(streams, nodes).tokens_per_s)
 
 
 def split(n: int, m: int) -> list[int]:

@@ -10,14 +10,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from app.planning.sizes import ModelSizes
-from engine.errors import ConfigError
 from engine.model.partition import ModelParts
 from engine.model.ranges import LayerRange
 from engine.simulated.profile import H200_BYTES_PER_S, H200_FLOPS, PipelineProfile
 
 LAYER_OPERATORS, OTHER_OPERATORS = 40, 48  # of a step without drafts, counted: in a layer; in head and verification
 TREE_S, TREE_LAYERS = 0.3e-3 / 64, 32  # estimated seconds that a node adds in so many layers, without arithmetic
-LEAST, MOST = 1e-6, 1e9  # of a flag; LEAST of those that divide
 TAU = "1 + 0.31 ln(1 + nodes): a fit to three measured methods on other models, docs/scaling.md"
 
 
@@ -28,11 +26,7 @@ def _figure(default: float, source: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Assumed speeds of a GPU, of the software and of the links between stages.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """Assumed speeds of a GPU, of the software and of the links between stages."""
 
     # weights and caches are read at this rate
     memory_bytes_per_s: float = _figure(H200_BYTES_PER_S, "a copy on an H200, measured with PyTorch alone")
@@ -44,16 +38,6 @@ class Hardware:
     turn_s: float = _figure(5e-4, "software in the router, docs/scaling.md: measured on two CPU cores")
     link_bytes_per_s: float = _figure(0.0, "links are left out")  # 0: no limit
     link_latency_s: float = _figure(0.0, "links are left out")
-
-    def __post_init__(self) -> None:
-        for flag, least, value in (
-            ("--memory-tbs", LEAST, self.memory_bytes_per_s / 1e12),
-            ("--tflops", LEAST, self.flops / 1e12),
-            ("--launch-us", 0, self.launch_s * 1e6),
-            ("--link-gbits", 0, self.link_bytes_per_s * 8 / 1e9),
-        ):
-            if not least <= value <= MOST:
-                raise ConfigError(f"{flag} is {value:g}; it must be {least:g} to {MOST:g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.planning.cluster import Cluster, DecodingRates, split
+from app.planning.cluster import Cluster, split
 from app.planning.hardware import Hardware, derived_profile, spread
 from app.planning.sizes import ModelSizes
 from engine.errors import ConfigError
@@ -15,27 +15,18 @@ from engine.simulated.profile import PipelineProfile
 
 STREAMS = (1, 8, 32, 128, 512)
 BLOCK = 64  # tokens of a KV block; the last block of a sequence is partly empty
-MOST_GPUS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Drafts:
-    """The assumed speculation."""
+class PlanRequest:
+    """What to plan for."""
 
+    gpus: int  # of all replicas
+    usable: int  # bytes of one GPU for weights, KV cache and a step
+    context: int  # tokens of a sequence, prompt and output
+    stages: int | None = None  # of a replica; None: every number that divides the GPUs
     tokens_per_forward: float | None = None  # None: the fit of docs/scaling.md, with the fastest tree
     nodes: int = 63  # of each step's tree, if ``tokens_per_forward`` is given
-
-    def __post_init__(self) -> None:
-        if self.tokens_per_forward is not None and not 1 <= self.tokens_per_forward <= self.nodes + 1:
-            raise ConfigError(
-                f"--tokens-per-forward is {self.tokens_per_forward:g}; it must be 1 to {self.nodes + 1}, the "
-                "nodes of a tree and the bonus token"
-            )
-
-    def of(self, cluster: Cluster, streams: int) -> DecodingRates:
-        if self.tokens_per_forward is not None:
-            return cluster.decoding(streams, self.nodes, self.tokens_per_forward)
-        return cluster.speculating(streams, cluster.best_nodes(streams))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,56 +57,33 @@ class GpuLayout:
         return max((stage.weights for stage in self.held), default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutConstraints:
-    """What every layout keeps to."""
-
-    gpus: int  # of all replicas
-    usable: int  # bytes of one GPU for weights, KV cache and a step
-    context: int  # tokens of a sequence, prompt and output
-    stages: int | None = None  # of a replica; None: every number that divides the GPUs
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.gpus <= MOST_GPUS:
-            raise ConfigError(f"--gpus is {self.gpus}; it must be 1 to {MOST_GPUS}")
-        if self.context < 1:
-            raise ConfigError(f"--context is {self.context}; it must be at least 1")
-        if self.stages is not None and (self.stages < 1 or self.gpus % self.stages):
-            raise ConfigError(f"--stages is {self.stages}; it must divide --gpus, {self.gpus}")
-
-
 def layouts(
-    sizes: ModelSizes,
-    constraints: LayoutConstraints,
-    hardware: Hardware,
-    profile: PipelineProfile | None,
-    drafts: Drafts,
+    sizes: ModelSizes, asked: PlanRequest, hardware: Hardware, profile: PipelineProfile | None
 ) -> list[GpuLayout]:
-    """Return every layout, fewest stages first. Step times are those of ``profile`` or, if it is None, of ``hardware``.
+    """Return every layout, fewest stages first; raise ConfigError if the context is longer than the model's.
 
-    Raises:
-        ConfigError: the context is longer than the model's.
+    Step times are those of ``profile`` or, if it is None, follow from ``hardware``.
     """
-    if constraints.context > sizes.spec.max_positions:
-        raise ConfigError(f"--context is {constraints.context}; the model allows {sizes.spec.max_positions} tokens")
-    sequence = (-(-constraints.context // BLOCK) + 1) * BLOCK * sizes.kv_token_bytes  # one block more for the tree
+    if asked.context > sizes.spec.max_positions:
+        raise ConfigError(f"--context is {asked.context}; the model allows {sizes.spec.max_positions} tokens")
+    sequence = (-(-asked.context // BLOCK) + 1) * BLOCK * sizes.kv_token_bytes  # one block more for the tree
     found = []
-    for stages in range(1, min(constraints.gpus, sizes.spec.n_layers) + 1):
-        if constraints.gpus % stages or constraints.stages not in (None, stages):
+    for stages in range(1, min(asked.gpus, sizes.spec.n_layers) + 1):
+        if asked.gpus % stages or asked.stages not in (None, stages):
             continue
-        replicas = constraints.gpus // stages
+        replicas = asked.gpus // stages
         try:
-            ranges = sizes.split(stages, sequence, constraints.usable)
+            ranges = sizes.split(stages, sequence, asked.usable)
         except ConfigError:
             largest = max(one.weights + one.kv for one in sizes.stages(sizes.split(stages, sequence), sequence)) / GIB
-            room = f"{largest:.1f} GiB, one sequence's cache included, of {constraints.usable / GIB:.1f}"
+            room = f"{largest:.1f} GiB, one sequence's cache included, of {asked.usable / GIB:.1f}"
             found.append(GpuLayout(replicas, stages, why_not=f"a stage would hold {room}"))
             continue
-        kv_bytes = sizes.kv_room(ranges, constraints.usable)
+        kv_bytes = sizes.kv_room(ranges, asked.usable)
         fits = kv_bytes // sequence * replicas
         times = derived_profile(sizes, ranges, hardware) if profile is None else spread(profile, stages)
-        cluster = Cluster(times, stages, hardware.hop_s, hardware.turn_s, constraints.context)
-        rates = [_rate(cluster, n, replicas, drafts) for n in STREAMS if n <= fits]
+        cluster = Cluster(times, stages, hardware.hop_s, hardware.turn_s, asked.context)
+        rates = [_rate(cluster, n, replicas, asked) for n in STREAMS if n <= fits]
         found.append(GpuLayout(replicas, stages, sizes.stages(ranges, kv_bytes), kv_bytes, fits, rates))
     return found
 
@@ -125,9 +93,12 @@ def chosen(found: Sequence[GpuLayout]) -> GpuLayout | None:
     return max((one for one in found if not one.why_not), key=lambda one: one.sequences, default=None)
 
 
-def _rate(cluster: Cluster, streams: int, replicas: int, drafts: Drafts) -> Rate:
+def _rate(cluster: Cluster, streams: int, replicas: int, asked: PlanRequest) -> Rate:
     """Return the rate of streams that are spread evenly over replicas."""
     parts = split(streams, min(streams, replicas))
-    drafted = [drafts.of(cluster, n) for n in parts]
+    if asked.tokens_per_forward is None:
+        drafted = [cluster.speculating(n, cluster.best_nodes(n)) for n in parts]
+    else:
+        drafted = [cluster.decoding(n, asked.nodes, asked.tokens_per_forward) for n in parts]
     plain = sum(cluster.decoding(n).tokens_per_s for n in parts)
     return Rate(streams, plain, sum(one.tokens_per_s for one in drafted), drafted[0].nodes)

@@ -5,16 +5,24 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from app.inputs.simulation import profile_at
 from app.planning.hardware import Hardware, PlanningInput, planning_inputs
-from app.planning.layouts import Drafts, GpuLayout, LayoutConstraints, chosen, layouts
+from app.planning.layouts import GpuLayout, PlanRequest, chosen, layouts
 from app.planning.sizes import ModelSizes, sizes_of, usable_bytes
 from engine.errors import ConfigError
 from engine.model.partition import GIB
 
-MOST_NODES = 4096
+RANGES = {  # least and most value of each flag
+    "gpus": (1, 4096),
+    "context": (1, 1e9),
+    "nodes": (1, 4096),
+    "memory_tbs": (1e-6, 1e9),
+    "tflops": (1e-6, 1e9),
+    "launch_us": (0, 1e9),
+    "link_gbits": (0, 1e9),
+}
 DEFAULT_CONTEXT = 4096
 DEFAULT_SEQUENCES = 64  # of --max-sequences
 
@@ -26,7 +34,7 @@ class DeploymentPlan:
     model: str  # as the user named it
     model_flags: str  # of ``spectra serve``, for that model in its dtype and quantization
     sizes: ModelSizes
-    constraints: LayoutConstraints
+    asked: PlanRequest
     disks: Sequence[float]  # bytes per second at which a stage may read its weights
     found: Sequence[GpuLayout]
     inputs: Sequence[PlanningInput]
@@ -50,6 +58,21 @@ class DeploymentPlan:
         )
 
 
+def check_ranges(given: argparse.Namespace) -> None:
+    """Raise ConfigError, which names the flag, if a flag of ``spectra plan`` is out of range."""
+    for name, (least, most) in RANGES.items():
+        value = getattr(given, name)
+        if value is not None and not least <= value <= most:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be {least:g} to {most:g}")
+    if given.stages is not None and (given.stages < 1 or given.gpus % given.stages):
+        raise ConfigError(f"--stages is {given.stages}; it must divide --gpus, {given.gpus}")
+    if given.tokens_per_forward is not None and not 1 <= given.tokens_per_forward <= given.nodes + 1:
+        raise ConfigError(
+            f"--tokens-per-forward is {given.tokens_per_forward}; it must be 1 to {given.nodes + 1}, the nodes of a "
+            "tree and the bonus token"
+        )
+
+
 def make_plan(given: argparse.Namespace, disks: Sequence[float]) -> DeploymentPlan:
     """Return the plan for parsed flags.
 
@@ -57,23 +80,19 @@ def make_plan(given: argparse.Namespace, disks: Sequence[float]) -> DeploymentPl
         ConfigError: a flag is out of range, or there is no such model or profile; the message names it.
         UnsupportedModelError: the model's architecture is not supported.
     """
-    if not 1 <= given.nodes <= MOST_NODES:
-        raise ConfigError(f"--nodes is {given.nodes}; it must be 1 to {MOST_NODES}")
+    check_ranges(given)
+    usable = usable_bytes(given.gpu_memory_gib, given.usable)
+    profile = None if given.profile is None else profile_at(given.profile, "--profile")
+    sizes = sizes_of(given.model, given.revision, given.dtype, given.quantization)
     hardware = Hardware(
         given.memory_tbs * 1e12, given.tflops * 1e12, given.launch_us / 1e6, link_bytes_per_s=given.link_gbits * 1e9 / 8
     )
-    drafts = Drafts(given.tokens_per_forward, given.nodes)
-    usable = usable_bytes(given.gpu_memory_gib, given.usable)
-    context = DEFAULT_CONTEXT if given.context is None else given.context
-    constraints = LayoutConstraints(given.gpus, usable, context, given.stages)
-    profile = None if given.profile is None else profile_at(given.profile, "--profile")
-    sizes = sizes_of(given.model, given.revision, given.dtype, given.quantization)
-    if given.context is None:
-        constraints = replace(constraints, context=min(DEFAULT_CONTEXT, sizes.spec.max_positions))
-    found = layouts(sizes, constraints, hardware, profile, drafts)
+    context = min(DEFAULT_CONTEXT, sizes.spec.max_positions) if given.context is None else given.context
+    asked = PlanRequest(given.gpus, usable, context, given.stages, given.tokens_per_forward, given.nodes)
+    found = layouts(sizes, asked, hardware, profile)
     named = None if profile is None else (given.profile, profile)
     inputs = planning_inputs(hardware, named, given.tokens_per_forward)
     names = {"--model": given.model.removesuffix("/config.json"), "--revision": given.revision}
     names |= {"--dtype": given.dtype, "--quantization": given.quantization}
     flags = " ".join(f"{flag} {shlex.quote(value)}" for flag, value in names.items() if value is not None)
-    return DeploymentPlan(given.model, flags, sizes, constraints, disks, found, inputs)
+    return DeploymentPlan(given.model, flags, sizes, asked, disks, found, inputs)

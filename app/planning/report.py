@@ -27,9 +27,9 @@ def document(plan: DeploymentPlan) -> dict[str, Any]:
         "dtype": _dtype(plan),
         "weight_bytes": sizes.bytes,
         "kv_bytes_per_token": sizes.kv_token_bytes,
-        "gpus": plan.constraints.gpus,
-        "usable_bytes_per_gpu": plan.constraints.usable,
-        "context": plan.constraints.context,
+        "gpus": plan.asked.gpus,
+        "usable_bytes_per_gpu": plan.asked.usable,
+        "context": plan.asked.context,
         "fits": plan.best is not None,
         "command": plan.command,
         "layouts": [_layout(one, plan) for one in plan.found],
@@ -57,12 +57,12 @@ def _layout(one: GpuLayout, plan: DeploymentPlan) -> dict[str, Any]:
 
 def text(plan: DeploymentPlan) -> str:
     """Return the plan as text for a terminal."""
-    sizes, constraints, best = plan.sizes, plan.constraints, plan.best
+    sizes, asked, best = plan.sizes, plan.asked, plan.best
     lines = [
         f"{plan.model}: {sizes.n_parameters / 1e9:.2f}B parameters in {sizes.spec.n_layers} layers, {_dtype(plan)}; "
         f"{sizes.bytes / GIB:.1f} GiB of weights, {sizes.kv_token_bytes / 1024:.0f} KiB of KV cache a token",
-        f"{constraints.gpus} GPUs, each with {constraints.usable / GIB:.1f} GiB for weights, KV cache and a step; "
-        f"sequences of {constraints.context} tokens, prompt and output",
+        f"{asked.gpus} GPUs, each with {asked.usable / GIB:.1f} GiB for weights, KV cache and a step; "
+        f"sequences of {asked.context} tokens, prompt and output",
         "",
         *_table(plan),
         "",

@@ -35,12 +35,7 @@ class ModelSizes:
 
     @classmethod
     def of(cls, config: Any, dtype: torch.dtype, quantization: str | None = None) -> ModelSizes:
-        """Return the sizes for a Hugging Face config.
-
-        Raises:
-            ConfigError: ``quantization`` is unknown, or its package is not installed.
-            UnsupportedModelError: the architecture is not supported.
-        """
+        """Return the sizes for a Hugging Face config; raise SpectraError if it or ``quantization`` is not supported."""
         spec = read_spec(config)
         return cls(spec, parameters(config, spec), weight_bytes(config, spec, dtype, quantization), dtype, config)
 
@@ -66,12 +61,8 @@ class ModelSizes:
     def split(self, stages: int, kv_bytes: int = 0, limit: int | None = None) -> list[LayerRange]:
         """Return the layers of each stage, as ``--layer-split auto`` splits them.
 
-        Args:
-            kv_bytes: of the KV cache over all stages.
-            limit: bytes of weights and cache that one stage may take; None: no limit.
-
-        Raises:
-            ConfigError: there are more stages than layers, or no split fits into ``limit``.
+        A stage may take ``limit`` bytes (None: no limit) of weights and of the KV cache, ``kv_bytes`` over all stages.
+        Raises ConfigError if there are more stages than layers, or no split fits.
         """
         costs = ModelParts(self.parameters.layers, 0, self.parameters.head)
         held = with_kv(self.weights, kv_bytes // self.spec.n_layers)
@@ -100,9 +91,7 @@ class ModelSizes:
 def sizes_of(model: str, revision: str | None, dtype: str | None, quantization: str | None) -> ModelSizes:
     """Return the sizes of a model: of a ``config.json``, its folder, or a hub id. Reads no weights.
 
-    Raises:
-        ConfigError: there is no such model, or ``dtype`` or ``quantization`` is unknown.
-        UnsupportedModelError: the folder has no config, or its architecture is not supported.
+    Raises SpectraError if there is no such model, or it, ``dtype`` or ``quantization`` is not supported.
     """
     file = Path(model).expanduser()
     path = file.parent if file.name == "config.json" and file.is_file() else texts_path(model, revision)
@@ -111,11 +100,7 @@ def sizes_of(model: str, revision: str | None, dtype: str | None, quantization: 
 
 
 def usable_bytes(gpu_memory_gib: float, share: float) -> int:
-    """Return the bytes of a GPU for weights, KV cache and a step.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """Return the bytes of a GPU for weights, KV cache and a step; raise ConfigError if a value is out of range."""
     if not 0 < gpu_memory_gib <= 1 << 20:
         raise ConfigError(f"--gpu-memory-gib is {gpu_memory_gib}; it must be above 0 and at most {1 << 20}")
     if not 0 < share <= 1:

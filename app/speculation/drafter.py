@@ -18,11 +18,7 @@ FORWARD = GIB // 2  # estimated bytes of a GPU for the forward passes of a draft
 
 
 def draft_model_bytes(config: ServeConfig) -> int:
-    """Return the estimated bytes of the draft model, loaded with the first request, on the target's GPU; 0 without one.
-
-    Raises:
-        ConfigError: there is no such model.
-    """
+    """Return about how many bytes of the target's GPU the draft model takes, once the first request loads it; or 0."""
     if config.draft_model is None or config.device == "cpu":
         return 0
     return loaded_bytes(resolve(drafter_path(config.draft_model))) + int(DraftModelConfig().kv_gib * GIB) + FORWARD
@@ -31,11 +27,8 @@ def draft_model_bytes(config: ServeConfig) -> int:
 def check_drafter(model: str, path: Path, spec: ModelSpec) -> None:
     """Refuse a draft model whose token ids differ in meaning from those of the target in directory ``path``.
 
-    How text is cut into tokens does not matter, because a draft model reads ids.
-
-    Raises:
-        ConfigError: the vocabularies differ; the message says how.
-        UnsupportedModelError: the draft model cannot be run.
+    How text is cut into tokens does not matter, because a draft model reads ids. Raises ConfigError if there is no such
+    model or the vocabularies differ, UnsupportedModelError if it cannot be run.
     """
     try:
         found = resolve(model, weights=())

@@ -98,11 +98,7 @@ def encoded(path: Path, questions: Sequence[Question], longest: int = 1 << 20) -
 
 
 def longest_prompt(target: LocalTarget, max_new_tokens: int = MAX_NEW_TOKENS) -> int:
-    """Return how many tokens a prompt may have for ``max_new_tokens`` to fit into the context after it.
-
-    Raises:
-        ConfigError: the context is too short for any prompt.
-    """
+    """Return how many tokens a prompt may have with ``max_new_tokens`` after it; raise ConfigError if none fits."""
     longest = target.info.max_model_len - max_new_tokens
     if longest < 1:
         raise ConfigError(f"a context of {target.info.max_model_len} tokens has no room for {max_new_tokens} new ones")
@@ -113,10 +109,7 @@ def model_heads(path: Path, spec: ModelSpec, file: Path | None, load: Callable[[
     """Return the heads of the model in directory ``path``: those of ``file``, else cached ones.
 
     Without either, finds them on the built-in prompts with the target that ``load`` returns, and caches them; returns
-    no heads if ``load`` is None.
-
-    Raises:
-        ConfigError: ``file`` is broken or belongs to another model, or no heads can be found.
+    none if ``load`` is None. Raises ConfigError if ``file`` is broken or another model's, or no heads can be found.
     """
     model = model_hash(path)
     if file is not None:
@@ -151,11 +144,7 @@ def names_method(methods: Sequence[str]) -> bool:
 
 
 def offline_heads(config: ServeConfig, methods: Sequence[str], path: Path, target: LocalTarget) -> Heads:
-    """Return the heads for an offline command: none unless a method needs them or ``heads`` names a file.
-
-    Raises:
-        ConfigError: as ``model_heads``.
-    """
+    """Return the heads for an offline command: none unless a method needs them or ``heads`` names a file."""
     file = None if config.heads is None else Path(config.heads)
     if file is None and not names_method(methods):
         return ()

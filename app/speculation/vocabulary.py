@@ -30,6 +30,7 @@ from speculators.successors.vocabulary import (
     mean_rows,
 )
 
+FOLDER = "vocabulary"  # in the cache
 QUESTIONS = (
     ".",  # favours no kind of answer
     "Write a story about a robot.",
@@ -102,12 +103,12 @@ def _read(
 
 def rows_file(path: Path) -> Path:
     """Return where the rows of the model in directory ``path`` are kept."""
-    return _folder() / f"{model_hash(path)}.safetensors"
+    return cache_folder() / FOLDER / f"{model_hash(path)}.safetensors"
 
 
 def known_rows(path: Path, spec: ModelSpec) -> VocabularyRows | None:
     """Return the rows of the model in directory ``path``; None if they were never read, or the file is damaged."""
-    if not _folder().is_dir():  # hashing the weights would take time
+    if not (cache_folder() / FOLDER).is_dir():  # hashing the weights would take time
         return None
     file = rows_file(path)
     try:
@@ -115,7 +116,3 @@ def known_rows(path: Path, spec: ModelSpec) -> VocabularyRows | None:
     except ConfigError as error:  # from an older version, or truncated
         print(f"spectra: {error}", file=sys.stderr)
         return None
-
-
-def _folder() -> Path:
-    return cache_folder() / "vocabulary"

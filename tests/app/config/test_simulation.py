@@ -70,8 +70,8 @@ def test_recorded_answers_become_tokens_of_the_model(tiny_checkpoint: Path, tmp_
 @pytest.mark.parametrize(
     ("profile", "says"),
     [
-        ("{", r"--simulate .*own\.json.*cannot be read"),
-        ("[]", r"--simulate .*own\.json.*is not a JSON object"),
+        ("{", r"--simulate .*own\.json: .*truncated"),
+        ("[]", r"--simulate .*own\.json: Expected `object`, got `array`"),
         ('{"base_s": 1, "speed": 2}', r"--simulate .*own\.json.*no field 'speed'"),
         ('{"base_s": 0.02}', "^transport is gloo, but has no effect: stages is 1"),
         (None, r"--simulate is .*own\.json.*; it must be a profile \(70b-h100x2, .*flat10\) or a JSON file"),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 from functools import cache
 
 import pytest
 import torch
 
+from app.commands.operation.plan import add_arguments
 from app.planning.cluster import Cluster
 from app.planning.hardware import Hardware, spread
-from app.planning.layouts import BLOCK, Drafts, GpuLayout, LayoutConstraints, chosen, layouts
+from app.planning.layouts import BLOCK, GpuLayout, PlanRequest, chosen, layouts
+from app.planning.plan import check_ranges
 from app.planning.sizes import ModelSizes
 from engine.errors import ConfigError
 from engine.model.partition import GIB
@@ -23,8 +26,7 @@ PAPER = PROFILES["70b-h100x4"]
 
 @cache
 def planned(gpus: int, stages: int | None = None, context: int = 1500) -> list[GpuLayout]:
-    constraints = LayoutConstraints(gpus, USABLE, context, stages)
-    return layouts(SEVENTY, constraints, Hardware(), PAPER, Drafts())
+    return layouts(SEVENTY, PlanRequest(gpus, USABLE, context, stages), Hardware(), PAPER)
 
 
 def test_every_stage_fits_its_gpu_and_one_more_token_would_not() -> None:
@@ -66,19 +68,25 @@ def test_streams_are_divided_among_replicas_and_all_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("flags", "says"),
     [
-        (lambda: LayoutConstraints(0, USABLE, 10), "--gpus is 0"),
-        (lambda: LayoutConstraints(8, USABLE, 10, 3), "--stages is 3; it must divide --gpus, 8"),
-        (lambda: LayoutConstraints(8, USABLE, 0), "--context is 0"),
-        (lambda: Drafts(0.5), "--tokens-per-forward is 0.5"),
-        (lambda: Drafts(9.0, 4), "it must be 1 to 5"),
-        (lambda: Hardware(memory_bytes_per_s=0), "--memory-tbs"),
-        (lambda: Hardware(memory_bytes_per_s=1e-300), "it must be 1e-06 to 1e"),
-        (lambda: Hardware(launch_s=-1), "--launch-us"),
-        (lambda: planned(8, context=1 << 20), "the model allows 131072 tokens"),
+        ("--gpus 0", "--gpus is 0; it must be 1 to 4096"),
+        ("--stages 3", "--stages is 3; it must divide --gpus, 8"),
+        ("--context 0", "--context is 0"),
+        ("--tokens-per-forward 0.5", "--tokens-per-forward is 0.5"),
+        ("--tokens-per-forward 9 --nodes 4", "it must be 1 to 5"),
+        ("--memory-tbs 0", "--memory-tbs is 0.0; it must be 1e-06 to 1e"),
+        ("--launch-us -1", "--launch-us is -1"),
     ],
 )
-def test_a_value_out_of_range_is_named(make: object, says: str) -> None:
+def test_a_flag_out_of_range_is_named(flags: str, says: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    command = f"--model none --gpus 8 --gpu-memory-gib 80 {flags}"
     with pytest.raises(ConfigError, match=says):
-        make()  # type: ignore[operator]
+        check_ranges(parser.parse_args(command.split()))
+
+
+def test_a_context_beyond_the_models_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the model allows 131072 tokens"):
+        planned(8, context=1 << 20)
