@@ -26,7 +26,7 @@ from engine.model.identity import vocab_size as vocab_size_of
 from retrieval_store.errors import SnapshotError
 from retrieval_store.index.index import Tokens
 from retrieval_store.snapshots.corpus import Document
-from retrieval_store.snapshots.snapshot import Description, check_sizes, read_manifest
+from retrieval_store.snapshots.snapshot import Description, check_files
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 
 BUILTIN = "builtin"
@@ -61,7 +61,7 @@ def builtin_snapshot(model: Path) -> Path:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        check_sizes(folder, read_manifest(folder))
+        check_files(folder)
     except SnapshotError:
         return False
     return True

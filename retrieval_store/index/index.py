@@ -19,11 +19,7 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a query; the defaults are those of REST (arXiv 2311.08252).
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """Limits of a query, by default those of REST (arXiv 2311.08252); a value out of range raises ValueError."""
 
     longest: int = 16  # most tokens of a match
     shortest: int = 2  # fewest tokens of a match

@@ -13,14 +13,7 @@ from retrieval_store.index.suffix_search import DEPTH, SuffixSearch, checked_ids
 
 
 class MemoryIndex(SuffixSearch):
-    """Searches documents that are in memory.
-
-    Args:
-        documents: token sequences, ids from 0 to ``MAX_ID``. No match and no continuation crosses from one to another.
-
-    Raises:
-        ValueError: an id is out of range.
-    """
+    """Searches documents in memory, of ids from 0 to ``MAX_ID``; no match or continuation crosses their ends."""
 
     def __init__(self, documents: Iterable[Sequence[int] | Tokens]) -> None:
         end = np.array([END], np.uint32)

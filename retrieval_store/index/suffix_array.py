@@ -52,9 +52,8 @@ def sorted_buckets(text: Text, counts: npt.NDArray[np.int64], depth: int, size: 
         depth: tokens to sort by.
         size: most suffixes of a bucket, unless one token alone begins more.
     """
-    sorter = _Sorter(text, len(counts), depth)
     for first, behind in _ranges(counts, size):
-        yield sorter.sort(_positions(text, first, behind))
+        yield _sort(text, _positions(text, first, behind), len(counts), depth)
 
 
 def common_prefixes(text: Text, order: Positions, depth: int) -> npt.NDArray[np.uint8]:
@@ -104,37 +103,24 @@ def _at(text: Text, positions: Positions) -> npt.NDArray[np.uint32]:
     return tokens
 
 
-class _Sorter:
-    """Sorts suffixes of one text."""
-
-    def __init__(self, text: Text, n_ids: int, depth: int) -> None:
-        self._text = text
-        self._end = n_ids  # packed in place of END: larger than any id
-        self._bits = max(1, n_ids.bit_length())
-        self._packed = 64 // self._bits  # tokens in one number
-        self._depth = depth
-
-    def sort(self, positions: Positions) -> Positions:
-        """Return ``positions``, which ascend, sorted by the tokens that begin there."""
-        todo = np.arange(len(positions))  # undecided places in the order
-        group = np.zeros(len(positions), np.int64)  # per place of todo: its group of equal suffixes
-        order = positions.copy()
-        for compared in range(0, self._depth, self._packed):
-            if not len(todo):
-                break
-            keys = self._keys(order[todo], compared)
-            turn = np.lexsort((keys, group)) if compared else np.argsort(keys, kind="stable")
-            order[todo] = order[todo][turn]
-            todo, group = _ties(todo, keys[turn], group)
-        return order
-
-    def _keys(self, positions: Positions, offset: int) -> Keys:
-        """Return the next tokens of suffixes as numbers that compare like the tokens."""
-        keys = np.zeros(len(positions), np.uint64)
-        for place in range(offset, min(offset + self._packed, self._depth)):
-            keys <<= np.uint64(self._bits)
-            keys |= np.minimum(_at(self._text, positions + place), self._end).astype(np.uint64)
-        return keys
+def _sort(text: Text, positions: Positions, n_ids: int, depth: int) -> Positions:
+    """Return ``positions``, which ascend, sorted by the ``depth`` tokens that begin there."""
+    bits = max(1, n_ids.bit_length())
+    packed = 64 // bits  # tokens in one number
+    todo = np.arange(len(positions))  # undecided places in the order
+    group = np.zeros(len(positions), np.int64)  # per place of todo: its group of equal suffixes
+    order = positions.copy()
+    for compared in range(0, depth, packed):
+        if not len(todo):
+            break
+        keys = np.zeros(len(todo), np.uint64)  # the next tokens, as numbers that compare like them
+        for offset in range(compared, min(compared + packed, depth)):
+            keys <<= np.uint64(bits)
+            keys |= np.minimum(_at(text, order[todo] + offset), n_ids).astype(np.uint64)  # END becomes n_ids
+        turn = np.lexsort((keys, group)) if compared else np.argsort(keys, kind="stable")
+        order[todo] = order[todo][turn]
+        todo, group = _ties(todo, keys[turn], group)
+    return order
 
 
 def _ties(todo: Positions, keys: Keys, group: Positions) -> tuple[Positions, Positions]:

@@ -37,19 +37,12 @@ class SuffixSearch:
         longest_suffix(text, order, starts, np.zeros(1, np.int64), 1, 1)
         count_continuations(text, order, 0, 0, 0, 1, 1, 1)
 
-    def __len__(self) -> int:
-        return len(self._order)
-
     @property
     def suffixes(self) -> Suffixes | None:
         return Suffixes(self._text, self._order, self._starts) if self._order.itemsize == 4 else None
 
     def query(self, context: Tokens, limits: Limits) -> Continuations | None:
-        """See ``Index.query``.
-
-        Raises:
-            ValueError: ``longest`` and ``depth`` together exceed ``DEPTH``.
-        """
+        """See ``Index.query``; limits that exceed ``DEPTH`` raise ValueError."""
         if limits.longest + limits.depth > DEPTH:
             raise ValueError(f"longest {limits.longest} and depth {limits.depth} must not exceed {DEPTH} together")
         # A copy: the caller's buffer may be read-only, and so another type.
@@ -67,11 +60,7 @@ class SuffixSearch:
 
 
 def checked_ids(document: Any) -> npt.NDArray[np.int64]:
-    """Return the token ids of a document as integers.
-
-    Raises:
-        ValueError: an id is not from 0 to ``MAX_ID``.
-    """
+    """Return the token ids of a document; raise ValueError if one is not from 0 to ``MAX_ID``."""
     ids = np.asarray(document, np.int64)
     if len(ids) and not 0 <= ids.min() <= ids.max() <= MAX_ID:
         raise ValueError(f"token ids must be from 0 to {MAX_ID}, got {ids.min()} to {ids.max()}")

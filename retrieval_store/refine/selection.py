@@ -17,11 +17,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The size of a corpus in texts, in tokens, or in both: then the smaller one applies.
-
-    Raises:
-        ValueError: neither is given, or one is below 1.
-    """
+    """The size of a corpus in texts, in tokens, or in both: then the smaller one applies."""
 
     texts: int | None = None
     tokens: int | None = None

@@ -33,11 +33,7 @@ TRIM_S = 30.0  # time between two checks whether the log can be trimmed
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """How a namespace learns.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """How a namespace learns; a value out of range raises ValueError."""
 
     tokens: int = 200_000  # of a delta; the newest texts
     interval: float = 5.0  # least seconds between two deltas
@@ -77,6 +73,7 @@ class Learner:
         self._base = base
         self._texts = LiveTexts(options.tokens, target.vocab_size)
         self._pending = Pending()
+        self._n_refused = 0  # texts
         self._folded = ""  # id of the last entry in the base
         self._seen = ""  # id of the last entry that was read
         self._counted = ""  # id of the last entry that a rollback put back into the log
@@ -98,7 +95,7 @@ class Learner:
     @property
     def n_dropped(self) -> int:
         """Number of texts that were lost on the way to the log."""
-        return self._pending.dropped
+        return self._n_refused + self._pending.dropped
 
     def learn(self, texts: Sequence[Sequence[int]]) -> None:
         """Take outputs; thread-safe."""
@@ -118,9 +115,7 @@ class Learner:
             self._deltas.touch([self.delta.version])
         return self.delta is not before
 
-    # -- steps; each returns the seconds until it may be due again ---------------------------------------------------
-
-    def _append(self) -> float:
+    def _append(self) -> float:  # like all steps, returns the seconds until it may be due again
         texts = self._pending.take()
         if not texts:
             return 0.0
@@ -130,7 +125,7 @@ class Learner:
             self._pending.put_back(texts)
             raise
         except ValueError:  # the log refuses one of the texts
-            self._pending.drop(texts)
+            self._n_refused += len(texts)
             raise
         self.n_texts += len(texts)
         return 0.0

@@ -89,11 +89,6 @@ class Pending:
             self._texts.extendleft(reversed(texts))
             self._drop_oldest()
 
-    def drop(self, texts: Sequence[Sequence[int]]) -> None:
-        """Count texts that were taken and cannot be delivered."""
-        with self._lock:
-            self.dropped += len(texts)
-
     def _drop_oldest(self) -> None:
         while len(self._texts) > self._limit:
             self._texts.popleft()

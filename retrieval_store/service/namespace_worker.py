@@ -39,14 +39,7 @@ class ServiceContext:
 
 
 class NamespaceWorker:
-    """Threads and state of one namespace.
-
-    Args:
-        namespace: its name.
-        context: what all namespaces share.
-        learns: whether it learns live.
-        changed: called from its threads when the offer has changed.
-    """
+    """Threads and state of one namespace; its threads call ``changed`` when the offer has changed."""
 
     def __init__(self, namespace: str, context: ServiceContext, learns: bool, changed: Callable[[], None]) -> None:
         self.namespace = namespace

@@ -76,7 +76,7 @@ class Reader:
         self._folders: dict[Path, SnapshotFolder] = {}
         self._retired: list[tuple[float, Held]] = []
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="retrieval-reader", daemon=True)
         self.status = Status()  # the service's last answer
         self._answered_at = time.monotonic()
         self.n_swaps = 0
@@ -102,18 +102,13 @@ class Reader:
         base, delta = self._shown.get(namespace, _NOTHING)
         return (base.part.version if base else "", delta.part.version if delta else "")
 
-    # -- thread --------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="retrieval-reader", daemon=True)
-            self._thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """End the thread; indexes that drafts hold stay usable."""
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(self._poll + 1.0)
+        self._thread.join(self._poll + 1.0)
 
     def _run(self) -> None:
         failures = 0

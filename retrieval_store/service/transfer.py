@@ -17,10 +17,7 @@ Read: TypeAlias = Callable[[str, str, str, int], bytes]  # ``ManifestSource.read
 def fetch_part(read: Read, namespace: str, part: OfferedSnapshot, folder: SnapshotFolder, tokenizer_hash: str) -> Path:
     """Return the folder of the snapshot ``part`` on this node; copy it through the service unless it is there.
 
-    Raises:
-        SnapshotError: the snapshot does not verify, or was made for another tokenizer.
-        OSError: the disk is full, or the folder cannot be written.
-        Exception: whatever ``read`` raises when the service is away or no longer offers the part.
+    Raises SnapshotError if it does not verify, OSError if the disk is full, and whatever ``read`` raises.
     """
 
     def blocks(file: str) -> Iterator[bytes]:

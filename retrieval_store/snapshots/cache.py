@@ -31,7 +31,7 @@ from retrieval_store.snapshots.files import (
     unfinished,
 )
 from retrieval_store.snapshots.names import folder_segment, is_version
-from retrieval_store.snapshots.snapshot import check_sizes, read_manifest, verify
+from retrieval_store.snapshots.snapshot import check_files, verify
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class SnapshotFolder:
 
     def has(self, version: str) -> bool:
         """Return whether a version is here and all its files have their sizes."""
-        return self._is_whole(self.snapshot(version), version)
+        return _is_whole(self.snapshot(version), version)
 
     def has_sound(self, version: str, tokenizer_hash: str) -> bool:
         """Return whether a version is here and its files have their hashes; remove a damaged copy.
@@ -137,20 +137,12 @@ class SnapshotFolder:
         """Do the work of ``adopt``; the caller holds the lock."""
         if self.has(version):
             return
-        if not self._is_whole(built, version):
+        if not _is_whole(built, version):
             raise DamagedSnapshotError(f"{built} is not the whole of version {version}")
         sync_folder(built)
         discard(self.snapshot(version))  # a damaged copy stays until there is a sound one
         built.rename(self.snapshot(version))
         sync_folder(self.path)
-
-    def _is_whole(self, folder: Path, version: str) -> bool:
-        try:
-            manifest = read_manifest(folder)
-            check_sizes(folder, manifest)
-        except (SnapshotError, FileNotFoundError):  # the latter: another process removes it at this moment
-            return False
-        return manifest.version == version
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -227,6 +219,13 @@ class NodeCache:
             with suppress(OSError):  # another process removes it
                 if time.time() - newest(entry) > FORGOTTEN_S:
                     shutil.rmtree(entry, ignore_errors=True)
+
+
+def _is_whole(folder: Path, version: str) -> bool:
+    try:
+        return check_files(folder).version == version
+    except (SnapshotError, FileNotFoundError):  # the latter: another process removes it at this moment
+        return False
 
 
 def _folder_name(namespace: str) -> str:

@@ -134,11 +134,7 @@ def is_lines(file: Path) -> bool:
 
 
 def corpus_hash(path: Path) -> tuple[str, int]:
-    """Return the sha256 and the bytes of a file; for a folder, the sha256 is of the hashes and names of its files.
-
-    Raises:
-        CorpusError: a file cannot be read.
-    """
+    """Return the sha256 and the bytes of a file; for a folder, the sha256 is of the hashes and names of its files."""
     if not path.is_dir():
         return _file_hash(path)
     digest, size = hashlib.sha256(), 0

@@ -35,17 +35,12 @@ class SnapshotIndex(SuffixSearch):
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.folder = folder
         text = mapped_array(folder / TEXT, IDS)
         starts = mapped_array(folder / STARTS, np.dtype("<i8"))
         order = mapped_array(folder / ORDER, order_type(len(text)))
         _check_arrays(text, order, starts, manifest.tokens)
         super().__init__(text, order, starts)
         self._contexts = ContextTable(folder)
-
-    @property
-    def version(self) -> str:
-        return self.manifest.version
 
     def _continuations(self, context: Tokens, match: int, first: int, behind: int, limits: Limits) -> Continuations:
         counted = self._contexts.find(context[-match:], limits.depth, limits.nodes)
@@ -63,16 +58,7 @@ class SnapshotIndex(SuffixSearch):
 
 
 def open_snapshot(folder: Path, tokenizer_hash: str = "") -> SnapshotIndex:
-    """Map the snapshot in ``folder``; hashes are not checked (see ``retrieval_store.snapshots.snapshot.verify``).
-
-    Args:
-        folder: with a manifest.
-        tokenizer_hash: of the target; "" accepts any.
-
-    Raises:
-        ForeignSnapshotError: another tokenizer, format or format version.
-        DamagedSnapshotError: files are missing or do not have their sizes.
-    """
+    """Map the snapshot in ``folder``, checked by ``check_files``; ``verify`` checks the hashes as well."""
     manifest = check_files(folder, tokenizer_hash)
     try:
         return SnapshotIndex(folder, manifest)

@@ -51,7 +51,7 @@ def write_snapshot(
         folder: must not exist.
         about: for the manifest.
         progress: called repeatedly.
-        bucket: suffixes sorted together; memory is about 120 bytes for each.
+        bucket: suffixes sorted together; memory is about 250 bytes for each.
 
     Raises:
         ValueError: an id is not a token of the vocabulary, or there is no token at all.

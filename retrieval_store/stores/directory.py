@@ -53,8 +53,6 @@ class DirectoryStore(LocalStore):
         except OSError as error:
             raise StoreUnavailableError(f"{self.where}: {error.strerror}") from error
 
-    # -- versions --------------------------------------------------------------------------------------------------
-
     def _place(self, version: str) -> str:
         return str(self._versions / version)
 
@@ -111,8 +109,6 @@ class DirectoryStore(LocalStore):
         for _ in self._checked(str(path.parent), name, entry):
             pass
 
-    # -- state -----------------------------------------------------------------------------------------------------
-
     def _state(self) -> StoreState:
         with self._available():
             try:
@@ -160,8 +156,6 @@ class DirectoryStore(LocalStore):
 
     def _signature(self) -> list[tuple[int, int, int] | None]:
         return [_stamp(self._folder / STATE), _stamp(self._log.path)]
-
-    # -- log -------------------------------------------------------------------------------------------------------
 
     def _append(self, texts: Sequence[bytes], limit: int) -> None:
         with self._available():

@@ -17,13 +17,7 @@ _STEP = 1000  # numbers within a millisecond; a row's id is milliseconds * _STEP
 
 
 class DirectoryLog:
-    """Entries of one namespace.
-
-    Args:
-        folder: of the namespace.
-        where: for messages.
-        timeout: seconds to wait for other writers.
-    """
+    """Entries of one namespace. It waits ``timeout`` seconds for other writers; ``where`` is for messages."""
 
     def __init__(self, folder: Path, where: str, timeout: float) -> None:
         self.path = folder / "log.sqlite"

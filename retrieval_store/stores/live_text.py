@@ -19,11 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def encode_tokens(tokens: Sequence[int]) -> bytes:
-    """Return a text as it is stored.
-
-    Raises:
-        ValueError: a token id is out of range.
-    """
+    """Return a text as it is stored; raise ValueError if a token id is out of range."""
     ids = np.asarray(tokens, np.int64)
     if ids.ndim != 1 or (ids.size and not 0 <= ids.min() <= ids.max() <= _LARGEST):
         raise ValueError(f"a text is a sequence of token ids from 0 to {_LARGEST}, got {str(tokens)[:60]}")
@@ -43,11 +39,7 @@ def decode_tokens(raw: bytes, entry: str, where: str) -> Sequence[int]:
 
 
 def parse_id(text: str, where: str) -> tuple[int, int]:
-    """Return the two numbers of an entry's id; ``""`` comes before all ids.
-
-    Raises:
-        StoreError: ``text`` is not an id.
-    """
+    """Return the two numbers of an entry's id, or raise StoreError; ``""`` comes before all ids."""
     found = _ID.fullmatch(text or "0-0")
     if found is None:
         raise StoreError(f"{where}: {text[:40]!r} is not the id of a log entry; ids look like 1700000000000-0")

@@ -15,11 +15,7 @@ MOST_MOVES = 1000  # kept in the history
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """Settings of a store.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """Settings of a store; a value out of range raises ValueError."""
 
     grace_seconds: float = 3600.0  # a superseded version is kept for this long
     unused_seconds: float = 86_400.0  # a published version that is never activated is kept for this long
@@ -27,7 +23,6 @@ class StoreOptions:
     chunk_bytes: int = 4 << 20  # of one value in Redis
     connect_seconds: float = 2.0
     read_seconds: float = 5.0  # without a byte from the store
-    ca_file: str = ""  # PEM; "": the system's authorities; a URL's ?ca= wins
     tokenizer_hash: str = ""  # snapshots of other tokenizers are refused; "": any
 
     def __post_init__(self) -> None:

@@ -34,20 +34,15 @@ _NO_RIGHT = ("NOPERM", "ACL failure", "executing the script can't")
 
 
 class RedisClient:
-    """Connects at the first call, and again after a failure, so a Redis that comes back is used at once. Thread-safe.
-
-    Raises:
-        StoreAddressError: there is no such CA file.
-    """
+    """Connects at the first call, and again after a failure, so a Redis that comes back is used. Thread-safe."""
 
     def __init__(self, address: RedisAddress, options: StoreOptions) -> None:
         self._address, self._options = address, options
         self._lock = threading.Lock()
         self._client: redis.Redis | RedisCluster | None = None
         self._sentinel: Sentinel | None = None
-        self._ca_file = (address.ca_file or options.ca_file) if address.tls else ""
-        if self._ca_file and not Path(self._ca_file).is_file():
-            raise StoreAddressError(f"{address.shown}: there is no CA file {self._ca_file}; name one in PEM format")
+        if address.ca_file and not Path(address.ca_file).is_file():
+            raise StoreAddressError(f"{address.shown}: there is no CA file {address.ca_file}; name one in PEM format")
 
     def call(self, *command: Command) -> Any:
         """Run a command and return its answer; retry it once on a new connection if the old one was dead.
@@ -135,7 +130,7 @@ class RedisClient:
         }
         if self._address.tls:
             settings |= {"ssl": True, "ssl_cert_reqs": "required", "ssl_check_hostname": True}
-            settings |= {"ssl_ca_certs": self._ca_file or None}
+            settings |= {"ssl_ca_certs": self._address.ca_file or None}
         return settings
 
     def _translated(self, error: Exception) -> StoreError:

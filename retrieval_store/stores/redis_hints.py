@@ -34,7 +34,7 @@ class RedisHints:
             while not self._closed.is_set():
                 left = max(0.0, deadline - time.monotonic())
                 try:
-                    if self._subscribed(left) if self._pubsub is None else self._heard(self._pubsub, left):
+                    if self._subscribe(left) if self._pubsub is None else self._hear(self._pubsub, left):
                         return True
                 except _LOST:
                     self._drop()
@@ -42,7 +42,7 @@ class RedisHints:
                     return False
         return False
 
-    def _subscribed(self, left: float) -> bool:
+    def _subscribe(self, left: float) -> bool:
         """Subscribe; return True, because changes before it were not heard."""
         pause = self._next_attempt - time.monotonic()
         if pause > 0:
@@ -51,12 +51,11 @@ class RedisHints:
         self._next_attempt = time.monotonic() + _AGAIN
         self._pubsub = self._client.pubsub()
         self._pubsub.subscribe(self._channel)
-        answer = self._pubsub.get_message(timeout=min(max(left, _SLICE), _ANSWER))
-        if answer is None:
+        if self._pubsub.get_message(timeout=min(max(left, _SLICE), _ANSWER)) is None:
             raise redis.TimeoutError("no answer to SUBSCRIBE")
         return True
 
-    def _heard(self, pubsub: PubSub, left: float) -> bool:
+    def _hear(self, pubsub: PubSub, left: float) -> bool:
         if pubsub.get_message(timeout=min(left, _SLICE)) is None:
             return False
         while pubsub.get_message(timeout=0.0) is not None:

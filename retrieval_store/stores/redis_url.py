@@ -56,11 +56,7 @@ class RedisAddress:
 
 
 def parse_redis_url(url: str, environment: Mapping[str, str]) -> RedisAddress:
-    """Return the address in ``url``; the environment has the user and the password that it leaves out.
-
-    Raises:
-        StoreAddressError: the URL has none of ``FORMS``.
-    """
+    """Return the address in ``url``, or raise StoreAddressError; ``environment`` may have the user and the password."""
     parts = _URL.fullmatch(url)
     kind = (parts["kind"] or "") if parts else ""
     if parts is None or kind not in FORMS:

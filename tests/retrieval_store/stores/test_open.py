@@ -86,9 +86,8 @@ def test_wrong_options_are_refused_by_name() -> None:
     for wrong in ({"grace_seconds": -1.0}, {"chunk_bytes": 0}, {"chunk_bytes": 1 << 30}, {"read_seconds": 0.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             StoreOptions(**wrong)  # type: ignore[arg-type]
-    for url, options in (("rediss://h/0?ca=nowhere.pem", None), ("rediss://h/0", StoreOptions(ca_file="nowhere.pem"))):
-        with pytest.raises(StoreError, match=r"nowhere\.pem"):
-            open_store(url, "space", options)
+    with pytest.raises(StoreError, match=r"nowhere\.pem"):
+        open_store("rediss://h/0?ca=nowhere.pem", "space")
 
 
 def test_a_log_entry_that_does_not_decode_is_empty_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
