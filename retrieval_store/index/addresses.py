@@ -25,11 +25,8 @@ _T = TypeVar("_T", bound=tuple[Any, ...])
 def addresses_of(values: tuple[Any, ...], example: tuple[Any, ...]) -> Addresses:
     """Return the addresses and shapes of a tuple's arrays, tuples inside it included; integers as they are.
 
-    ``values`` must live as long as the addresses are used.
-
-    Raises:
-        ValueError: an array is not contiguous.
-        TypeError: the types differ from those of the example, or dtypes or dimensions of arrays do.
+    ``values`` must live as long as the addresses are used. Raises TypeError if types, dtypes or dimensions differ from
+    those of ``example``, and ValueError if an array is not contiguous.
     """
     return np.array([*_words(values, example)], np.int64)
 

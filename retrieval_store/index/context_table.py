@@ -44,12 +44,9 @@ class ContextTableWriter:
         return len(self._offsets)
 
     def add(self, text: npt.NDArray[Any], order: npt.NDArray[Any], shared: npt.NDArray[np.uint8]) -> None:
-        """Count and write the frequent contexts of a bucket; buckets come in the order of the suffix array.
+        """Count and write the frequent contexts of a bucket ``order`` ``[n]`` of the suffix array of ``text``.
 
-        Args:
-            text: of the suffix array, read-only.
-            order: ``[n]``, unsigned, read-only, positions of the bucket's suffixes.
-            shared: ``[n]``, number of tokens that each suffix shares with the one before it.
+        Buckets come in order; ``shared`` ``[n]`` is the number of tokens that a suffix shares with the one before it.
         """
         contexts: list[tuple[bytes, int, int, int]] = []  # key, tokens, first place in the order, occurrences
         for length in range(1, CONTEXT + 1):
@@ -85,7 +82,7 @@ class ContextTable:
         self._trie = marisa_trie.BinaryTrie()
         self._trie.mmap(str(folder / CONTEXTS))
         self._offsets: memoryview[int] = mapped_array(folder / OFFSETS, np.dtype("<u8")).data
-        self._records = mapped(folder / RECORDS)
+        self._records: memoryview[int] = mapped_array(folder / RECORDS, np.dtype("u1")).data
 
     def find(self, suffix: Tokens, depth: int, nodes: int) -> Continuations | None:
         """Return the continuations of the context ``suffix`` ``[n]``; None if it is not frequent.
@@ -121,12 +118,8 @@ def _key(context: npt.NDArray[np.integer]) -> bytes:
     return bytes(key)
 
 
-def mapped(path: Path) -> mmap.mmap | bytes:
-    """Map a file's bytes, which all processes that map it share."""
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
-
-
 def mapped_array(path: Path, kind: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
     """Map a file's numbers, which all processes that map it share."""
-    return np.frombuffer(mapped(path), kind)
+    with path.open("rb") as file:
+        raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
+    return np.frombuffer(raw, kind)

@@ -32,11 +32,7 @@ def covering(
 ) -> Numbers:
     """Return as many of ``candidates`` ``[n]`` as the budget allows, in the order in which they cover most.
 
-    Args:
-        texts: of the candidates; read twice, and more often for those that may come next.
-        candidates: numbers of texts; the first one wins a tie.
-        budget: how much to choose.
-        likelihoods: weight of each candidate's contexts, ``[n]``, from 0 to 1; None: 1 for all.
+    The first candidate wins a tie. ``likelihoods`` ``[n]``, from 0 to 1, weight the contexts of each; None: 1 for all.
     """
     weights = _weights(texts, candidates, likelihoods)
     lengths = texts.rows["length"]

@@ -61,9 +61,7 @@ class ScoreFile:
 def plan(lengths: npt.NDArray[np.integer], budget: int) -> tuple[Numbers, list[int]]:
     """Return batches of texts of similar length, the longest first: a batch that exceeds the memory fails at once.
 
-    Args:
-        lengths: tokens of each text, ``[n]``.
-        budget: tokens of a batch, with all texts padded to its longest; a longer text is a batch of its own.
+    A batch has at most ``budget`` tokens, with all texts padded to its longest; a longer text is a batch of its own.
 
     Returns:
         Places in ``lengths`` in the order of scoring, ``[n]``; and where each batch begins in it, followed by ``n``.

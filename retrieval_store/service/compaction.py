@@ -51,14 +51,8 @@ def compact(
     """Publish a snapshot of ``base`` and all later live texts, make it current, and return its version.
 
     Does nothing and returns "" when ``base`` is not the store's current version: another server was faster, or the
-    store lost its snapshots, which live texts alone must not replace.
-
-    Args:
-        store: opened for the namespace.
-        base: the snapshot that is served.
-        folder: of the namespace's snapshots on this node.
-        target: the model whose token ids the texts consist of.
-        limit: tokens of live texts in a snapshot; the oldest are dropped.
+    store lost its snapshots, which live texts alone must not replace. The snapshot gets at most ``limit`` tokens of
+    live texts, the newest, and stays in ``folder``, the one of the namespace on this node.
 
     Raises:
         ConflictError: another writer moved ``current`` meanwhile.

@@ -22,9 +22,6 @@ class NegativeCache:
     def __contains__(self, name: str) -> bool:
         return time.monotonic() < self._until.get(name, 0.0)
 
-    def __len__(self) -> int:
-        return len(self._until)
-
     def add(self, name: str) -> None:
         self._until.pop(name, None)
         self._until[name] = time.monotonic() + EMPTY_S

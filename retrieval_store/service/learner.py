@@ -47,15 +47,7 @@ class LiveOptions:
 
 
 class Learner:
-    """Learns one namespace; starts no threads.
-
-    Args:
-        store: opened for the namespace; belongs to the thread that calls ``step``.
-        cache: of this node.
-        target: the model whose token ids the texts consist of.
-        options: how the namespace learns.
-        base: returns the snapshot that is served now.
-    """
+    """Learns one namespace, in the thread that calls ``step``; ``base`` returns the snapshot that is served now."""
 
     def __init__(
         self,

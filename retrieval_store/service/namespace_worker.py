@@ -72,7 +72,6 @@ class NamespaceWorker:
 
     @property
     def served(self) -> LocalSnapshot | None:
-        """The base."""
         return self._watcher.served if self._watcher is not None else None
 
     @property

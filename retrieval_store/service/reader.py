@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -18,9 +18,10 @@ from pathlib import Path
 from retrieval_store.index.index import SHARED, Index
 from retrieval_store.service.backoff import pause_after
 from retrieval_store.service.interest import Interest
-from retrieval_store.service.manifest_feed import ManifestSource, NamespaceOffer, OfferedSnapshot, Status
-from retrieval_store.service.transfer import fetch_part
+from retrieval_store.service.manifest_feed import CHUNK, ManifestSource, NamespaceOffer, OfferedSnapshot, Status
 from retrieval_store.snapshots.cache import SnapshotFolder, folder_at
+from retrieval_store.snapshots.files import checked, write_blocks
+from retrieval_store.snapshots.snapshot import MANIFEST, check_tokenizer, decode_manifest
 from retrieval_store.snapshots.snapshot_index import open_snapshot
 
 logger = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ class Reader:
         try:
             path = Path(part.folder).parent  # the same as on the service's node
             folder = self._folders.setdefault(path, folder_at(path))
-            place = fetch_part(self._read, name, part, folder, self._tokenizer_hash)
+            place = folder.fetch(part.version, lambda into: self._copy(name, part.version, into))
             # The page cache has the files: the service has just read them on this node, or we have just written them.
             return Held(part, folder, open_snapshot(place, self._tokenizer_hash))
         except Exception as error:
@@ -177,10 +178,23 @@ class Reader:
             self._refused[name, part.version] = time.monotonic() + REFUSED_S
             return old
 
-    def _read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
-        chunk = self._source.read(namespace, version, file, offset)
-        self._answered_at = time.monotonic()  # a service that sends a large snapshot is not silent
-        return chunk
+    def _copy(self, namespace: str, version: str, into: Path) -> None:
+        """Copy a snapshot from the service to the folder ``into``, verified."""
+        raw = b"".join(self._blocks(namespace, version, MANIFEST))
+        manifest = decode_manifest(raw, version)
+        check_tokenizer(manifest, self._tokenizer_hash, version)
+        for name, entry in manifest.files.items():
+            blocks = self._blocks(namespace, version, name)
+            write_blocks(into / name, checked(blocks, entry, f"{name} of version {version}"))
+        write_blocks(into / MANIFEST, [raw])
+
+    def _blocks(self, namespace: str, version: str, file: str) -> Iterator[bytes]:
+        offset, is_last = 0, False
+        while not is_last:
+            block = self._source.read(namespace, version, file, offset)
+            self._answered_at = time.monotonic()  # a service that sends a large snapshot is not silent
+            yield block
+            offset, is_last = offset + len(block), len(block) < CHUNK
 
     def _show(self, names: list[str]) -> None:
         """Let drafts see the indexes that are held, and drop namespaces not in ``names``."""

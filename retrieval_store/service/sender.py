@@ -16,12 +16,7 @@ GATHER_S = 0.2  # outputs of this period are sent together
 
 
 class OutputSender:
-    """Sends the outputs that are ``put``, from any thread.
-
-    Args:
-        source: the service; used by the sender's thread only.
-        live: namespaces that learn; outputs of others are ignored.
-    """
+    """Sends outputs that any thread ``put`` to the service; ignores those of namespaces not in ``live``."""
 
     def __init__(self, source: ManifestSource, live: Collection[str]) -> None:
         self._source = source

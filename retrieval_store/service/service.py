@@ -30,9 +30,6 @@ class RetrievalService:
         shared: the namespace whose text is visible to all others.
         live: namespaces that learn.
         changed: called from any thread when an offer has changed.
-
-    Raises:
-        ValueError: a namespace has a name that ``manifest_feed.NAMESPACE`` does not allow.
     """
 
     def __init__(

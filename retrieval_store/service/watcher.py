@@ -46,13 +46,7 @@ class _Refused:
 
 
 class NamespaceWatcher:
-    """One namespace of one store. Belongs to one thread; any thread may read its attributes.
-
-    Args:
-        store: opened for the namespace; belongs to the same thread.
-        folder: of the namespace on this node.
-        tokenizer_hash: snapshots of another tokenizer are refused.
-    """
+    """Watches one namespace. Belongs to one thread, as its store does; any thread may read its attributes."""
 
     def __init__(self, store: Store, folder: SnapshotFolder, tokenizer_hash: str) -> None:
         self._store = store

@@ -46,12 +46,7 @@ _CURRENT = "current.json"
 
 
 class SnapshotFolder:
-    """Snapshots of one namespace of one store, by version.
-
-    Args:
-        path: of the folder, which is created for this user alone.
-        unused: seconds after which an untouched snapshot is removed.
-    """
+    """Snapshots of one namespace of one store; those not touched for ``unused`` seconds are removed."""
 
     def __init__(self, path: Path, unused: float = UNUSED_S) -> None:
         self.path = path
@@ -69,8 +64,7 @@ class SnapshotFolder:
     def has_sound(self, version: str, tokenizer_hash: str) -> bool:
         """Return whether a version is here and its files have their hashes; remove a damaged copy.
 
-        Raises:
-            ForeignSnapshotError: it was made for another tokenizer.
+        Raises ForeignSnapshotError if it was built for another tokenizer.
         """
         place = self.snapshot(version)
         if not self.has(version):
@@ -123,12 +117,7 @@ class SnapshotFolder:
             shutil.rmtree(room, ignore_errors=True)
 
     def adopt(self, built: Path, version: str) -> Path:
-        """Move the snapshot at a ``scratch`` path to that of its version, unless it exists; return that path.
-
-        Raises:
-            DamagedSnapshotError: ``built`` is not this version, or not all of it.
-            OSError: it cannot be moved.
-        """
+        """Move the snapshot at a ``scratch`` path to that of its version, unless it exists; return that path."""
         with self._locked():
             self._place(built, version)
         return self.snapshot(version)

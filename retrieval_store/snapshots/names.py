@@ -16,8 +16,7 @@ _VERSION = re.compile(r"[0-9a-f]{16}")
 def segment(namespace: str) -> str:
     """Return ``namespace`` as part of a key or path: unique, printable, and neither ``.`` nor ``..``.
 
-    Raises:
-        ValueError: it is too long, or not valid Unicode.
+    Raises ValueError if it is too long or not valid Unicode.
     """
     if namespace == SHARED:
         return SHARED_SEGMENT

@@ -43,16 +43,12 @@ class Store(StoreSteps):
     def publish(self, folder: Path, unused: float | None = None) -> str:
         """Upload the snapshot in ``folder`` and return its version; ``current`` does not move.
 
-        The upload is read back and verified before ``versions`` lists it. A version that is not activated in time
-        expires, so a publisher that dies leaves nothing for good. Publishing a version that exists verifies it, puts
-        off its expiry, and replaces it only if it is damaged. Publishers may run at the same time.
+        The upload is read back and verified before ``versions`` lists it. A version that is not activated within
+        ``unused`` seconds (None: as in the options) expires, so a publisher that dies leaves nothing for good.
+        Publishing a version that exists verifies it, puts off its expiry, and replaces it only if it is damaged.
+        Publishers may run at the same time.
 
-        Args:
-            folder: of the snapshot.
-            unused: seconds until the version expires if it is not activated; None: as the store's options say.
-
-        Raises:
-            SnapshotError: the snapshot in ``folder`` is damaged or foreign.
+        Raises SnapshotError if the snapshot in ``folder`` is damaged or foreign.
         """
         seconds = self.options.unused_seconds if unused is None else unused
         manifest = verify(folder, self.options.tokenizer_hash)
@@ -87,11 +83,8 @@ class Store(StoreSteps):
     def activate(self, version: str, expected: int | None = None) -> Current:
         """Verify a version and point ``current`` at it; the version before expires after the grace period.
 
-        Nothing moves if ``current`` points at the version already.
-
-        Args:
-            version: to point at.
-            expected: the revision that ``current`` must have; None: the one that it has when the call begins.
+        Nothing moves if ``current`` points at the version already. ``expected`` is the revision that ``current`` must
+        have; None: the one that it has when the call begins.
 
         Raises:
             UnknownVersionError: there is no such version.
@@ -156,11 +149,7 @@ class Store(StoreSteps):
         """
 
     def manifest(self, version: str) -> Manifest:
-        """Return the manifest of a version.
-
-        Raises:
-            UnknownVersionError: there is no such version.
-        """
+        """Return the manifest of a version; raise UnknownVersionError if there is none."""
         return self._described(version)[1]
 
     def fetch(self, version: str, folder: Path) -> Path:
@@ -202,8 +191,7 @@ class Store(StoreSteps):
     def append(self, texts: Sequence[Sequence[int]], limit: int) -> None:
         """Append to the log of live texts, and keep about the last ``limit`` entries.
 
-        Raises:
-            ValueError: a token id is negative or above int32.
+        Raises ValueError if a token id is negative or above int32.
         """
         check_limit(limit)
         if encoded := [encode_tokens(text) for text in texts]:
@@ -213,9 +201,7 @@ class Store(StoreSteps):
         """Return at most ``limit`` entries of the log, from the first one after the id ``after`` ("": from the start).
 
         An entry that does not decode has no tokens, so that readers get past it; a warning names the first of them.
-
-        Raises:
-            StoreError: ``after`` is not an id.
+        Raises StoreError if ``after`` is not an id.
         """
         check_limit(limit)
         found = self._entries(parse_id(after, self.where), limit)

@@ -21,13 +21,7 @@ _ALMOST = re.compile(r"(rediss?(\+\w+)?):(?!//)", re.IGNORECASE)
 
 
 def open_store(where: str | Path, namespace: str, options: StoreOptions | None = None) -> Store:
-    """Return the store of ``namespace`` at ``where``; it connects when it is first used.
-
-    Passwords come from the environment (see ``redis_url``) or the URL.
-
-    Raises:
-        StoreAddressError: there is no such kind of store, or ``namespace`` is not valid.
-    """
+    """Return the store of ``namespace`` at ``where``, or raise StoreAddressError; it connects when it is first used."""
     options = options or StoreOptions()
     try:
         segment(namespace)

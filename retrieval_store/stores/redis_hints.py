@@ -69,7 +69,6 @@ class RedisHints:
                 pubsub.close()
 
     def close(self) -> None:
-        """Close the subscription; a waiting thread returns within ``_SLICE``."""
         self._closed.set()
         with self._waiting:
             self._drop()

@@ -123,6 +123,6 @@ def test_a_limited_number_of_names_is_remembered_as_empty_for_a_while(
     for name in "abac":
         missed.add(name)
     assert [name in missed for name in "abc"] == [True, False, True]
-    assert len(missed) == 2
+    assert len(missed._until) == 2
     clock.now += interest.EMPTY_S
     assert "a" not in missed
