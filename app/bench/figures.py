@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from app.bench.records import BenchSetting, TurnRecord
 from app.reporting.summaries import Quartiles, grouped, loop_start, quartiles, ratio, summed
@@ -17,32 +19,36 @@ CURVE_STEPS = 3  # steps of a size that the curve of step times needs
 Turn = tuple[BenchSetting, int, int, int]  # setting, repeat, question, turn: what records of several methods share
 
 
-@dataclass(frozen=True, slots=True)
-class MethodFigures:
-    """What a method did on some turns; a figure that the records cannot give is None."""
+class MethodFigures(msgspec.Struct, frozen=True):
+    """The figures of a method on some turns, by their names in the document; None: the records cannot give one."""
 
-    turns: int  # over all repeats
+    outputs: int  # turns over all repeats
     tokens: int  # committed by decode steps: without the prefill's
-    forwards: int  # decode forwards
+    target_forwards: int  # decode forwards
     tokens_per_forward: float | None  # tau
     tokens_per_forward_quartiles: Quartiles | None  # over turns
-    pre_loop: float | None  # tau of the steps that begin before an output loops
+    pre_loop_tokens_per_forward: float | None  # tau of the steps that begin before an output loops
     looping: float  # share of outputs that loop
     identical: int  # outputs equal to autoregressive decoding's
     compared: int  # outputs that could be compared
-    speedup: Quartiles | None = None  # over turns, each against autoregressive decoding in the same repeat
-    speedup_total: float | None = None  # ratio of the summed times
-    speedup_repeats: list[float] = field(default_factory=list)  # the same, one per repeat
-    mic_tp: float | None = None  # tokens per second: all tokens over all time
-    mac_tp: float | None = None  # tokens per second: mean over decode steps
-    outside_target: float | None = None  # share of the decode time outside the target's forwards: mostly drafting
-    by_source: dict[str, dict[str, int]] = field(default_factory=dict)
-    failures: int = 0  # exceptions of the method, which drafted nothing after them
+    speedup_quartiles: Quartiles | None  # over turns, each against autoregressive decoding in the same repeat
+    speedup_total: float | None  # ratio of the summed times
+    speedup_repeats: list[float]  # the same, one per repeat
+    mic_tp: float | None  # tokens per second: all tokens over all time
+    mac_tp: float | None  # tokens per second: mean over decode steps
+    outside_target: float | None  # share of the decode time outside the target's forwards: mostly drafting
+    by_source: dict[str, dict[str, int]]
+    drafting_failures: int  # exceptions of the method, which drafted nothing after them
 
     @property
     def is_identical(self) -> bool | None:
         """Whether every output equals autoregressive decoding's; None if none could be compared."""
         return self.identical == self.compared if self.compared else None
+
+    @property
+    def speedup(self) -> float | None:
+        """The median over turns."""
+        return None if self.speedup_quartiles is None else self.speedup_quartiles.median
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +87,25 @@ def figures(records: Sequence[TurnRecord], reference: Mapping[Turn, TurnRecord])
     tokens, forwards = sum(sum(r.step_tokens) for r in records), sum(len(r.step_tokens) for r in records)
     per_turn = [sum(r.step_tokens) / len(r.step_tokens) for r in records if r.step_tokens]
     pairs = [(record, reference[turn_of(record)]) for record in records if turn_of(record) in reference]
+    repeats = grouped(pairs, lambda pair: pair[0].repeat).values()
     return MethodFigures(
-        turns=len(records),
+        outputs=len(records),
         tokens=tokens,
-        forwards=forwards,
+        target_forwards=forwards,
         tokens_per_forward=ratio(tokens, forwards),
         tokens_per_forward_quartiles=quartiles(per_turn),
-        pre_loop=ratio(sum(t for t, _ in before), sum(f for _, f in before)),
+        pre_loop_tokens_per_forward=ratio(sum(t for t, _ in before), sum(f for _, f in before)),
         looping=sum(cut is not None for cut in cuts) / len(cuts),
         identical=sum(_same(record, other, reference) for record, other in pairs),
         compared=len(pairs),
-        speedup=quartiles([other.seconds / record.seconds for record, other in _timed(pairs)]),
+        speedup_quartiles=quartiles([other.seconds / record.seconds for record, other in _timed(pairs)]),
         speedup_total=_speedup(pairs),
-        speedup_repeats=[s for some in grouped(pairs, _repeat).values() if (s := _speedup(some)) is not None],
+        speedup_repeats=[s for some in repeats if (s := _speedup(some)) is not None],
         mic_tp=ratio(sum(len(r.token_ids) for r in records if r.seconds), sum(r.seconds for r in records)),
         mac_tp=_mac_tp(records),
         outside_target=_outside(records),
         by_source=summed(record.by_source for record in records),
-        failures=sum(record.failures for record in records),
+        drafting_failures=sum(record.failures for record in records),
     )
 
 
@@ -152,10 +159,6 @@ def _same(record: TurnRecord, other: TurnRecord, reference: Mapping[Turn, TurnRe
 
 def _timed(pairs: Iterable[tuple[TurnRecord, TurnRecord]]) -> list[tuple[TurnRecord, TurnRecord]]:
     return [pair for pair in pairs if pair[0].seconds and pair[1].seconds]
-
-
-def _repeat(pair: tuple[TurnRecord, TurnRecord]) -> int:
-    return pair[0].repeat
 
 
 def _speedup(pairs: Iterable[tuple[TurnRecord, TurnRecord]]) -> float | None:

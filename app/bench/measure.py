@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import platform
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,37 +12,24 @@ from typing import Any
 import msgspec
 import torch
 
-from app.bench.records import WARM, BenchSetting, RecordFile, TurnRecord, fingerprint
+from app.bench.records import WARM, BenchSetting, TurnRecord, digest, fingerprint
 from app.bench.runs import BenchPlan, BenchRunner
+from app.bench.schedule import recorded
 from app.config.serve import ServeConfig
 from app.inputs.libraries import LibraryAt
 from app.inputs.models import model_path
 from app.inputs.prompts import Question
 from app.inputs.tokenizers import load_tokenizer
 from app.offline.setup import load_target, sampling, speculator_options
-from app.reporting.report import bar
 from app.version import VERSION
 from engine.model.identity import model_hash
-from engine.target_model.local import LocalTarget
 from engine.target_model.numerics import resolve_dtype
 from speculators.pool import SpeculatorPool
 from speculators.registry import warmed
 
 UNRECORDED = frozenset(
-    (
-        "command",
-        "run",
-        "out",
-        "restart",
-        "model",
-        "dtype",
-        "prompts",
-        "limit",
-        "per_category",
-        "kv_gib",
-        "retrieval_namespace",
-    )
-)
+    ("command", "run", "out", "restart", "model", "dtype", "prompts", "limit", "per_category", "kv_gib")
+) | {"retrieval_namespace"}
 """Flags that do not change records, or that the settings hold in another form: questions, dtype, snapshot."""
 
 
@@ -60,7 +45,17 @@ def measure(
     path = model_path(config.model, config.revision)
     target = load_target(config)
     options = speculator_options(config, arguments.methods, path, target)
-    plan = _plan(arguments, config, questions, target)
+    plan = BenchPlan(
+        methods=arguments.methods,
+        settings=[BenchSetting(t, state == WARM) for t in arguments.temperatures for state in arguments.states],
+        questions=questions,
+        params=sampling(arguments, arguments.temperatures[0], target),
+        repeats=arguments.repeats,
+        batch_size=arguments.batch_size,
+        max_nodes=config.draft_nodes,
+        raw=arguments.raw,
+        warm_passes=arguments.warm_passes,
+    )
     states = {setting.warm for setting in plan.settings}
     pools = {is_warm: SpeculatorPool(warmed(options) if is_warm else options) for is_warm in states}
     bench = BenchRunner(target, load_tokenizer(path), pools, plan)
@@ -69,10 +64,7 @@ def measure(
     settings = run_settings(arguments, config, path, dtype, questions)
     if isinstance(options.retrieval, LibraryAt):  # the label names the snapshot; the flag may hold a password
         settings["retrieval"] = options.retrieval.label
-    with RecordFile(arguments.out / "records.jsonl", settings, arguments.restart) as file:
-        _run(bench, file)
-        records = file.records
-    return records, {
+    return recorded(bench, arguments.out, settings, arguments.restart), {
         "model": config.model,
         "prompts": len(questions),
         "prompt_files": [str(name) for name in arguments.prompts],
@@ -92,36 +84,10 @@ def _notes(plan: BenchPlan) -> list[str]:
     return [f"Warm: measured after {times} over the same prompts; methods that remember outputs have seen the answers."]
 
 
-def _run(bench: BenchRunner, file: RecordFile) -> None:
-    try:
-        with bar(None, bench.work(file), "turn") as shown:
-            bench.run(file, shown.update)
-    except KeyboardInterrupt:
-        kept = f"{len(file.records)} records are kept in {file.path}"
-        print(f"spectra: stopped; {kept}, and the same command goes on from there", file=sys.stderr)
-        raise
-
-
-def _plan(
-    arguments: argparse.Namespace, config: ServeConfig, questions: list[Question], target: LocalTarget
-) -> BenchPlan:
-    return BenchPlan(
-        methods=arguments.methods,
-        settings=[BenchSetting(t, state == WARM) for t in arguments.temperatures for state in arguments.states],
-        questions=questions,
-        params=sampling(arguments, arguments.temperatures[0], target),
-        repeats=arguments.repeats,
-        batch_size=arguments.batch_size,
-        max_nodes=config.draft_nodes,
-        raw=arguments.raw,
-        warm_passes=arguments.warm_passes,
-    )
-
-
 def run_settings(
     arguments: argparse.Namespace, config: ServeConfig, path: Path, dtype: torch.dtype, questions: Sequence[Question]
 ) -> dict[str, Any]:
-    """What decides the records of a run, as JSON values: version, machine, model, questions and all given flags."""
+    """The settings that decide the records: version, machine, model, questions, given flags."""
     flags = vars(arguments) | config.model_dump(
         exclude_unset=True, exclude={"stage_gpus", "speculator_actors", "speculator_gpus"}
     )
@@ -130,7 +96,7 @@ def run_settings(
         "version": VERSION,
         "machine": machine(config.device),
         "model": f"{path.name} {model_hash(path)[:12]}",
-        "prompts": f"{len(questions)} questions, {_digest(questions)}",
+        "prompts": f"{len(questions)} questions, {digest(msgspec.json.encode(list(questions)))}",
         "dtype": str(dtype).removeprefix("torch."),
         **{name: str(value) if isinstance(value, Path) else value for name, value in sorted(flags.items())},
     }
@@ -141,10 +107,6 @@ def machine(device: str) -> str:
     if device != "cpu":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     return f"{_processor()}, {os.cpu_count()} CPUs, torch {torch.__version__}"
-
-
-def _digest(questions: Sequence[Question]) -> str:
-    return hashlib.sha256(msgspec.json.encode(list(questions))).hexdigest()[:12]
 
 
 def _processor() -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from app.bench.figures import MethodFigures, MethodRow, step_curve
 from app.bench.records import BenchSetting, TurnRecord
 from app.reporting.plotting import LABEL, LEGEND, colour, grid, headroom, label, save
+from app.reporting.summaries import ratio
 from engine.scheduling.drafting import AUTOREGRESSIVE
 
 Report = Mapping[BenchSetting, Sequence[MethodRow]]
@@ -35,7 +36,7 @@ def _acceptance(found: Report) -> Any:
     figure, axes = _rows(found, _n_bars(found))
     for ax, (setting, rows) in zip(axes, found.items(), strict=True):
         bars = _bars(ax, rows, lambda f: f.tokens_per_forward)
-        pre_loop = [(x, f.pre_loop) for x, f in bars if f.pre_loop is not None]
+        pre_loop = [(x, f.pre_loop_tokens_per_forward) for x, f in bars if f.pre_loop_tokens_per_forward is not None]
         if pre_loop:
             ax.plot(*zip(*pre_loop, strict=True), "k_", markersize=8, label="before an output loops")
         _finish(ax, setting, "tau, tokens per forward")
@@ -46,9 +47,9 @@ def _acceptance(found: Report) -> Any:
 def _speed(found: Report) -> Any:
     figure, axes = _rows(found, _n_bars(found))
     for ax, (setting, rows) in zip(axes, found.items(), strict=True):
-        for x, f in _bars(ax, rows, lambda f: None if f.speedup is None else f.speedup.median):
-            if f.speedup is not None:
-                ax.vlines(x, f.speedup.low, f.speedup.high, color="black", linewidth=0.8)
+        for x, f in _bars(ax, rows, lambda f: f.speedup):
+            if f.speedup_quartiles is not None:
+                ax.vlines(x, f.speedup_quartiles.low, f.speedup_quartiles.high, color="black", linewidth=0.8)
         ax.axhline(1, color="black", linewidth=0.8, linestyle=":")
         _finish(ax, setting, "speed-up, median and quartiles")
     headroom(axes)
@@ -63,7 +64,7 @@ def _sources(found: Report) -> Any:
         heights = [0.0] * len(rows)
         for i, name in enumerate(names):
             counts = [row.total.by_source.get(name, {}).get("accepted", 0) for row in rows]
-            mine = [n / row.total.forwards if row.total.forwards else 0 for n, row in zip(counts, rows, strict=True)]
+            mine = [ratio(n, row.total.target_forwards) or 0.0 for n, row in zip(counts, rows, strict=True)]
             ax.bar(range(len(rows)), mine, bottom=heights, color=colour(i), label=name)
             heights = [low + more for low, more in zip(heights, mine, strict=True)]
         ax.set_xticks(range(len(rows)), [row.method for row in rows], rotation=20, ha="right")

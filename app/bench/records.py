@@ -1,7 +1,6 @@
 """The records of a run: one per method, repeat and turn, kept as JSON lines.
 
-Tables, plots and the JSON document are made from records alone: of runs of a model (``app.bench.runs``), which have
-times, and of replays of recorded answers (``app.bench.replay``), which have none.
+Tables, plots and the JSON document are made from records alone. Runs of a model have times, replays have none.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -97,8 +95,13 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def source_counts(stats: RequestStats) -> dict[str, dict[str, int]]:
-    """Drafted and accepted tokens of each speculator of a request, as a record keeps them."""
+    """Drafted and accepted tokens of a request by source, as a record keeps them."""
     return {name: counts.named for name, counts in stats.by_source.items()}
+
+
+def digest(raw: bytes) -> str:
+    """A short hash of what a run read, for its settings."""
+    return hashlib.sha256(raw).hexdigest()[:12]
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
@@ -111,15 +114,6 @@ class _Header(msgspec.Struct, frozen=True):
 
     fingerprint: str
     settings: dict[str, Any]
-
-
-class _Forgotten(msgspec.Struct, frozen=True):
-    """A line that revokes earlier records."""
-
-    forgotten: list[Key]
-
-
-_FORGOTTEN = b'{"forgotten":'  # the start of such a line
 
 
 class RecordFile:
@@ -154,12 +148,10 @@ class RecordFile:
             self._file.close()
             raise
 
-    def __enter__(self) -> RecordFile:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     @property
@@ -177,10 +169,10 @@ class RecordFile:
         self._write(record)
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Revoke records, now and when the file is read again."""
-        known = [key for key in keys if self._records.pop(key, None) is not None]
-        if known:
-            self._write(_Forgotten(known))
+        """Remove records from the file."""
+        if [key for key in keys if self._records.pop(key, None) is not None]:
+            self._file.truncate(0)
+            self._write(self._header, *self._records.values())
 
     def _lock(self) -> None:
         try:
@@ -199,12 +191,8 @@ class RecordFile:
             return
         self._check(self._decode(1, lines[0], _Header))
         for number, line in enumerate(lines[1:], start=2):
-            if line.startswith(_FORGOTTEN):
-                for key in self._decode(number, line, _Forgotten).forgotten:
-                    self._records.pop(key, None)
-            else:
-                record = self._decode(number, line, TurnRecord)
-                self._records[record.key] = record
+            record = self._decode(number, line, TurnRecord)
+            self._records[record.key] = record
 
     def _decode(self, number: int, line: bytes, kind: type[Kind]) -> Kind:
         try:
@@ -220,7 +208,7 @@ class RecordFile:
         changes = "; ".join(f"{name}: {theirs.get(name)!r} there, {mine.get(name)!r} now" for name in differ)
         raise ConfigError(f"{self.path} holds records of other settings ({changes}): use --restart or another --out")
 
-    def _write(self, value: msgspec.Struct) -> None:
-        self._file.write(msgspec.json.encode(value) + b"\n")
+    def _write(self, *values: msgspec.Struct) -> None:
+        self._file.write(msgspec.json.Encoder().encode_lines(values))
         self._file.flush()
         os.fsync(self._file.fileno())

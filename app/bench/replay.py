@@ -1,18 +1,20 @@
 """``spectra bench --replay``: what speculation would have accepted of recorded answers, without a model.
 
-`ReplayTarget` takes the place of the model; engine, scheduler and speculators are those of any run. Only methods that
-read nothing but text can be replayed. Records have no times: the cost of a step depends on the model.
+`ReplayTarget` replaces the model; engine, scheduler and speculators are those of any run. Only methods that read
+nothing but text can be replayed. Records have no times: the cost of a step depends on the model.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from app.bench.records import BenchSetting, Key, RecordFile, TurnRecord, source_counts
+from app.bench.records import BenchSetting, TurnRecord, source_counts
+from app.bench.schedule import BenchSchedule, Turn
 from app.inputs.recordings import RecordedTurn
+from app.reporting.summaries import grouped
 from engine.errors import UnknownMethodError
 from engine.loop import Engine
 from engine.model.spec import ModelSpec
@@ -35,9 +37,9 @@ REFUSED = {
 }
 """Methods that need more than text although their ``needs`` do not say so, and the reason."""
 READ = {
-    "probe_top_k": "the target's best tokens behind probes",
+    "probe_top_k": "the target's best tokens after probes",
     "node_top_k": "the target's best tokens at every node",
-    "prompt_top_k": "the target's best tokens behind the prompt",
+    "prompt_top_k": "the target's best tokens after the prompt",
     "hidden_layer": "hidden states of the target",
     "heads": "attention of the target",
     "drafter": "states of the target, in a drafter that was trained for it",
@@ -112,63 +114,49 @@ class ReplayTarget:
         return WorkResult(work.seq, tokens, accepted)
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayPlan:
-    """What to replay."""
+class Replay(BenchSchedule):
+    """Replays recorded answers; lessons are those of the history.
 
-    methods: Sequence[str]
-    settings: Sequence[BenchSetting]
-    history: Sequence[RecordedTurn]
-    test: Sequence[RecordedTurn]
-    max_nodes: int
-    history_passes: int  # over the history before a warm setting is measured
+    Args:
+        history_passes: over the history before a warm setting is measured.
+    """
 
-
-class Replay:
-    """Replays a plan; as in ``app.bench.runs``, each turn of a cold setting has a scope of its own."""
-
-    def __init__(self, pool: SpeculatorPool, plan: ReplayPlan, vocab_size: int) -> None:
-        self._plan = plan
+    def __init__(
+        self,
+        pool: SpeculatorPool,
+        methods: Sequence[str],
+        settings: Sequence[BenchSetting],
+        history: Sequence[RecordedTurn],
+        test: Sequence[RecordedTurn],
+        max_nodes: int,
+        history_passes: int,
+        vocab_size: int,
+    ) -> None:
+        units = [[(one.index, one.turn) for one in turns] for turns in grouped(test, lambda one: one.index).values()]
+        super().__init__(methods, settings, 1, units, history_passes * len(history))
+        self._history = list(history) * history_passes
+        self._test = {(one.index, one.turn): one for one in test}
+        self._max_nodes = max_nodes
         self._fresh = (f"cold {i}" for i in count())
-        longest = max(len(turn.prompt) + len(turn.answer) for turn in (*plan.history, *plan.test))
+        longest = max(len(turn.prompt) + len(turn.answer) for turn in (*history, *test))
         self._target = ReplayTarget(vocab_size, longest)
         self._engine = Engine(self._target, pool, SchedulerOptions(max_sequences=1, prefix_cache=False))
 
-    def work(self, file: RecordFile) -> int:
-        """Turns still to be replayed; forgets incomplete warm passes, which cannot be continued."""
-        todo = 0
-        for setting in self._plan.settings:
-            for method in self._plan.methods:
-                keys = [_key(setting, method, turn) for turn in self._plan.test]
-                missing = sum(key not in file for key in keys)
-                if setting.warm and missing:
-                    file.forget(keys)
-                    missing = len(keys) + self._plan.history_passes * len(self._plan.history)
-                todo += missing
-        return todo
+    def records(self, setting: BenchSetting, method: str, repeat: int, turns: Sequence[Turn]) -> Iterator[TurnRecord]:
+        """Commit some recorded answers while ``method`` drafts."""
+        return (self._replay(setting, method, self._test[turn]) for turn in turns)
 
-    def run(self, file: RecordFile, done: Callable[[], object]) -> None:
-        """Replay what ``file`` does not hold yet; ``done`` is called after every turn."""
-        for setting in self._plan.settings:
-            for method in self._plan.methods:
-                shared = f"{setting.label}, {method}" if setting.warm else None
-                todo = [turn for turn in self._plan.test if _key(setting, method, turn) not in file]
-                if setting.warm and todo:
-                    for _ in range(self._plan.history_passes):
-                        for turn in self._plan.history:
-                            self._replay(setting, method, turn, shared)
-                            done()
-                for turn in todo:
-                    file.append(self._replay(setting, method, turn, shared))
-                    done()
+    def teach(self, setting: BenchSetting, method: str, repeat: int) -> Iterator[TurnRecord]:
+        """Replay the history."""
+        return (self._replay(setting, method, turn) for turn in self._history)
 
-    def _replay(self, setting: BenchSetting, method: str, turn: RecordedTurn, scope: str | None) -> TurnRecord:
+    def _replay(self, setting: BenchSetting, method: str, turn: RecordedTurn) -> TurnRecord:
         """Commit one recorded answer while ``method`` drafts."""
         params = SamplingParams(max_tokens=len(turn.answer))
-        space = next(self._fresh) if scope is None else scope
+        scope = f"{setting.label}, {method}" if setting.warm else next(self._fresh)
         predicted = list(turn.prediction)
         seq = self._engine.submit(
-            Request(turn.prompt, params, method, self._plan.max_nodes, scope=space, prediction=predicted)
+            Request(turn.prompt, params, method, self._max_nodes, scope=scope, prediction=predicted)
         )
         self._target.record(seq, turn.answer)
         written: list[int] = []
@@ -215,7 +203,3 @@ def _read_back(needs: Needs) -> str:
         return ""
     read = [what for name, what in READ.items() if getattr(needs, name) != getattr(nothing, name)]
     return f"it reads {' and '.join(read) or 'states of the target'}"
-
-
-def _key(setting: BenchSetting, method: str, turn: RecordedTurn) -> Key:
-    return Key(setting, method, 0, turn.index, turn.turn)

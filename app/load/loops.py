@@ -6,11 +6,12 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any
 
 from app.load.settings import POISSON
 
-Ask = Callable[[int, float], Awaitable[None]]  # index of a request, and its intended time in seconds
+Ask = Callable[[int, float], Coroutine[Any, Any, None]]  # index of a request, and its intended time in seconds
 
 
 class MonotonicClock:
@@ -35,7 +36,6 @@ async def closed_loop(
         ask: sends one request and returns when it is done; must not raise.
         requests: to send in all; None: no limit.
         duration: seconds in which requests begin; None: no limit.
-        clock: for tests.
     """
     clock = clock or MonotonicClock()
     end = None if duration is None else clock.now() + duration
@@ -59,18 +59,13 @@ async def open_loop(ask: Ask, offsets: Iterable[float], clock: MonotonicClock | 
     Args:
         ask: sends one request; latency counts from the moment that it is given.
         offsets: arrivals, in seconds from now, ascending.
-        clock: for tests.
     """
     clock = clock or MonotonicClock()
     began = clock.now()
     async with asyncio.TaskGroup() as group:
         for index, offset in enumerate(offsets):
             await clock.sleep_until(began + offset)
-            group.create_task(_as_coroutine(ask, index, began + offset))
-
-
-async def _as_coroutine(ask: Ask, index: int, intended: float) -> None:
-    await ask(index, intended)
+            group.create_task(ask(index, began + offset))
 
 
 def arrivals(

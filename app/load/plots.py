@@ -101,12 +101,9 @@ def _failures(ax: Any, records: Sequence[RequestRecord], began: float) -> None:
         for i, found in enumerate(record.breaks):
             marks[found.kind].append((found.at - began, not record.ok and i == len(record.breaks) - 1))
     for line, (_, moments) in enumerate(sorted(marks.items())):
-        _marks(ax, line, [at for at, final in moments if not final], ".", colour(2))
-        _marks(ax, line, [at for at, final in moments if final], "x", colour(3))
+        for is_final, marker, shade in ((False, ".", colour(2)), (True, "x", colour(3))):
+            at = [moment for moment, final in moments if final == is_final]
+            ax.plot(at, [line] * len(at), marker, color=shade, markersize=6)
     ax.set_yticks(range(len(marks)), sorted(marks))
     ax.set_ylim(-0.5, len(marks) - 0.5)
     ax.set_title("failed attempts (x: for good)", fontsize=LABEL)
-
-
-def _marks(ax: Any, line: int, moments: Sequence[float], marker: str, shade: Any) -> None:
-    ax.plot(moments, [line] * len(moments), marker, color=shade, markersize=6)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import TracebackType
 from typing import Self
 
 from app.load.client import RequestObserver
@@ -16,31 +15,21 @@ FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed
 
 
 class LoadProgressBar(RequestObserver):
-    """A bar over requests, or over seconds if the number of requests is unknown; use it as a context.
-
-    Args:
-        what: in front of the bar.
-        requests: to be done; None: the bar shows seconds.
-        duration: seconds in which requests begin.
-    """
+    """A bar over requests, or over the ``duration`` if the number of requests is None; use it in ``async with``."""
 
     def __init__(self, what: str, requests: int | None, duration: float | None) -> None:
-        self._what = what
-        self._requests = requests
-        self._duration = duration
-        self._chunks = self._done = self._running = self._errors = self._retried = 0
-        self._seen = (0, time.monotonic())
+        self._counts_requests = requests is not None
+        total, unit = (requests, "req") if requests is not None else (round(duration or 0), "s")
+        self._bar = bar(what, total, unit, bar_format=FORMAT, dynamic_ncols=True)
+        self._chunks = self._done = self._running = self._errors = self._broken = 0
+        self._began = time.monotonic()
+        self._seen = (0, self._began)  # chunks at a time
 
     async def __aenter__(self) -> Self:
-        total, unit = (self._requests, "req") if self._requests is not None else (round(self._duration or 0), "s")
-        self._bar = bar(self._what, total, unit, bar_format=FORMAT, dynamic_ncols=True)
-        self._began = time.monotonic()
         self._task = asyncio.create_task(self._refresh())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._show()
@@ -52,7 +41,7 @@ class LoadProgressBar(RequestObserver):
 
     def broke(self, record: RequestRecord, found: Break) -> None:
         """Count a failed attempt."""
-        self._retried += 1
+        self._broken += 1
 
     def begins(self) -> None:
         """Count a request in flight."""
@@ -74,6 +63,6 @@ class LoadProgressBar(RequestObserver):
         before, then = self._seen
         rate = (self._chunks - before) / max(now - then, 1e-9)
         self._seen = (self._chunks, now)
-        self._bar.n = self._done if self._requests is not None else min(self._bar.total, round(now - self._began))
-        words = f"{rate:.0f} chunks/s, {self._running} running, {self._errors} failed"
-        self._bar.set_postfix_str(words + (f", {self._retried} attempts broken" if self._retried else ""))
+        self._bar.n = self._done if self._counts_requests else min(self._bar.total, round(now - self._began))
+        broken = f", {self._broken} attempts broken" if self._broken else ""
+        self._bar.set_postfix_str(f"{rate:.0f} chunks/s, {self._running} running, {self._errors} failed{broken}")

@@ -14,7 +14,7 @@ from app.load.records import RequestRecord
 from app.load.run import Ran
 from app.load.settings import LoadProfile, Slo
 from app.reporting.plotting import can_plot
-from app.reporting.report import NOTHING, markdown, number, write_document, write_lines
+from app.reporting.report import NOTHING, markdown, number, write_document, write_lines, write_report
 from app.reporting.summaries import Percentiles
 
 LATENCIES = {
@@ -37,16 +37,14 @@ def publish(
     folder: Path | None,
     file: Path | None,
 ) -> None:
-    """Write the document to ``file``, and document, tables, records and plots to ``folder``; None: not asked for."""
+    """Write the document to ``file``, and document, tables, records and plots to ``folder``; None: not requested."""
     if file is not None:
         write_document(document, file)
-    if folder is None:
-        return
-    write_document(document, folder / "load.json")
-    (folder / "tables.md").write_text(tables + "\n", encoding="utf-8")
-    write_records(records, folder / "records.jsonl")
-    if can_plot():
-        plots(records, folder, slo)
+    if folder is not None:
+        write_report(folder, "load.json", document, tables)
+        write_records(records, folder / "records.jsonl")
+        if can_plot():
+            plots(records, folder, slo)
 
 
 def write_records(records: Sequence[RequestRecord], path: Path) -> None:
@@ -129,7 +127,7 @@ def _totals(found: LoadFigures) -> list[list[str]]:
         ("seconds", number(found.seconds)),
         ("requests/s", number(found.requests_per_s)),
         ("output tokens/s", number(found.output_tokens_per_s, 1)),
-        ("prompt / output tokens", f"{_count(found.prompt_tokens)} / {_count(found.output_tokens)}"),
+        ("prompt / output tokens", f"{number(found.prompt_tokens, 0)} / {number(found.output_tokens, 0)}"),
     ]
     if found.slo:
         share = NOTHING if found.slo_met is None else f"{found.slo_met} of {found.requests}"
@@ -139,10 +137,12 @@ def _totals(found: LoadFigures) -> list[list[str]]:
     if found.retries:
         rows.append(("retries", str(found.retries)))
     if found.unrecovered:
-        rows.append(("broken streams that never went on", str(found.unrecovered)))
+        rows.append(("broken streams that never continued", str(found.unrecovered)))
     if same := found.identity.groups:
         equal = same - len(found.identity.differing)
-        rows.append(("repeated questions answered alike", f"{equal} of {same} ({found.identity.compared} answers)"))
+        rows.append(
+            ("repeated questions with identical answers", f"{equal} of {same} ({found.identity.compared} answers)")
+        )
     return [list(row) for row in [*rows, *_speculation(found.speculation)]]
 
 
@@ -166,7 +166,3 @@ def _failures(found: LoadFigures) -> Sequence[list[str]]:
         [kind, found.messages[kind], str(n), str(found.errors.get(kind, 0))]
         for kind, n in found.failed_attempts.items()
     ]
-
-
-def _count(tokens: int | None) -> str:
-    return NOTHING if tokens is None else str(tokens)

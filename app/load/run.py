@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import aiohttp
 import msgspec
+import uvloop
 
 from app.load.client import LoadClient
 from app.load.loops import Ask, arrivals, closed_loop, open_loop
@@ -21,7 +22,7 @@ from app.load.stream import Endpoint, open_session
 from engine.errors import ConfigError
 
 MODELS_TIMEOUT_S = 30.0
-T = TypeVar("T")
+Loop = Callable[[Ask], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Ran:
 
 def run(load: LoadProfile, plan: RequestPlan) -> Ran:
     """Load the server until the run ends."""
-    return _in_loop(_run(load, plan))
+    return uvloop.run(_run(load, plan))
 
 
 def model_at(base: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None) -> str:
@@ -50,16 +51,7 @@ def model_at(base: str, headers: Mapping[str, str], tls: ssl.SSLContext | None =
     Raises:
         ConfigError: the server does not answer, or lists no model.
     """
-    return _in_loop(_first_model(base, headers, tls))
-
-
-def _in_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run with uvloop where it is installed (ray[serve] brings it, but not to Windows)."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(work)
-    return uvloop.run(work)
+    return uvloop.run(_first_model(base, headers, tls))
 
 
 async def _run(load: LoadProfile, plan: RequestPlan) -> Ran:
@@ -70,12 +62,11 @@ async def _run(load: LoadProfile, plan: RequestPlan) -> Ran:
         return Ran(records, warmup, time.process_time() - cpu, time.monotonic() - began)
 
 
-def _loop(load: LoadProfile) -> Callable[[Ask], Coroutine[Any, Any, None]]:
+def _loop(load: LoadProfile) -> Loop:
     if load.rate is None:
-        n = load.concurrency or 1
-        return lambda ask: closed_loop(ask, n, load.requests, load.duration)
+        return partial(closed_loop, concurrency=load.concurrency or 1, requests=load.requests, duration=load.duration)
     times = arrivals(load.rate, load.arrivals, load.seed, load.requests, load.duration)
-    return lambda ask: open_loop(ask, times)
+    return partial(open_loop, offsets=times)
 
 
 async def _warm_up(session: aiohttp.ClientSession, load: LoadProfile, plan: RequestPlan) -> list[RequestRecord]:
@@ -84,8 +75,8 @@ async def _warm_up(session: aiohttp.ClientSession, load: LoadProfile, plan: Requ
         return []
     n = load.concurrency or min(8, load.warmup)
 
-    def loop(ask: Ask) -> Coroutine[Any, Any, None]:
-        return closed_loop(lambda index, intended: ask(-1 - index, intended), n, load.warmup, None)
+    async def loop(ask: Ask) -> None:
+        await closed_loop(lambda index, intended: ask(-1 - index, intended), n, load.warmup, None)
 
     return await _phase(session, load, plan, "warm-up", load.warmup, None, loop)
 
@@ -97,7 +88,7 @@ async def _phase(
     what: str,
     requests: int | None,
     duration: float | None,
-    loop: Callable[[Ask], Awaitable[None]],
+    loop: Loop,
 ) -> list[RequestRecord]:
     records: list[RequestRecord] = []
     async with LoadProgressBar(what, requests, duration) as progress:

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -60,6 +60,15 @@ def percentile(ranked: Sequence[float], p: int) -> float:
 def ratio(above: float | None, below: float) -> float | None:
     """``above / below``; None if ``above`` is unknown or ``below`` is not positive."""
     return None if above is None or below <= 0 else above / below
+
+
+def rounded(value: Any, digits: int = 4) -> Any:
+    """JSON values with all floats in them rounded."""
+    if isinstance(value, dict):
+        return {name: rounded(one, digits) for name, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one, digits) for one in value]
+    return round(value, digits) if isinstance(value, float) else value
 
 
 def summed(counts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:

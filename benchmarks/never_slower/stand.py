@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from app.bench.meter import FailureCount
-from app.bench.runs import rotated
+from app.bench.schedule import rotated
 from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell
 from benchmarks.never_slower.engines import Clock, ClockedEngine, VirtualEngine
 from benchmarks.never_slower.machines import MACHINES, costs_by, simulated_costs

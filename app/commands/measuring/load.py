@@ -1,4 +1,4 @@
-"""``spectra load``: flags in, report out; what happens between is `app.load`'s."""
+"""``spectra load``: reads flags, runs `app.load`, prints the report."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from engine.errors import ConfigError
 KEY_VARIABLES = ("SPECTRA_API_KEY", "SPECTRA_LOAD_API_KEY")
 DEFAULT_REQUESTS = 100
 DESCRIPTION = """\
-Send streamed requests to any OpenAI-compatible server (ours, vLLM's, a hosted one) and report what its clients see:
+Send streamed requests to an OpenAI-compatible server (ours, vLLM's, a hosted one) and report what its clients see:
 TTFT (to the first text), TPOT = (E2E - TTFT) / (n - 1), gaps between chunks, tokens per chunk, E2E, tokens/s, errors.
-Tokens are counted by the server's usage, never by its events. Answers to the same question must be the same text.
+Tokens are counted by the server's usage, never by its events. Answers to the same question must be identical.
 
-  spectra load --url U --concurrency 32 --requests 500     closed loop: 32 clients; each asks when it has its answer
+  spectra load --url U --concurrency 32 --requests 500     closed loop: 32 clients; each sends its next request when it
+                                                           has its answer
   spectra load --url U --rate 5 --duration 60              open loop: arrivals do not wait for answers, and latencies
                                                            count from the intended arrival
-  spectra load --url U --rate 5 --slo ttft=0.5,tpot=0.05   goodput: requests/s that met all of the objective
-  spectra load --url U --retry 8 --repeat-check            broken streams are sent again with their seed and must
-                                                           go on where they broke; the same question, the same text
+  spectra load --url U --rate 5 --slo ttft=0.5,tpot=0.05   goodput: requests/s within all limits
+  spectra load --url U --retry 8 --repeat-check            sends broken streams again with their seed; they must
+                                                           continue where they broke
 
-Request i asks prompt i (from the start again after the last) with seed SEED + i. Tables go to stdout, one JSON document
-as the last line; the bar goes to stderr.
+Request i asks prompt i (again from the first after the last) with seed SEED + i. Tables go to stdout, one JSON document
+as the last line; the progress bar goes to stderr.
 
 exit status: 0; 1 if a request failed for good (a 429 counts) or answers to the same question differ; 2 if refused.
 """
@@ -38,99 +39,70 @@ exit status: 0; 1 if a request failed for good (a 429 counts) or answers to the 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra load``."""
-    _add_server(parser.add_argument_group("server"))
-    _add_loop(parser.add_argument_group("load"))
-    _add_request(parser.add_argument_group("requests"))
-    _add_failure(parser.add_argument_group("failures and identity"))
-    _add_output(parser.add_argument_group("report"))
+    keys = " or ".join(KEY_VARIABLES)
+    add = parser.add_argument_group("server").add_argument
+    add("--url", required=True, metavar="U", help="such as http://127.0.0.1:8000, with or without /v1")
+    add("--model", metavar="NAME", help="(default: the first that GET /v1/models lists)")
+    add("--endpoint", choices=(CHAT, COMPLETIONS), default=CHAT, help="chat template or plain text (default: chat)")
+    add("--api-key", metavar="KEY", help=f"sent as bearer token (default: the variable {keys}, if set)")
+    add("--tls-ca", metavar="FILE", help="certificates of trusted authorities, PEM (default: the system's)")
+    add("--timeout", type=_above_zero, default=600.0, metavar="S", help="seconds per attempt (default: 600)")
 
-
-def _add_server(group: Any) -> None:
-    group.add_argument("--url", required=True, metavar="U", help="such as http://127.0.0.1:8000, with or without /v1")
-    group.add_argument("--model", metavar="NAME", help="(default: the first that GET /v1/models lists)")
-    group.add_argument(
-        "--endpoint", choices=(CHAT, COMPLETIONS), default=CHAT, help="chat template or plain text (default: chat)"
-    )
-    group.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help=f"sent as bearer token (default: the variable {' or '.join(KEY_VARIABLES)}, if set)",
-    )
-    group.add_argument(
-        "--tls-ca", metavar="FILE", help="authorities of https servers that are trusted, PEM (default: the system's)"
-    )
-    group.add_argument(
-        "--timeout", type=_above_zero, default=600.0, metavar="S", help="seconds per attempt (default: 600)"
-    )
-
-
-def _add_loop(group: Any) -> None:
-    loop = group.add_mutually_exclusive_group()
+    group = parser.add_argument_group("load")
+    add, loop = group.add_argument, group.add_mutually_exclusive_group()
     loop.add_argument("--concurrency", type=_count, metavar="C", help="closed loop of C clients (default: 1)")
     loop.add_argument("--rate", type=_above_zero, metavar="R", help="open loop of R requests per second")
-    group.add_argument(
-        "--arrivals", choices=(POISSON, FIXED), help="of an open loop: at random, seeded, or evenly (default: poisson)"
-    )
-    group.add_argument("--requests", type=_count, metavar="N", help=f"to send (default: {DEFAULT_REQUESTS})")
-    group.add_argument(
-        "--duration",
-        type=_above_zero,
-        metavar="S",
-        help="begin requests for S seconds; with --requests: whichever is over first",
-    )
-    group.add_argument("--warmup", type=_count_or_none, default=0, metavar="N", help="requests before, not counted")
+    add("--arrivals", choices=(POISSON, FIXED), help="of an open loop: random, or evenly spaced (default: poisson)")
+    add("--requests", type=_count, metavar="N", help=f"send N requests (default: {DEFAULT_REQUESTS})")
+    add("--duration", type=_above_zero, metavar="S", help="begin requests for S seconds, at most --requests")
+    add("--warmup", type=_count_or_none, default=0, metavar="N", help="send N requests first that are not counted")
 
-
-def _add_request(group: Any) -> None:
-    group.add_argument(
+    add = parser.add_argument_group("requests").add_argument
+    add(
         "--prompts",
         type=Path,
         metavar="F.jsonl",
         help='lines {"turns": [..]} (first turns), {"prompt": ..} or {"messages": [..]} (default: 8 built-in prompts)',
     )
-    group.add_argument("--max-tokens", type=_count, default=128, metavar="N", help="per answer (default: 128)")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
-    group.add_argument("--seed", type=int, default=0, metavar="S", help="of request 0, and of arrivals (default: 0)")
-    group.add_argument("--ignore-eos", action="store_true", help="always --max-tokens tokens (ours and vLLM's only)")
-    group.add_argument("--method", metavar="X", help="speculation method (ours only; not sent unless given)")
-    group.add_argument("--max-nodes", type=_count, metavar="N", help="drafted nodes per step (ours only)")
-    group.add_argument(
-        "--extra", type=_object, default={}, metavar="JSON", help="merged into every body; null takes a field away"
-    )
+    add("--max-tokens", type=_count, default=128, metavar="N", help="per answer (default: 128)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
+    add("--seed", type=int, default=0, metavar="S", help="of request 0, and of random arrivals (default: 0)")
+    add("--ignore-eos", action="store_true", help="always write --max-tokens tokens (ours and vLLM's only)")
+    add("--method", metavar="X", help="speculation method (ours only; not sent unless given)")
+    add("--max-nodes", type=_count, metavar="N", help="drafted nodes per step (ours only)")
+    add("--extra", type=_object, default={}, metavar="JSON", help="fields added to every body; null removes a field")
 
-
-def _add_failure(group: Any) -> None:
-    group.add_argument(
+    add = parser.add_argument_group("failures and identity").add_argument
+    add(
         "--retry",
         type=_count_or_none,
         default=0,
         metavar="N",
-        help="send a request again, up to N times, after a broken stream, no connection, 5xx, or 429 with Retry-After",
+        help="send a request up to N times again after a broken stream, no connection, 5xx, or 429 with Retry-After",
     )
-    group.add_argument(
+    add(
         "--repeat-check",
         type=_count,
         nargs="?",
         const=0,
         metavar="K",
-        help="ask only K different questions (prompt and seed), over and over (default K: every prompt, or half of N)",
+        help="ask only K different questions (prompt and seed), repeatedly (default K: every prompt, or half of N)",
     )
 
-
-def _add_output(group: Any) -> None:
-    group.add_argument("--slo", metavar="LIMITS", help="seconds, any of ttft=0.5,tpot=0.05,e2e=10: adds goodput")
-    group.add_argument("--json", type=Path, metavar="FILE", help="the document, indented")
-    group.add_argument("--out", type=Path, metavar="DIR", help="records.jsonl, load.json, tables.md and plots (PNG)")
+    add = parser.add_argument_group("report").add_argument
+    add("--slo", metavar="LIMITS", help="seconds, any of ttft=0.5,tpot=0.05,e2e=10: adds goodput")
+    add("--json", type=Path, metavar="FILE", help="write the document here, indented")
+    add("--out", type=Path, metavar="DIR", help="folder for records.jsonl, load.json, tables.md and plots (PNG)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, report."""
+    """Load the server and report; returns the exit status."""
     from app.load.figures import figures
     from app.load.report import document, notes, publish, tables
     from app.load.run import run as run_load
     from app.reporting.report import as_line, check_writable
 
-    load, plan = _told(arguments)
+    load, plan = _plan(arguments)
     check_writable(arguments.out, arguments.json)
     ran = run_load(load, plan)
     found = figures(ran.records, load.slo, plan.common.get("temperature") == 0)
@@ -149,8 +121,8 @@ def _wrong(found: Any, said: list[str]) -> list[str]:
     return [*failed, *(line for line in said if line.startswith("DIVERGED"))]
 
 
-def _told(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """Settings and plan of the flags; asks the server for its model only if it must."""
+def _plan(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The load and its requests; asks the server for its model unless a flag names one."""
     from app.load.run import model_at
     from app.load.settings import LoadProfile, RequestPlan, base_of, common_fields, distinct_of, parse_slo, trusting
 

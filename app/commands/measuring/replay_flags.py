@@ -27,25 +27,25 @@ def add_replay(parser: argparse.ArgumentParser, source: Any) -> None:
         type=Path,
         nargs="+",
         metavar="LOGS.jsonl",
-        help="recorded answers instead of a model: conversations (messages), or prompt or question with answer, one "
-        "per line; tells what text-only methods would have accepted",
+        help="recorded answers instead of a model, one per line: messages, or prompt or question with answer; measures "
+        "what methods that read only text would have accepted",
     )
     group = parser.add_argument_group("replay", "flags that go with --replay")
-    group.add_argument("--tokenizer", metavar="DIR", help="directory or GGUF file of the model that answered")
-    group.add_argument("--source", metavar="NAME", help="only lines of which 'source' is NAME")
+    group.add_argument("--tokenizer", metavar="DIR", help="directory or GGUF file of the model that wrote the answers")
+    group.add_argument("--source", metavar="NAME", help="only lines whose 'source' is NAME")
     group.add_argument(
         "--split",
         type=float,
         metavar="F",
-        help="this share of the logs (0 to 1, by distinct prompts, evenly spread) is history, the rest is replayed",
+        help="use this share of the logs (between 0 and 1; by distinct prompts) as history and replay the rest",
     )
     group.add_argument(
         "--history",
         type=Path,
         nargs="+",
         metavar="H.jsonl",
-        help="earlier conversations: what retrieval looks up where --retrieval names nothing else, and, warm, what "
-        "methods have seen before (--warm-passes times)",
+        help="earlier conversations: what rest looks up without --retrieval, and what warm methods have seen before "
+        "(--warm-passes times)",
     )
 
 
@@ -53,18 +53,18 @@ def refuse_replay_flags(arguments: argparse.Namespace) -> None:
     """Raises ConfigError if a flag of replays is given without one."""
     for name in ("tokenizer", "source", "split", "history"):
         if getattr(arguments, name) is not None:
-            raise ConfigError(f"--{name} goes with --replay")
+            raise ConfigError(f"--{name} is only for --replay; leave it out, or give --replay")
 
 
 def check_replay(arguments: argparse.Namespace) -> None:
     """Raises ConfigError if a flag is missing or out of range; the message names it. Comes before anything is read."""
     if arguments.tokenizer is None:
-        raise ConfigError("--replay needs --tokenizer DIR: the recorded texts have to become tokens")
+        raise ConfigError("--tokenizer is missing; --replay needs it to turn the recorded texts into tokens")
     if is_on_hub(arguments.tokenizer):
         raise ConfigError(f"--tokenizer {arguments.tokenizer}: no such directory")
     _check_meaning(arguments)
     if arguments.split is not None and arguments.history:
-        raise ConfigError("--split and --history both say what the history is: give one of them")
+        raise ConfigError("--split and --history both choose the history; give one of them")
     if arguments.split is not None and not 0 < arguments.split < 1:
         raise ConfigError(f"--split is {arguments.split}; it must be above 0 and below 1")
     check_least(arguments, {"limit": 1, "per_category": 1, "warm_passes": 0})
@@ -96,7 +96,7 @@ def tokenizer_folder(arguments: argparse.Namespace) -> Path:
 
 
 def library(arguments: argparse.Namespace) -> LibraryAt | None:
-    """What makes the library that ``--retrieval`` names.
+    """The library that ``--retrieval`` names; None: none is named.
 
     Raises:
         ConfigError: there is nothing of that name.

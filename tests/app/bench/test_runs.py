@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from app.bench.records import BenchSetting, RecordFile, TurnRecord
-from app.bench.runs import BenchPlan, BenchRunner, rotated
+from app.bench.runs import BenchPlan, BenchRunner
+from app.bench.schedule import rotated
 from app.inputs.prompts import Question
 from app.inputs.tokenizers import load_tokenizer
 from engine.errors import ConfigError, UnknownMethodError

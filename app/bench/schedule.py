@@ -1,0 +1,110 @@
+"""Which turns are run, and in which order, so that a stopped run can continue; models and recordings share it."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+from app.bench.records import BenchSetting, Key, RecordFile, TurnRecord
+from app.reporting.report import bar
+
+Turn = tuple[int, int]  # index of a question, and of one of its turns
+
+
+class BenchSchedule(ABC):
+    """Runs every method on all turns under every setting, as far as a file lacks their records.
+
+    Methods take turns unit by unit, each round in another order, so that changes of the machine's speed meet all
+    methods alike. In a cold setting every turn has a scope of its own, so that speculators know nothing of earlier
+    turns; in a warm setting all turns of a method and repeat share a scope. A warm pass that was interrupted begins
+    again, because the speculators' memory is gone.
+
+    Args:
+        units: turns that a method runs in a row.
+        lessons: turns that a method runs before a warm setting is measured.
+    """
+
+    def __init__(
+        self,
+        methods: Sequence[str],
+        settings: Sequence[BenchSetting],
+        repeats: int,
+        units: Sequence[Sequence[Turn]],
+        lessons: int,
+    ) -> None:
+        self.methods, self.settings = methods, settings
+        self._repeats, self._units, self._lessons = repeats, units, lessons
+
+    @abstractmethod
+    def records(self, setting: BenchSetting, method: str, repeat: int, turns: Sequence[Turn]) -> Iterator[TurnRecord]:
+        """Run all turns of some questions."""
+
+    @abstractmethod
+    def teach(self, setting: BenchSetting, method: str, repeat: int) -> Iterator[TurnRecord]:
+        """Run the lessons of a warm setting, whose records do not count."""
+
+    def work(self, file: RecordFile) -> int:
+        """Turns still to be run, lessons included; forgets warm passes that cannot be continued."""
+        todo = 0
+        for repeat, setting, method in product(range(self._repeats), self.settings, self.methods):
+            every = list(chain(*self._units))
+            missing = _missing(file, setting, method, repeat, every)
+            if setting.warm and missing:
+                file.forget(_keys(setting, method, repeat, every))
+                todo += self._lessons + len(every)
+            else:
+                todo += len(missing)
+        return todo
+
+    def run(self, file: RecordFile, done: Callable[[], object]) -> None:
+        """Run the turns that ``file`` lacks and add their records; ``done`` is called after every turn."""
+        for repeat, setting in product(range(self._repeats), self.settings):
+            if setting.warm:
+                for method in self.methods:
+                    if _missing(file, setting, method, repeat, list(chain(*self._units))):
+                        for _ in self.teach(setting, method, repeat):
+                            done()
+            for i, unit in enumerate(self._units):
+                for method in rotated(self.methods, i + repeat):
+                    if turns := _missing(file, setting, method, repeat, unit):
+                        for record in self.records(setting, method, repeat, turns):
+                            file.append(record)
+                            done()
+
+
+def _keys(setting: BenchSetting, method: str, repeat: int, turns: Iterable[Turn]) -> list[Key]:
+    return [Key(setting, method, repeat, *turn) for turn in turns]
+
+
+def _missing(file: RecordFile, setting: BenchSetting, method: str, repeat: int, turns: Sequence[Turn]) -> list[Turn]:
+    """All turns of the questions that lack a record: the turns of a question are run together."""
+    lacking = {key.question for key in _keys(setting, method, repeat, turns) if key not in file}
+    return [turn for turn in turns if turn[0] in lacking]
+
+
+def rotated(methods: Sequence[str], by: int) -> list[str]:
+    """The methods, cyclically shifted ``by`` places."""
+    by %= len(methods)
+    return [*methods[by:], *methods[:by]]
+
+
+def recorded(run: BenchSchedule, out: Path, settings: Mapping[str, Any], restart: bool) -> list[TurnRecord]:
+    """Run what the records in ``out`` lack, with a progress bar; returns those of the run's methods and settings.
+
+    Raises:
+        ConfigError: ``out`` holds records of other settings; nothing was run.
+        KeyboardInterrupt: Ctrl-C; the records are kept.
+    """
+    with RecordFile(out / "records.jsonl", settings, restart) as file:
+        try:
+            with bar(None, run.work(file), "turn") as shown:
+                run.run(file, shown.update)
+        except KeyboardInterrupt:
+            kept = f"{len(file.records)} records are kept in {file.path}"
+            print(f"spectra: stopped; {kept}; the same command continues from there", file=sys.stderr)
+            raise
+        return [one for one in file.records if one.method in run.methods and one.setting in run.settings]
