@@ -197,7 +197,7 @@ def check_methods(methods: Sequence[str], pool: SpeculatorPool) -> None:
 
 
 def _read_back(needs: Needs) -> str:
-    """What a method reads of the target besides tokens, in words; empty if it reads tokens only."""
+    """The outputs of the target that a method reads in addition to tokens, in words; empty if there are none."""
     nothing = Needs()
     if needs == nothing:
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
 from app.chat.answers import ChatAnswer
@@ -19,7 +19,7 @@ class Screen:
 
     def __init__(self, out: TextIO, colours: bool) -> None:
         self._out = out
-        self._palette = Palette() if colours else None
+        self._palette = Palette(enabled=colours)
 
     def line(self, text: str) -> None:
         """Write a line, control characters as their codes."""
@@ -28,7 +28,7 @@ class Screen:
     def piece(self, text: str, source: str | None) -> None:
         """Write text that has just come, control characters of the model or the server as their codes."""
         text, source = printable(text), None if source is None else printable(source)
-        self._write(text if self._palette is None or source is None else self._palette.painted(source, text))
+        self._write(text if source is None else self._palette.painted(source, text))
 
     def end(self, answer: ChatAnswer, seed: int, was_stopped: bool) -> None:
         """Write the legend and the figures of an answer, or its failure."""
@@ -38,17 +38,12 @@ class Screen:
             return
         drafted = {printable(name): n for name, n in answer.drafted.items() if name is not None}
         if drafted:
-            self._write(f"{self._legend(drafted, answer.drafted[None])}\n")
+            self._write(f"{self._palette.legend(drafted, answer.drafted[None])}\n")
         self.line(f"[{'stopped, ' if was_stopped else ''}{', '.join(summary(answer))}, seed {seed}]")
 
     def _write(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
-
-    def _legend(self, drafted: Mapping[str, int], own: int) -> str:
-        if self._palette is not None:
-            return self._palette.legend(drafted, own)
-        return ", ".join([*(f"{name} {n}" for name, n in drafted.items()), f"the target's own {own}"])
 
 
 def printable(text: str) -> str:

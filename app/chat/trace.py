@@ -69,7 +69,7 @@ class TraceReader:
         return [piece for piece in found if piece[0]]
 
     def end(self) -> list[Piece]:
-        """What is left at the end: the last token gets the rest of the text; without one, nobody does."""
+        """Return the rest of the text at the end; it belongs to the last token that waits, if there is one."""
         source = self._waiting[-1][1] if self._waiting else None
         rest, self._text = self._text, ""
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""What a run of load is told: how the server is loaded, the objective for its latencies, and the requests it sends."""
+"""The settings of a load: how the server is loaded, the objective for its latencies, and the requests."""
 
 from __future__ import annotations
 

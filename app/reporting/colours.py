@@ -10,15 +10,18 @@ PLAIN = "\x1b[0m"
 
 
 class Palette:
-    """A colour for each source, given in the order in which sources are first painted."""
+    """A colour for each source, in the order in which sources are first painted; none if not ``enabled``."""
 
-    def __init__(self, sources: Iterable[str] = ()) -> None:
+    def __init__(self, sources: Iterable[str] = (), enabled: bool = True) -> None:
+        self._enabled = enabled
         self._starts: dict[str, str] = {}
         for name in sources:
             self._start(name)
 
     def painted(self, source: str, text: str) -> str:
         """``text`` in the colour of its source, line by line, for pagers that end a colour with its line."""
+        if not self._enabled:
+            return text
         start = self._start(source)
         return "\n".join(f"{start}{line}{PLAIN}" if line else "" for line in text.split("\n"))
 

@@ -57,7 +57,7 @@ export class Aligner {
     return found;
   }
 
-  /** What is left at the end: the last token gets the rest of the text, or none (null) if each has its own. */
+  /** Return the rest of the text at the end; it belongs to the last token that waits, else to none (null). */
   end() {
     const found = [];
     if (this.waiting.length) this.#give(found, this.waiting.length, this.text.length);
@@ -66,7 +66,7 @@ export class Aligner {
     return found;
   }
 
-  /** What the first token that waits spells, without a space that the answer does not begin with. */
+  /** The text of the first token that waits, without a space that the answer does not begin with. */
   #spelt() {
     const [[, spelt]] = this.waiting;
     const bare = spelt.trimStart();
