@@ -184,7 +184,7 @@ def test_a_stopped_replay_is_resumed(replay: Replay, write: Write, tmp_path: Pat
         ("eagle", [], "needs a drafter that was trained"),
         ("rest", [], "give --retrieval DIR"),
         ("rest", ["--retrieval", "nowhere"], "--retrieval nowhere: no such"),
-        ("pld", ["--temperature", "0.8"], "--temperature means nothing"),
+        ("pld", ["--temperature", "0.8"], "--temperature has no effect on a replay"),
         ("pld", ["--split", "1.5"], "--split is 1.5"),
         ("pld", ["--split", "0.5", "--history", "LOGS"], "--split and --history"),
         ("pld", ["--source", "model-z"], "sources in the files: model-a"),
