@@ -204,4 +204,4 @@ def test_an_impossible_replay_is_refused(
 
 @pytest.mark.parametrize("line", [{"text": "no answer"}, {"messages": [{"role": "assistant", "content": "hello"}]}])
 def test_a_line_without_an_answer_is_named(replay: Replay, write: Write, line: object) -> None:
-    assert "line 2: there is no answer" in replay(write(talk("One.", LIST), line), "pld", status=2).err
+    assert "line 2 has no answer" in replay(write(talk("One.", LIST), line), "pld", status=2).err
