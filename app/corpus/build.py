@@ -1,249 +1,227 @@
-"""Builds a snapshot: inputs, texts, scores, choice, index, report, publication."""
+"""Builds a snapshot: inputs, texts, scores, selection, index, report, publication."""
 
 from __future__ import annotations
 
+import argparse
 import shutil
-from collections.abc import Sequence
-from contextlib import closing
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from glob import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from app.corpus.figures import Perplexities, TextSelection, dropped, figures, outside
-from app.corpus.inputs import CorpusInput, Encoder, read_inputs, write_texts
-from app.corpus.progress import BAR, Phases, SnapshotBar
-from app.corpus.publication import check_store, publish
-from app.corpus.report import write_report
-from app.corpus.settings import BuildSettings
-from app.corpus.target import CorpusTarget, check_scorer, corpus_target, scorer, scores_key
-from app.corpus.work import WorkFolder, key_of
+from app.corpus.folders import TEXTS, hash_values, locked, remove_work, replace_folder, restore_folder
+from app.corpus.inputs import BAR, CorpusInput, Encoder, read_inputs, write_texts
+from app.corpus.publication import opened_store, publish_snapshot
+from app.corpus.report import count_inputs, write_report
+from app.corpus.selection import Perplexities, TextSelection, choose_texts, find_dropped, find_outside
+from app.corpus.settings import COVER
+from app.corpus.target import corpus_target
 from app.reporting.report import bar
 from engine.errors import ConfigError
-from retrieval_store.refine.coverage import covering
-from retrieval_store.refine.scores import ScoreFile, Scores, score
-from retrieval_store.refine.selection import Budget, Numbers, Pick, first, first_of_each, likeliest, shuffled
+from retrieval_store.refine.scores import ScoreFile, score
+from retrieval_store.refine.selection import Numbers
 from retrieval_store.refine.texts import FolderTexts, read_state
 from retrieval_store.snapshots.snapshot import Description, Manifest, SnapshotInput
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
+from retrieval_store.stores.base import Store
 
 FORMAT = 1  # of the files in the work folder
 
 
-def build(settings: BuildSettings) -> dict[str, Any]:
-    """Build, report, publish; returns the JSON document of the command.
+class Phases:
+    """Seconds and tokens of each phase, in order; earlier runs do not count."""
 
-    Raises:
-        ConfigError: a flag is wrong, or an input cannot be read.
-        UnsupportedModelError: the model cannot be run.
-    """
-    target = corpus_target(settings)
-    check_scorer(settings, target)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    return _Build(settings, target).run()
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.tokens: Counter[str] = Counter()
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Measure the time of a phase."""
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - began
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Seconds, tokens and tokens per second by phase, for the report."""
+        found: dict[str, dict[str, float]] = {}
+        for name, seconds in self.seconds.items():
+            found[name] = {"seconds": round(seconds, 3)}
+            if name in self.tokens:
+                rate = self.tokens[name] / seconds if seconds else 0.0
+                found[name] |= {"tokens": self.tokens[name], "tokens_per_second": round(rate, 1)}
+        return found
 
 
-class _Build:
-    """One build; every step keeps its result on disk for the next step and for a later run."""
+class SnapshotBuild:
+    """One build with flags that ``check_build`` has checked; each step keeps its result on disk for a later run."""
 
-    def __init__(self, settings: BuildSettings, target: CorpusTarget) -> None:
-        self._settings = settings
-        self._target = target
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments, self._target = arguments, corpus_target(arguments)
         self._phases = Phases()
-        self._before = 0  # tokens scored in earlier runs
+        self._scored_before = 0  # tokens scored in earlier runs
 
     def run(self) -> dict[str, Any]:
-        """All phases in order."""
-        settings = self._settings
-        check_store(settings)
+        """Build, report, publish; returns the JSON document of the command.
+
+        Raises:
+            ConfigError: a flag is wrong, or an input cannot be read.
+            UnsupportedModelError: the model cannot be run.
+        """
+        arguments = self._arguments
+        if arguments.threads is not None:
+            torch.set_num_threads(arguments.threads)
+        if arguments.redis is not None:  # a wrong address is found before hours of scoring
+            with self._opened_store() as store:
+                store.current()
         with self._phases.timed("hashing"):
-            inputs = read_inputs(settings.inputs)
-        with WorkFolder(settings.work_folder, settings.work is not None) as work:
-            with closing(self._texts(inputs, work)) as texts:
-                choice = self._choose(texts)
-                manifest = self._write(texts, choice, inputs)
+            inputs = read_inputs(arguments.inputs)
+        with locked(arguments.work):
+            with closing(self._read_texts(inputs)) as texts:
+                selection = self._select(texts)
+                counts = count_inputs(selection, inputs)
+                manifest = self._write_snapshot(texts, selection, counts)
                 facts = self._facts(manifest)
-                print(write_report(settings.report, facts, choice, texts, inputs, self._target.tokenizer), flush=True)
-            work.forget()
-        publish(settings)
-        return self._document(manifest)
-
-    def _texts(self, inputs: Sequence[CorpusInput], work: WorkFolder) -> FolderTexts:
-        """Token ids of all inputs, on disk; an earlier run's are used as far as they go."""
-        target = self._target
-        folder = work.texts(self._texts_key(inputs))
-        with self._phases.timed("reading"):
-            if not read_state(folder).is_complete:
-                encoder = Encoder(target.tokenizer, target.spec.vocab_size, target.longest)
-                self._phases.count("reading", write_texts(inputs, encoder, folder))
-        if not read_state(folder).tokens:
-            raise ConfigError(f"--input {' '.join(one.name for one in inputs)}: the inputs hold no text")
-        return FolderTexts(folder)
-
-    def _texts_key(self, inputs: Sequence[CorpusInput]) -> str:
-        target = self._target
-        template = target.tokenizer.chat_template
-        files = [(str(one.path), one.sha256) for one in inputs]
-        return key_of(FORMAT, target.tokenizer_hash, template, target.spec.vocab_size, target.longest, files)
-
-    def _choose(self, texts: FolderTexts) -> TextSelection:
-        """Decide which texts are kept."""
-        settings, rows = self._settings, texts.rows
-        is_short, is_repeated = dropped(rows, settings.min_tokens)
-        is_outside = outside(texts, ~is_short & ~is_repeated, self._target.spec.vocab_size)
-        candidates = np.flatnonzero(~is_short & ~is_repeated & ~is_outside)
-        perplexities = None
-        if settings.is_refined:
-            with self._phases.timed("scoring"):
-                scores = self._score(texts, candidates)
-            perplexities = np.full(len(rows), np.nan)
-            perplexities[candidates] = scores
-            order = likeliest(candidates, scores)
-        else:
-            order = shuffled(candidates, settings.seed)
-        kept = self._kept(texts, order, perplexities)
-        if not len(kept):
-            raise ConfigError(self._nothing(len(candidates), int(is_outside.sum())))
-        is_kept = np.zeros(len(rows), np.bool_)
-        is_kept[kept] = True
-        has_threshold = not settings.is_covering
-        return TextSelection(
-            rows, is_short, is_repeated, is_outside, perplexities, is_kept, settings.is_per_input, has_threshold
-        )
-
-    def _kept(self, texts: FolderTexts, order: Numbers, perplexities: Perplexities | None) -> Numbers:
-        """The first texts of ``order``, or those of it that cover most, as many as the budget holds."""
-        settings, rows = self._settings, texts.rows
-
-        def covering_most(mine: Numbers, budget: Budget) -> Numbers:
-            return covering(texts, mine, budget, None if perplexities is None else 1.0 / perplexities[mine])
-
-        pick: Pick = covering_most if settings.is_covering else partial(first, rows)
-        with self._phases.timed("choosing"):
-            if settings.is_per_input:
-                return first_of_each(rows, order, settings.budget, pick)
-            return pick(order, settings.budget)
-
-    def _nothing(self, n_candidates: int, n_outside: int) -> str:
-        """Why no text is kept."""
-        settings = self._settings
-        if not n_candidates and n_outside:
-            return f"--model {settings.model}: every text has tokens outside the vocabulary, so none is kept"
-        if not n_candidates:
-            return f"--min-tokens {settings.min_tokens}: every text is shorter, so none is kept"
-        if settings.keep_tokens is not None:
-            return f"--keep-tokens {settings.keep_tokens}: the first text to keep has more, so none is kept"
-        return f"--model {settings.model}: no text has a finite perplexity, so none is kept; try --dtype float32"
-
-    def _score(self, texts: FolderTexts, candidates: Numbers) -> Scores:
-        """Perplexities of the candidates; those of earlier runs are read from disk."""
-        settings, target = self._settings, self._target
-        file = ScoreFile(texts.folder / f"scores-{key_of(*scores_key(settings, target))}")
-        total = int(texts.rows["length"][candidates].sum(dtype=np.int64))
-        with bar("scoring", total, "token", **BAR) as shown:
-
-            def progress(tokens: int, before: bool) -> None:
-                if before:
-                    shown.initial, self._before = tokens, tokens  # the estimate uses this run's speed only
-                else:
-                    self._phases.count("scoring", tokens)
-                shown.update(tokens)
-
-            try:
-                return score(texts, candidates, settings.batch, file, lambda: scorer(settings, target), progress)
-            finally:
-                file.close()
-
-    def _write(self, texts: FolderTexts, choice: TextSelection, inputs: Sequence[CorpusInput]) -> Manifest:
-        """Write the snapshot of the kept texts, in the order of reading."""
-        settings = self._settings
-        out, shown = settings.out, SnapshotBar()
-        for left in out.parent.glob(f".{escape(out.name)}.*.partial"):  # of a killed run
-            shutil.rmtree(left)
-        _bring_back(out)
-        with self._phases.timed("snapshot"):
-            beside = out.with_name(f".{out.name}.new") if out.exists() else out
-            shutil.rmtree(beside, ignore_errors=True)
-            manifest = write_snapshot(
-                (texts.tokens(int(text)) for text in choice.kept), beside, self._about(choice, inputs), shown
-            )
-            shown.close()
-            if beside is not out:
-                _replace(out, beside)
-        self._phases.count("snapshot", manifest.tokens)
-        return manifest
-
-    def _about(self, choice: TextSelection, inputs: Sequence[CorpusInput]) -> Description:
-        target = self._target
-        found = figures(choice, inputs)
-        is_refined = self._settings.is_refined
-        return Description(
-            tokenizer_hash=target.tokenizer_hash,
-            vocab_size=target.spec.vocab_size,
-            model=target.name if is_refined else "",
-            model_hash=target.model_hash if is_refined else "",
-            sources=tuple(SnapshotInput(one["name"], one["sha256"], one["texts"], one["kept"]) for one in found),
-            perplexity=choice.range,
-        )
-
-    def _facts(self, manifest: Manifest) -> dict[str, Any]:
-        """Facts of the build for the report."""
-        settings = self._settings
+                print(
+                    write_report(arguments.report, facts, selection, texts, counts, self._target.tokenizer), flush=True
+                )
+            if not arguments.keeps_work:
+                remove_work(arguments.work)
+        if arguments.redis is not None:
+            with self._opened_store() as store:
+                publish_snapshot(store, arguments.out)
         return {
             "version": manifest.version,
-            "snapshot": str(settings.out),
-            "model": self._target.name,
-            "model_hash": self._target.model_hash,
-            "tokenizer_hash": self._target.tokenizer_hash,
-            "refined": settings.is_refined,
-            "select": "cover" if settings.is_covering else "likely" if settings.is_refined else "sample",
-            "per_input": settings.is_per_input,
-            "keep": settings.keep,
-            "keep_tokens": settings.keep_tokens,
-            "seed": None if settings.is_refined else settings.seed,
-            "piece_tokens": self._target.longest,
-            "min_tokens": settings.min_tokens,
-            "windows": manifest.windows,
-            "bytes": manifest.bytes,
-            "tokens_scored_before": self._before,
-            "phases": self._phases.figures(),
-        }
-
-    def _document(self, manifest: Manifest) -> dict[str, Any]:
-        settings = self._settings
-        return {
-            "version": manifest.version,
-            "folder": str(settings.out),
+            "folder": str(arguments.out),
             "texts": manifest.texts,
             "tokens": manifest.tokens,
             "windows": manifest.windows,
             "bytes": manifest.bytes,
-            "seconds": round(self._phases.total, 3),
+            "seconds": round(sum(self._phases.seconds.values()), 3),
             "perplexity": manifest.about.perplexity,
-            "report": str(settings.report),
-            "published": settings.redis is not None,
+            "report": str(arguments.report),
+            "published": arguments.redis is not None,
+        }
+
+    def _opened_store(self) -> AbstractContextManager[Store]:
+        return opened_store(self._arguments.redis, self._arguments.namespace, "--redis")
+
+    def _read_texts(self, inputs: Sequence[CorpusInput]) -> FolderTexts:
+        """Token ids of all inputs, on disk; continues after the texts of an earlier run."""
+        target, files = self._target, [(str(one.path), one.sha256) for one in inputs]
+        template = target.tokenizer.chat_template
+        key = hash_values(FORMAT, target.tokenizer_hash, template, target.spec.vocab_size, target.longest, files)
+        folder = self._arguments.work / f"{TEXTS}{key}"
+        with self._phases.timed("reading"):
+            if not read_state(folder).is_complete:
+                encoder = Encoder(target.tokenizer, target.spec.vocab_size, target.longest)
+                self._phases.tokens["reading"] = write_texts(inputs, encoder, folder)
+        if not read_state(folder).tokens:
+            raise ConfigError(f"--input {' '.join(one.name for one in inputs)}: the inputs hold no text")
+        return FolderTexts(folder)
+
+    def _select(self, texts: FolderTexts) -> TextSelection:
+        """Decide which texts are kept."""
+        arguments, rows = self._arguments, texts.rows
+        is_short, is_repeated = find_dropped(rows, arguments.min_tokens)
+        is_outside = find_outside(texts, ~is_short & ~is_repeated, self._target.spec.vocab_size)
+        candidates = np.flatnonzero(~is_short & ~is_repeated & ~is_outside)
+        perplexities = None
+        if not arguments.unrefined:
+            perplexities = np.full(len(rows), np.nan)
+            perplexities[candidates] = self._score(texts, candidates)
+        with self._phases.timed("choosing"):
+            kept = choose_texts(texts, candidates, perplexities, arguments)
+        if not len(kept) and not len(candidates) and is_outside.any():
+            raise ConfigError(f"--model {arguments.model}: every text has tokens outside the vocabulary, none is kept")
+        if not len(kept) and not len(candidates):
+            raise ConfigError(f"--min-tokens {arguments.min_tokens}: every text is shorter; use a lower value")
+        if not len(kept) and arguments.keep_tokens is not None:
+            raise ConfigError(f"--keep-tokens {arguments.keep_tokens}: the first text has more; use a higher value")
+        if not len(kept):
+            raise ConfigError(f"--model {arguments.model}: no text has a finite perplexity; try --dtype float32")
+        is_kept = np.zeros(len(rows), np.bool_)
+        is_kept[kept] = True
+        per_input, has_threshold = arguments.per_input, arguments.select != COVER
+        return TextSelection(rows, is_short, is_repeated, is_outside, perplexities, is_kept, per_input, has_threshold)
+
+    def _score(self, texts: FolderTexts, candidates: Numbers) -> Perplexities:
+        """Perplexities of the candidates; those of earlier runs are read from disk."""
+        arguments, target = self._arguments, self._target
+        batch, kinds = arguments.batch_tokens, [device.type for device in target.devices]
+        key = hash_values(target.model_hash, target.start, str(target.dtype), kinds, batch, arguments.min_tokens)
+        total = int(texts.rows["length"][candidates].sum(dtype=np.int64))
+        with (
+            self._phases.timed("scoring"),
+            bar("scoring", total, "token", **BAR) as shown,
+            closing(ScoreFile(texts.folder / f"scores-{key}")) as file,
+        ):
+
+            def progress(tokens: int, before: bool) -> None:
+                if before:
+                    shown.initial, self._scored_before = tokens, tokens  # the estimate uses this run's speed only
+                else:
+                    self._phases.tokens["scoring"] += tokens
+                shown.update(tokens)
+
+            return score(texts, candidates, batch, file, target.scorer, progress)
+
+    def _write_snapshot(
+        self, texts: FolderTexts, selection: TextSelection, counts: Sequence[dict[str, Any]]
+    ) -> Manifest:
+        """Write the snapshot of the kept texts, in the order of reading."""
+        target, is_refined, out = self._target, not self._arguments.unrefined, self._arguments.out
+        about = Description(
+            tokenizer_hash=target.tokenizer_hash,
+            vocab_size=target.spec.vocab_size,
+            model=target.name if is_refined else "",
+            model_hash=target.model_hash if is_refined else "",
+            sources=tuple(SnapshotInput(one["name"], one["sha256"], one["texts"], one["kept"]) for one in counts),
+            perplexity=selection.range,
+        )
+        for left in out.parent.glob(f".{escape(out.name)}.*.partial"):  # of a killed run
+            shutil.rmtree(left)
+        restore_folder(out)
+        with self._phases.timed("snapshot"), bar("snapshot", None, "", **BAR) as shown:
+            new = out.with_name(f".{out.name}.new") if out.exists() else out
+            shutil.rmtree(new, ignore_errors=True)
+            documents = (texts.tokens(int(text)) for text in selection.kept)
+            manifest = write_snapshot(documents, new, about, partial(show_phase, shown))
+            if new is not out:
+                replace_folder(out, new)
+        self._phases.tokens["snapshot"] = manifest.tokens
+        return manifest
+
+    def _facts(self, manifest: Manifest) -> dict[str, Any]:
+        """Facts of the build for the report."""
+        arguments, target = self._arguments, self._target
+        flags = ("select", "per_input", "keep", "keep_tokens", "min_tokens")
+        return {
+            "version": manifest.version,
+            "snapshot": str(arguments.out),
+            "model": target.name,
+            "model_hash": target.model_hash,
+            "tokenizer_hash": target.tokenizer_hash,
+            "refined": not arguments.unrefined,
+            **{name: getattr(arguments, name) for name in flags},
+            "seed": arguments.seed if arguments.unrefined else None,
+            "piece_tokens": target.longest,
+            "windows": manifest.windows,
+            "bytes": manifest.bytes,
+            "tokens_scored_before": self._scored_before,
+            "phases": self._phases.figures(),
         }
 
 
-def _bring_back(out: Path) -> None:
-    """Restore the snapshot that a run killed in ``_replace`` had put aside."""
-    aside = out.with_name(f".{out.name}.old")
-    if aside.exists() and not out.exists():
-        aside.rename(out)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _replace(out: Path, new: Path) -> None:
-    """Put folder ``new`` in the place of ``out``; the old content is removed last."""
-    old = out.with_name(f".{out.name}.old")
-    out.rename(old)
-    try:
-        new.rename(out)
-    except OSError:
-        old.rename(out)
-        raise
-    shutil.rmtree(old)
+def show_phase(shown: Any, phase: str, done: int, total: int) -> None:
+    """Show ``done`` of ``total`` (0: unknown) of a phase of ``write_snapshot`` on a bar, which starts anew with it."""
+    if shown.desc != f"snapshot: {phase}: ":
+        shown.set_description(f"snapshot: {phase}")
+        shown.reset(total or None)
+    shown.update(done - shown.n)

@@ -1,4 +1,4 @@
-"""From inputs to texts on disk: hashes, reads, applies the chat template, tokenises in batches, cuts long documents."""
+"""Inputs become texts on disk: hashed, read, written by the chat template, tokenised in batches, cut into pieces."""
 
 from __future__ import annotations
 
@@ -12,68 +12,54 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerFast
 
-from app.corpus.progress import BAR
 from app.inputs.text_index import as_text
 from app.reporting.report import bar
 from engine.errors import ConfigError
 from retrieval_store.refine.texts import TextWriter, cut
 from retrieval_store.snapshots.corpus import BLOCK, CorpusError, Document, corpus_hash, read_documents
 
+BAR: dict[str, Any] = {"unit_scale": True, "mininterval": 0.5}  # options of all bars of a build
 BATCH = 256  # documents tokenised together, or fewer if these have ``BLOCK`` characters
-
-Batch = list[tuple[Document, int]]  # documents with the number of their input
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusInput:
-    """A file or folder that ``--input`` names, with the hash of its present content."""
+    """A file or folder of ``--input``, with the hash of its content."""
 
-    name: str  # as it was given
+    name: str  # as given
     path: Path
     sha256: str
     bytes: int
 
 
 def read_inputs(paths: Sequence[Path]) -> list[CorpusInput]:
-    """Every input with its hash, for which all bytes are read once.
-
-    Raises:
-        ConfigError: an input cannot be read.
-    """
-    found = []
-    for path in paths:
-        try:
-            found.append(CorpusInput(str(path), path.resolve(), *corpus_hash(path)))
-        except CorpusError as error:
-            raise ConfigError(f"--input {error}") from error
-    return found
+    """The inputs with their hashes, for which all bytes are read once."""
+    try:
+        return [CorpusInput(str(path), path.resolve(), *corpus_hash(path)) for path in paths]
+    except CorpusError as error:
+        raise ConfigError(f"--input {error}") from error
 
 
 class Encoder:
     """Turns documents into pieces of token ids.
 
     Args:
-        vocab_size: of the model; pieces may hold ids of the tokenizer that are not below it.
-        longest: limit of a piece, in tokens.
+        vocab_size: of the model; the tokenizer may have further ids, and pieces may hold them.
+        longest: tokens of a piece.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, longest: int) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        self._backend.no_truncation()  # some checkpoints ship with a limit
+        self._backend.no_truncation()  # some checkpoints come with a limit
         self._backend.no_padding()
         self._longest = longest
-        written = self._backend.decode_batch(
-            [[i] for i in range(max(vocab_size, len(tokenizer)))], skip_special_tokens=False
-        )
+        ids = [[i] for i in range(max(vocab_size, len(tokenizer)))]
+        written = self._backend.decode_batch(ids, skip_special_tokens=False)
         self._ends_line: npt.NDArray[np.bool_] = np.array([one.endswith("\n") for one in written])
 
     def pieces(self, documents: Sequence[Document]) -> Iterator[list[npt.NDArray[np.int32]]]:
-        """The pieces of each document.
-
-        Raises:
-            ConfigError: the chat template refuses a conversation.
-        """
+        """The pieces of each document."""
         blocks = [list(_blocks(as_text(document, self._tokenizer))) for document in documents]
         encoded = iter(self._backend.encode_batch_fast([*chain(*blocks)], add_special_tokens=False))
         for mine in blocks:
@@ -82,7 +68,7 @@ class Encoder:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """A text in parts of at most ``BLOCK`` characters, cut behind line ends where there are any.
+    """A text in parts of at most ``BLOCK`` characters, cut after line ends where there are any.
 
     A tokenizer takes a hundred times the memory of its text.
     """
@@ -95,11 +81,7 @@ def _blocks(text: str) -> Iterator[str]:
 
 
 def write_texts(inputs: Sequence[CorpusInput], encoder: Encoder, folder: Path) -> int:
-    """Write the texts of all inputs to ``folder``, behind those of an earlier run; returns the number of new tokens.
-
-    Raises:
-        ConfigError: an input cannot be read, or the chat template refuses a conversation.
-    """
+    """Write the texts of all inputs to ``folder``, after those of an earlier run; returns the number of new tokens."""
     writer = TextWriter(folder)
     before = writer.state
     try:
@@ -116,9 +98,9 @@ def write_texts(inputs: Sequence[CorpusInput], encoder: Encoder, folder: Path) -
     return writer.state.tokens - before.tokens
 
 
-def _batches(inputs: Sequence[CorpusInput], skipped: int, shown: Any) -> Iterator[Batch]:
-    """Documents behind the first ``skipped``, in batches that may be tokenised together."""
-    batch: Batch = []
+def _batches(inputs: Sequence[CorpusInput], skipped: int, shown: Any) -> Iterator[list[tuple[Document, int]]]:
+    """Documents after the first ``skipped``, each with the number of its input, in batches to tokenise together."""
+    batch: list[tuple[Document, int]] = []
     size = 0
     for number, (document, source) in enumerate(_documents(inputs)):
         if number < skipped:
@@ -134,9 +116,9 @@ def _batches(inputs: Sequence[CorpusInput], skipped: int, shown: Any) -> Iterato
 
 
 def _documents(inputs: Sequence[CorpusInput]) -> Iterator[tuple[Document, int]]:
-    for source, one in enumerate(inputs):
-        try:
+    try:
+        for source, one in enumerate(inputs):
             for document in read_documents(one.path):
                 yield document, source
-        except CorpusError as error:
-            raise ConfigError(f"--input {error}") from error
+    except CorpusError as error:
+        raise ConfigError(f"--input {error}") from error

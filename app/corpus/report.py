@@ -1,4 +1,4 @@
-"""The report of a build: a folder beside the snapshot with counts, a histogram and examples, and a table on stdout."""
+"""The report of a build: a folder next to the snapshot with counts, a histogram and examples, and a table on stdout."""
 
 from __future__ import annotations
 
@@ -9,88 +9,127 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from app.corpus.figures import TextSelection, figures, totals
+from app.corpus.histogram import draw
 from app.corpus.inputs import CorpusInput
+from app.corpus.selection import Perplexities, TextSelection
 from app.reporting.plotting import can_plot
 from app.reporting.report import columns, number, write_document, write_lines
-from retrieval_store.refine.selection import Numbers
+from retrieval_store.refine.selection import Bools, Numbers
 from retrieval_store.refine.texts import FolderTexts
 
 JSON, PICTURE, EXAMPLES = "report.json", "perplexity.png", "kept.jsonl"
 COLUMNS = ("texts", "too_short", "repeated", "outside_vocabulary", "scored", "kept", "kept_tokens")
+QUANTILES = {"lowest": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "highest": 1.0}
 EACH = 10  # examples at each place of the range of perplexities
 SHOWN = 400  # characters of an example
+
+
+def count_inputs(selection: TextSelection, inputs: Sequence[CorpusInput]) -> list[dict[str, Any]]:
+    """Counts and perplexities of the texts of each input."""
+    return [
+        {
+            "name": one.name,
+            "sha256": one.sha256,
+            "bytes": one.bytes,
+            **count_texts(selection, selection.rows["source"] == i),
+        }
+        for i, one in enumerate(inputs)
+    ]
+
+
+def count_texts(selection: TextSelection, mine: Bools) -> dict[str, Any]:
+    """Counts and perplexities of texts ``mine`` ``[n]``."""
+    lengths = selection.rows["length"].astype(np.int64)
+    kept = mine & selection.is_kept
+    found: dict[str, Any] = {
+        "documents": len(np.unique(selection.rows["document"][mine])),
+        "texts": int(mine.sum()),
+        "tokens": int(lengths[mine].sum()),
+        "too_short": int((mine & selection.is_short).sum()),
+        "repeated": int((mine & selection.is_repeated).sum()),
+        "outside_vocabulary": int((mine & selection.is_outside).sum()),
+        "scored": 0,
+        "kept": int(kept.sum()),
+        "kept_tokens": int(lengths[kept].sum()),
+    }
+    if selection.perplexities is not None:
+        is_scored = mine & ~np.isnan(selection.perplexities)
+        found["scored"] = int(is_scored.sum())
+        found["perplexity"] = {
+            "kept": quantiles(selection.perplexities[kept]),
+            "dropped": quantiles(selection.perplexities[is_scored & ~kept]),
+        }
+    return found
+
+
+def quantiles(perplexities: Perplexities) -> Mapping[str, float] | None:
+    """Quantiles of the finite perplexities; None if there is none."""
+    finite = perplexities[np.isfinite(perplexities)]
+    if not len(finite):
+        return None
+    return {name: round(float(np.quantile(finite, at, method="nearest")), 4) for name, at in QUANTILES.items()}
 
 
 def write_report(
     folder: Path,
     facts: Mapping[str, Any],
-    choice: TextSelection,
+    selection: TextSelection,
     texts: FolderTexts,
-    inputs: Sequence[CorpusInput],
+    counts: Sequence[dict[str, Any]],
     tokenizer: PreTrainedTokenizerFast,
 ) -> str:
-    """Write the three files (an unrefined corpus has no histogram) and return the table.
-
-    Args:
-        folder: made if missing.
-        facts: further keys of ``report.json``.
-        inputs: in the order of the texts' sources.
-    """
+    """Write the three files (an unrefined corpus has no histogram) and return the table."""
     folder.mkdir(parents=True, exist_ok=True)
-    found, total = figures(choice, inputs), totals(choice)
-    report = {**facts, "perplexity": choice.range, "total": total, "inputs": found}
-    write_document(report, folder / JSON)
-    write_lines(_examples(choice, texts, inputs, tokenizer), folder / EXAMPLES)
+    total = count_texts(selection, np.ones(len(selection.rows), np.bool_))
+    document = {**facts, "perplexity": selection.range, "total": total, "inputs": counts}
+    write_document(document, folder / JSON)
+    names = [one["name"] for one in counts]
+    write_lines(_examples(selection, texts, names, tokenizer), folder / EXAMPLES)
     (folder / PICTURE).unlink(missing_ok=True)
-    if choice.perplexities is not None and can_plot():
-        from app.corpus.histogram import draw  # matplotlib is an extra
-
+    if selection.perplexities is not None and can_plot():
         title = f"{total['kept']} of {total['scored']} texts kept, {total['kept_tokens']:,} tokens"
-        draw(choice, inputs, title, folder / PICTURE)
-    return table([*found, {"name": "all", **total}] if len(found) > 1 else found)
+        draw(selection, names, title, folder / PICTURE)
+    return table([*counts, {"name": "all", **total}] if len(counts) > 1 else counts)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A row of counts per input, with the median perplexity of kept and of dropped texts."""
     head = ("input", *(name.replace("_", " ") for name in COLUMNS), "median ppl kept", "dropped")
-    body = [(str(row["name"]), *(str(row[name]) for name in COLUMNS), *_medians(row)) for row in rows]
+    body = []
+    for row in rows:
+        sides = [row.get("perplexity", {}).get(side) for side in ("kept", "dropped")]
+        medians = [number(None if side is None else side["median"]) for side in sides]
+        body.append((str(row["name"]), *(str(row[name]) for name in COLUMNS), *medians))
     return columns([head, *body], left=(0,))
 
 
-def _medians(row: Mapping[str, Any]) -> tuple[str, str]:
-    sides = [row.get("perplexity", {}).get(side) for side in ("kept", "dropped")]
-    kept, dropped = (number(None if side is None else side["median"]) for side in sides)
-    return kept, dropped
-
-
 def _examples(
-    choice: TextSelection, texts: FolderTexts, inputs: Sequence[CorpusInput], tokenizer: PreTrainedTokenizerFast
+    selection: TextSelection, texts: FolderTexts, names: Sequence[str], tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[dict[str, Any]]:
-    """Texts from along the range of perplexities, so that a reader sees what was kept and what was dropped."""
-    picked = [(place, int(text)) for place, some in _places(choice) for text in some]
+    """Texts from the whole range of perplexities, so that a reader sees what was kept and what was dropped."""
+    picked = [(place, int(text)) for place, some in _places(selection) for text in some]
     origins = texts.origins([text for _, text in picked])
     for (place, text), origin in zip(picked, origins, strict=True):
-        row = choice.rows[text]
+        row = selection.rows[text]
         yield {
             "place": place,
-            "perplexity": None if choice.perplexities is None else round(float(choice.perplexities[text]), 4),
-            "kept": bool(choice.is_kept[text]),
+            "perplexity": None if selection.perplexities is None else round(float(selection.perplexities[text]), 4),
+            "kept": bool(selection.is_kept[text]),
             "tokens": int(row["length"]),
-            "input": inputs[int(row["source"])].name,
+            "input": names[int(row["source"])],
             "origin": origin,
             "text": tokenizer.decode(texts.tokens(text)[:SHOWN])[:SHOWN],
         }
 
 
-def _places(choice: TextSelection) -> Iterator[tuple[str, Numbers]]:
+def _places(selection: TextSelection) -> Iterator[tuple[str, Numbers]]:
     """Texts at both ends and on both sides of the threshold; the first texts of an unrefined corpus."""
-    if choice.perplexities is None:
-        yield "kept", choice.kept[:EACH]
+    if selection.perplexities is None:
+        yield "kept", selection.kept[:EACH]
         return
-    order = np.argsort(choice.perplexities, kind="stable")
-    order = order[np.isfinite(choice.perplexities[order])]
-    kept, others = order[choice.is_kept[order]], order[~choice.is_kept[order]]
+    order = np.argsort(selection.perplexities, kind="stable")
+    order = order[np.isfinite(selection.perplexities[order])]
+    kept, others = order[selection.is_kept[order]], order[~selection.is_kept[order]]
     n_low = min(EACH, (len(kept) + 1) // 2)
     yield "lowest", kept[:n_low]
     yield "just kept", kept[n_low:][-EACH:]

@@ -1,1 +1,1 @@
-"""Training of drafters: what they are asked to minimise, how it is measured on held-out texts, and the loop."""
+"""Training of drafters: texts, loss, loop and held-out acceptance."""

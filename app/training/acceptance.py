@@ -1,85 +1,122 @@
-"""How far a drafter's drafts are accepted on texts that it was not trained on."""
+"""Measures the acceptance of a drafter's drafts on held-out texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import argparse
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from app.training.drafted import draft
+from app.reporting.report import bar
+from app.training.batches import Capture
+from app.training.drafts import draft
+from app.training.examples import Example
 from app.training.labels import Labeller
 from app.training.texts import PaddedTexts, choose_roots
 from engine.drafter.networks.build import AnyNetwork
-from engine.errors import ConfigError
+
+EAGLE1_DEPTHS = 5  # measured depths of a drafter that is trained on one step
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Of chains of drafts along the texts."""
+    """Acceptance of chains of drafts."""
 
     n_roots: int
-    by_depth: tuple[float, ...]  # chance that a draft is accepted where all before it were; 0 where none ever was
-    expected: float  # drafts accepted at a root, out of ``len(by_depth)``; the target's own token comes on top
+    by_depth: tuple[float, ...]  # chance of acceptance given that all earlier drafts were accepted; 0 if none ever was
+    expected: float  # accepted drafts of a chain of ``len(by_depth)``, without the target's own token
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Two readings of one forward."""
+def measure_held_out(
+    network: AnyNetwork,
+    held_out: Sequence[Example],
+    capture: Capture,
+    n_depths: int,
+    draft_ids: Tensor | None,
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    """Acceptance of greedy and of sampled answers as JSON values; None where no answer is of that kind.
 
-    greedy: Acceptance  # a draft is accepted where the drafter's best token is the text's: for texts of temperature 0
-    sampled: Acceptance  # a draft is accepted by chance, as in rejection sampling at the measure's temperature
+    The key ``tau`` is tokens per target forward pass, the target's own token included.
+    """
+    found: dict[str, Any] = {"temperature": arguments.temperature}
+    for kind, temperature in (("greedy", 0.0), ("sampled", arguments.temperature or 1.0)):
+        examples = [example for example in held_out if (example.temperature == 0) == (kind == "greedy")]
+        # Sources are hashes: the first ones are a random sample that changes little with more questions.
+        sample = sorted(examples, key=lambda example: example.source)[: arguments.measured]
+        found[kind] = None
+        if sample:
+            n_batches = -(-len(sample) // arguments.batch)
+            acceptance = measure_acceptance(
+                network,
+                bar(
+                    f"measure {kind}",
+                    n_batches,
+                    "batch",
+                    leave=False,
+                    iterable=capture.in_batches(sample, arguments.batch),
+                ),
+                EAGLE1_DEPTHS if n_depths == 1 else n_depths,
+                n_roots=arguments.roots,
+                temperature=temperature,
+                draft_ids=draft_ids,
+                generator=torch.Generator().manual_seed(arguments.seed),
+            )
+            found[kind] = {
+                "texts": len(sample),
+                "roots": acceptance.n_roots,
+                "by_depth": [round(value, 4) for value in acceptance.by_depth],
+                "tau": round(1 + acceptance.expected, 4),
+            }
+    return found
 
 
 @torch.no_grad()
-def measure(
+def measure_acceptance(
     network: AnyNetwork,
     batches: Iterable[PaddedTexts],
     n_depths: int,
     *,
+    temperature: float,
     n_roots: int = 64,
-    temperature: float = 1.0,
     draft_ids: Tensor | None = None,
     generator: torch.Generator | None = None,
-) -> Measured:
-    """Acceptance at roots all of whose drafted tokens the target wrote.
+) -> Acceptance:
+    """Acceptance at roots whose next ``n_depths`` tokens the target wrote.
 
     Args:
-        batches: held-out texts with final states.
-        temperature: above 0, of both distributions.
-
-    Raises:
-        ConfigError: there is no text, or one without final states.
+        batches: held-out texts, at least one.
+        temperature: above 0: of both distributions, and rejection sampling accepts by chance; 0: a draft is accepted if
+            the drafter's likeliest token is the text's.
     """
-    labeller = Labeller(network.target, "soft", draft_ids, temperature=temperature, outside_counts=True)
-    matched: list[Tensor] = []  # of every batch [roots, n_depths]
-    overlaps: list[Tensor] = []
+    labeller = Labeller(network.target, "soft", draft_ids, temperature=temperature or 1.0, counts_unknown=True)
+    chances: list[Tensor] = []  # of each batch [roots, n_depths]
     for texts in batches:
         roots = choose_roots(texts, n_roots, generator)
         counts = [roots.at.shape[1]] * n_depths
-        whole = roots.counted
-        found: list[tuple[Tensor, Tensor]] = []
-        for depth, drafts in enumerate(draft(network, texts, roots, counts, None)):
-            wanted = labeller.wanted(texts, roots.drafted(depth, counts[0]), roots.counted)
-            whole = whole & (wanted.weights > 0)
-            best = (drafts.logits.argmax(-1) == wanted.token).to(torch.float64)
-            found.append((best, wanted.overlap((drafts.logits / temperature).softmax(-1)).to(torch.float64)))
-        for kept, parts in zip((matched, overlaps), zip(*found, strict=True), strict=True):
-            kept.append(torch.stack(parts, dim=-1)[whole])
-    if not matched:
-        raise ConfigError("batches is empty: acceptance is measured on at least one held-out text")
-    return Measured(along(torch.cat(matched)), along(torch.cat(overlaps)))
+        is_whole = roots.counted
+        by_depth: list[Tensor] = []
+        for depth, drafts in enumerate(draft(network, texts.tokens, texts.states_for(network.spec), roots, counts)):
+            labels = labeller.label(texts, roots.drafted(depth, counts[0]), roots.counted)
+            is_whole = is_whole & (labels.weights > 0)
+            if temperature:
+                by_depth.append(labels.overlap((drafts.logits / temperature).softmax(-1)).double())
+            else:
+                by_depth.append((drafts.logits.argmax(-1) == labels.token).double())
+        chances.append(torch.stack(by_depth, dim=-1)[is_whole])
+    return along_chains(torch.cat(chances))
 
 
-def along(accepted: Tensor) -> Acceptance:
+def along_chains(accepted: Tensor) -> Acceptance:
     """Acceptance along chains.
 
     Args:
-        accepted: ``[roots, n_depths]``, each draft's chance where all before it were accepted.
+        accepted: ``[roots, n_depths]``, each draft's chance of acceptance if all earlier drafts were accepted.
     """
-    reached = accepted.cumprod(-1)
-    n_roots, totals = len(accepted), reached.sum(0)
+    n_roots, totals = len(accepted), accepted.cumprod(-1).sum(0)
     before = torch.cat((totals.new_full((1,), float(n_roots)), totals[:-1]))
     by_depth = torch.where(before > 0, totals / before.clamp(min=1e-12), 0.0)
     return Acceptance(n_roots, tuple(by_depth.tolist()), float(totals.sum()) / max(1, n_roots))

@@ -1,22 +1,24 @@
-"""What drafts should have been: the text's tokens, or the target's distribution at their place."""
+"""The labels of drafts: the text's tokens, or the target's distributions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from app.training.settings import Labels
 from app.training.texts import PaddedTexts, take
 from engine.drafter.networks.base import TargetParts
+
+LabelKind = Literal["soft", "hard"]  # the target's distribution; the text's token
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLabels:
-    """Of drafts ``[b, c]``; tokens are the drafter's own ids."""
+    """Labels of drafts ``[b, c]``, in the drafter's token ids."""
 
-    token: Tensor  # int64 [b, c], the text's; -1: the drafter has no such token
+    token: Tensor  # int64 [b, c], the text's; -1: the drafter lacks it
     chances: Tensor | None  # [b, c, draft_vocab_size], the target's, not normalised over a draft vocabulary; None: hard
     weights: Tensor  # [b, c]
 
@@ -29,63 +31,42 @@ class DraftLabels:
         return -(normal * found).sum(-1)
 
     def overlap(self, chances: Tensor) -> Tensor:
-        """Chance ``[b, c]`` that rejection sampling accepts: the sum of the smaller chance of every token.
-
-        Args:
-            chances: ``[b, c, draft_vocab_size]``, the drafter's.
-        """
+        """Chance ``[b, c]`` that rejection sampling accepts drafts from the drafter's ``chances`` ``[b, c, vocab]``."""
         if self.chances is None:
             known = chances.gather(-1, self.token.clamp(min=0)[..., None]).squeeze(-1)
             return torch.where(self.token < 0, 0.0, known)
         return torch.minimum(self.chances, chances).sum(-1)
 
 
+@dataclass(frozen=True, slots=True)
 class Labeller:
-    """Looks up what drafts should have been.
+    """Looks up the labels of drafts."""
 
-    Args:
-        target: whose head turns final states into its distribution.
-        draft_ids: int64 ``[draft_vocab_size]``, the target's id of every token of the drafter; None: they are the same.
-        outside_counts: a draft whose best token the drafter lacks counts nevertheless: it cannot be accepted.
-    """
-
-    def __init__(
-        self,
-        target: TargetParts,
-        labels: Labels,
-        draft_ids: Tensor | None = None,
-        *,
-        temperature: float = 1.0,
-        outside_counts: bool = False,
-    ) -> None:
-        self._target, self._labels, self._draft_ids = target, labels, draft_ids
-        self._temperature, self._outside_counts = temperature, outside_counts
+    target: TargetParts  # its head turns final states into distributions
+    kind: LabelKind
+    draft_ids: Tensor | None = None  # int64 [draft_vocab_size], the target's id of each drafter token; None: the same
+    temperature: float = 1.0
+    counts_unknown: bool = False  # whether a draft counts if the drafter lacks its likeliest token
 
     @torch.no_grad()
-    def wanted(self, texts: PaddedTexts, at: Tensor, counted: Tensor) -> DraftLabels:
-        """What stands at positions ``[b, c]``; those behind the end weigh nothing.
-
-        Raises:
-            ConfigError: labels are soft, and the texts come without final states.
-        """
+    def label(self, texts: PaddedTexts, at: Tensor, counted: Tensor) -> DraftLabels:
+        """The labels at positions ``[b, c]``; positions after the end have weight 0."""
         weights = take(texts.weights, at) * counted * (at < texts.tokens.shape[1])
         token, chances = take(texts.tokens, at), None
         best = token
-        if self._labels == "soft":
-            logits = self._target.head(take(texts.known_final(), at - 1))
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self._temperature
+        if self.kind == "soft":
+            logits = self.target.head(take(texts.final, at - 1))
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
             chances, best = logits.softmax(-1), logits.argmax(-1)
-        if self._draft_ids is None:
+        if self.draft_ids is None:
             return DraftLabels(token, chances, weights)
-        chances = None if chances is None else chances[..., self._draft_ids]
-        if not self._outside_counts:
-            weights = weights * (self._own_ids(best) >= 0)
-        return DraftLabels(self._own_ids(token), chances, weights)
+        if not self.counts_unknown:
+            weights = weights * (_draft_id(best, self.draft_ids) >= 0)
+        chances = None if chances is None else chances[..., self.draft_ids]
+        return DraftLabels(_draft_id(token, self.draft_ids), chances, weights)
 
-    def _own_ids(self, tokens: Tensor) -> Tensor:
-        """The drafter's ids, -1 where it has none."""
-        assert self._draft_ids is not None
-        order = self._draft_ids.argsort()
-        place = torch.searchsorted(self._draft_ids[order], tokens.contiguous()).clamp(max=len(order) - 1)
-        found = order[place]
-        return torch.where(self._draft_ids[found] == tokens, found, -1)
+
+def _draft_id(tokens: Tensor, draft_ids: Tensor) -> Tensor:
+    """The drafter's ids of the target's ``tokens``; -1 where it has none."""
+    matches = tokens[..., None] == draft_ids
+    return torch.where(matches.any(-1), matches.int().argmax(-1), -1)

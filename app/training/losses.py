@@ -1,95 +1,119 @@
-"""A drafter's loss on a batch of texts, as its method was published."""
+"""The loss of a drafter on a batch of texts, as its method was published."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from app.training.drafted import DraftedDepth, draft, noise_like
-from app.training.labels import DraftLabels, Labeller
-from app.training.settings import LossSettings
+from app.training.drafts import DraftedDepth, draft
+from app.training.labels import LabelKind, Labeller
 from app.training.texts import PaddedTexts, Roots, choose_roots, take
 from engine.drafter.networks.build import AnyNetwork
 from engine.drafter.spec import DrafterSpec
-from engine.errors import ConfigError
+
+EAGLE3_STEPS = 7
+BLOCK_SCALE = 7.0  # gamma of DFlash: slots over which a draft's weight falls to 1 / e
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """The loss: the sum over depths d, from 0, of ``first * decay ** d`` times the mean of the weighted terms."""
+
+    n_depths: int  # drafts of each root
+    cross_entropy: float = 1.0  # weights of the terms, in nats
+    regression: float = 0.0  # of smooth L1 between the output and the target's final state, mean over coordinates
+    distance: float = 0.0  # of the L1 distance between the drafter's distribution and the target's
+    confidence: float = 0.0  # of binary cross-entropy between the estimated and the actual chance of acceptance
+    first: float = 1.0
+    decay: float = 1.0
+    noise: float = 0.0  # uniform noise of at most this size on the states that are read
+    labels: LabelKind = "soft"
+    keep: float = 1.0  # share of the groups at a depth that reach the next one
+    keep_at_least: float = 0.0  # share of the groups that reach every depth
+
+    def counts(self, n_roots: int) -> list[int]:
+        """How many of ``n_roots`` roots reach each depth, at least one."""
+        shares = (max(self.keep**depth, self.keep_at_least) for depth in range(self.n_depths))
+        return [max(1, math.ceil(share * n_roots)) for share in shares]
+
+
+def published(spec: DrafterSpec) -> LossSettings:
+    """The loss of the method's paper and its authors' code; docs/training.md has a table and the papers.
+
+    ParallelSpec gives no weights of depths or of cross-entropy: here they are Medusa's and EAGLE's.
+    """
+    n_drafts = spec.n_drafts or 0
+    if spec.method == "medusa":
+        return LossSettings(spec.n_heads, first=0.8, decay=0.8, labels="hard")
+    if spec.method == "parallelspec-medusa":
+        return LossSettings(n_drafts, decay=0.8, labels="hard")
+    if spec.method == "parallelspec-eagle":
+        return LossSettings(n_drafts, cross_entropy=0.1, regression=1.0, labels="hard")
+    if spec.method == "p-eagle":
+        return LossSettings(n_drafts, keep=0.7, keep_at_least=0.2)
+    if spec.method == "dflash":  # with a causal block JetSpec, with a Markov head DSpark
+        decay, confidence = math.exp(-1 / BLOCK_SCALE), float(spec.has_confidence)
+        if spec.markov_rank:
+            return LossSettings(n_drafts, cross_entropy=0.1, distance=0.9, confidence=confidence, decay=decay)
+        labels: LabelKind = "soft" if spec.causal_block else "hard"
+        return LossSettings(n_drafts, decay=decay, confidence=confidence, labels=labels)
+    if spec.generation == 3:
+        return LossSettings(EAGLE3_STEPS, decay=0.8)
+    return LossSettings(1, cross_entropy=0.1, regression=1.0, noise=0.1)
 
 
 class DraftLoss:
-    """What a drafter is asked to minimise.
+    """Computes a drafter's loss.
 
     Args:
-        n_roots: places of every text that drafts begin at, drawn anew for every batch.
-        draft_ids: int64 ``[draft_vocab_size]``, the target's id of every token of the drafter; None: they are the same.
-
-    Raises:
-        ConfigError: the settings want a term that the drafter has not.
+        n_roots: roots of each text, drawn anew for each batch.
+        draft_ids: int64 ``[draft_vocab_size]``, the target's id of each token of the drafter; None: they are the same.
     """
 
     def __init__(
         self, network: AnyNetwork, settings: LossSettings, *, n_roots: int = 64, draft_ids: Tensor | None = None
     ) -> None:
-        spec = network.spec
-        check_terms(spec, settings)
-        if draft_ids is None and spec.draft_vocab_size != spec.vocab_size:
-            raise ConfigError(f"draft_ids is None: the drafter has {spec.draft_vocab_size} of {spec.vocab_size} tokens")
         self.network, self.settings, self.n_roots = network, settings, n_roots
-        self.labeller = Labeller(network.target, settings.labels, draft_ids)
+        self._labeller = Labeller(network.target, settings.labels, draft_ids)
 
     def __call__(self, texts: PaddedTexts, generator: torch.Generator | None = None) -> Tensor:
-        """The loss, a scalar in nats, of roots and noise drawn with ``generator`` (on the CPU)."""
+        """The loss, a scalar in nats; roots and noise are drawn with ``generator`` (on the CPU)."""
         return self.at(texts, choose_roots(texts, self.n_roots, generator), generator)
 
     def at(self, texts: PaddedTexts, roots: Roots, generator: torch.Generator | None = None) -> Tensor:
-        """The loss of these roots."""
-        settings = self.settings
-        noise = noise_like(self._states(texts), settings.noise, generator) if settings.noise else None
-        drafted = draft(self.network, texts, roots, settings.counts(roots.at.shape[1]), noise)
-        total = drafted[0].logits.new_zeros(())
-        for depth, drafts in enumerate(drafted):
-            total = total + settings.depth_weight(depth) * self._mean(texts, roots, depth, drafts)
-        return total
-
-    def _states(self, texts: PaddedTexts) -> Tensor:
-        return texts.known_tapped() if self.network.spec.taps else texts.known_final()
+        """The loss at these roots."""
+        settings, states = self.settings, texts.states_for(self.network.spec)
+        if settings.noise:
+            drawn = torch.rand(states.shape, generator=generator, dtype=states.dtype)
+            states = states + ((2 * drawn - 1) * settings.noise).to(states.device)
+        drafted = draft(self.network, texts.tokens, states, roots, settings.counts(roots.at.shape[1]))
+        means = (settings.decay**depth * self._mean(texts, roots, depth, one) for depth, one in enumerate(drafted))
+        return settings.first * torch.stack(list(means)).sum()
 
     def _mean(self, texts: PaddedTexts, roots: Roots, depth: int, drafts: DraftedDepth) -> Tensor:
-        """The mean of a depth's drafts, 0 if none counts."""
-        n_roots = drafts.logits.shape[1]
+        """The weighted mean of the terms over a depth's drafts; 0 if none counts."""
+        settings, n_roots = self.settings, drafts.logits.shape[1]
         at = roots.drafted(depth, n_roots)
-        wanted = self.labeller.wanted(texts, at, roots.counted[:, :n_roots])
-        each = self._terms(drafts, wanted)
-        if self.settings.regression:
-            assert drafts.states is not None
-            right = take(texts.known_final(), at - 1)
-            each = each + self.settings.regression * F.smooth_l1_loss(drafts.states, right, reduction="none").mean(-1)
-        return (each * wanted.weights).sum() / wanted.weights.sum().clamp(min=1e-9)
-
-    def _terms(self, drafts: DraftedDepth, wanted: DraftLabels) -> Tensor:
-        """``[b, c]``: what compares distributions."""
-        settings = self.settings
-        each = settings.cross_entropy * wanted.cross_entropy(drafts.logits)
+        labels = self._labeller.label(texts, at, roots.counted[:, :n_roots])
+        each = settings.cross_entropy * labels.cross_entropy(drafts.logits)
         if settings.distance or settings.confidence:
-            overlap = wanted.overlap(drafts.logits.softmax(-1))
-            # Both sum to one, so what they do not share is half of their distance.
-            each = each + settings.distance * 2 * (1 - overlap)
+            overlap = labels.overlap(drafts.logits.softmax(-1))
+            each = each + settings.distance * 2 * (1 - overlap)  # both distributions sum to one
             if settings.confidence:
                 assert drafts.chances is not None
                 each = each + settings.confidence * _confidence_loss(drafts.chances, overlap.detach())
-        return each
-
-
-def check_terms(spec: DrafterSpec, settings: LossSettings) -> None:
-    """Raises ConfigError if the settings want a term that a drafter has not."""
-    if settings.regression and (spec.method not in ("eagle", "parallelspec-eagle") or spec.generation != 1):
-        raise ConfigError(f"regression is {settings.regression}: {spec.method} drafts no states")
-    if settings.confidence and not spec.has_confidence:
-        raise ConfigError(f"confidence is {settings.confidence}: the drafter has no such head (has_confidence)")
-    if settings.keep != 1 and spec.method not in ("p-eagle", "parallelspec-medusa", "parallelspec-eagle"):
-        raise ConfigError(f"keep is {settings.keep}: only groups of masks can stop early, {spec.method} has none")
+        if settings.regression:
+            assert drafts.states is not None
+            right = take(texts.final, at - 1)
+            each = each + settings.regression * F.smooth_l1_loss(drafts.states, right, reduction="none").mean(-1)
+        return (each * labels.weights).sum() / labels.weights.sum().clamp(min=1e-9)
 
 
 def _confidence_loss(estimated: Tensor, actual: Tensor) -> Tensor:
-    """Binary cross-entropy, nats; written out, since torch's own refuses to run in mixed precision."""
+    """Binary cross-entropy in nats; PyTorch's own does not run in mixed precision."""
     estimated = estimated.clamp(1e-7, 1 - 1e-7)
     return -(actual * estimated.log() + (1 - actual) * torch.log1p(-estimated))

@@ -22,7 +22,7 @@ import torch
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
-from app.training.running.architecture import ArchitectureOptions, new_spec
+from app.training.new_drafter import ArchitectureOptions, new_spec
 from benchmarks.support.reporting import BenchmarkReport, table
 from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.networks.base import TargetParts

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.training.settings import LossSettings
+from app.training.losses import LossSettings
 from app.training.texts import PaddedTexts, Roots
 from engine.drafter.spec import DrafterSpec
 from tests.support.naive_drafter import NaiveDrafter
@@ -63,8 +63,7 @@ def drafts_of(
 ) -> Iterator[tuple[int, NaiveDraft]]:
     """Drafts of tokens that the target wrote, of all roots that count, with the places of their roots."""
     naive, spec = NaiveDrafter(drafter), drafter.spec
-    states = texts.tapped if spec.taps else texts.final
-    assert states is not None
+    states = texts.states_for(spec)
     for text, tokens in enumerate(texts.tokens.tolist()):
         for place, root in enumerate(roots.at[text].tolist()):
             if not roots.counted[text, place]:

@@ -1,120 +1,96 @@
-"""``spectra corpus build``: texts become a snapshot of those that the target finds likely."""
+"""``spectra corpus build``: builds a snapshot of the texts that the target finds likely."""
 
 from __future__ import annotations
 
 import argparse
-import json
+from pathlib import Path
 from typing import Any
 
-from app.corpus.settings import CPU_BATCH, GPU_BATCH, PIECE, SELECTIONS, SHORTEST
+from app.corpus.settings import COVER, CPU_BATCH, GPU_BATCH, LIKELY, PIECE, SHORTEST, check_build
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.devices import AUTO, device_named
 from app.inputs.stores import DEFAULT_NAMESPACE
+from app.reporting.report import as_line
 
 DESCRIPTION = """\
-Turn texts into a snapshot for retrieval (--method spectra, spectra-retrieval, rest): score each text under the model,
-keep those that cover most of what likely texts have in common, and index them for prefix search.
+Build a snapshot of texts for retrieval (methods spectra, spectra-retrieval and rest). The model scores each text; the
+snapshot keeps the texts that cover most of what likely texts have in common, indexed for prefix search.
 
---input takes, in any mixture:
-  F.jsonl    a document per line: {"messages": [..]}, {"prompt": .., "answer": ..}, {"question": .., "answer": ..} or
-             {"text": ..}; conversations are indexed as the model's chat template writes them
+--input takes any mixture of:
+  F.jsonl    one document per line: {"messages": [..]}, {"prompt": .., "answer": ..}, {"question": .., "answer": ..} or
+             {"text": ..}; conversations are written by the model's chat template
   F          any other file is one text
-  FOLDER     all of these below it, such as a tree of code; hidden files and what is not UTF-8 are passed over
+  FOLDER     all files below it, such as source code; hidden files and files that are not UTF-8 are skipped
 
-Documents longer than --piece-tokens are cut, at the end of a line where there is one; pieces are scored and kept on
-their own. Pieces shorter than --min-tokens and exact repetitions are dropped.
+Documents longer than --piece-tokens are cut, after the end of a line if possible; each piece is scored and kept on its
+own. Pieces shorter than --min-tokens and exact repetitions are dropped.
 
-A run that was interrupted, killed even, goes on where it stopped when the same command is given again: it scores
-no text twice. Scores are kept in --work until the snapshot is written, and longer if you name the folder, so that the
-same texts can be built again with another --keep in seconds.
+An interrupted or killed run continues when the same command is given again, and scores no text twice. Scores stay in
+--work until the snapshot is written. If you name that folder they stay longer, so that another build of the same texts
+with another --keep takes seconds.
 
-DIR holds the snapshot and DIR.report what was kept and why: report.json, perplexity.png and kept.jsonl (examples). The
-last line of stdout is one JSON document.
+DIR gets the snapshot. DIR.report gets report.json, perplexity.png and kept.jsonl (examples), which show what was kept
+and why. The last line of stdout is one JSON document.
 """
 
 
 def add(actions: Any) -> None:
     """Add the action."""
-    parser = actions.add_parser("build", help="score texts, choose among them, write a snapshot")
+    parser = actions.add_parser("build", help="score texts, choose some, and write a snapshot")
     parser.description = DESCRIPTION
-    _add_texts(parser)
-    _add_choice(parser)
-    _add_scoring(parser)
-    parser.add_argument("--redis", metavar="URL", help="publish the snapshot to this store and make it the current one")
-    parser.add_argument("--namespace", metavar="NS", help=f"of the store (default: {DEFAULT_NAMESPACE})")
-    parser.set_defaults(run=run)
-
-
-def _add_texts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", default=DEFAULT_MODEL, help="directory, GGUF file or hub id of the target (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--input", nargs="+", action="extend", required=True, metavar="F", help="files and folders of texts"
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", help="the snapshot's folder; it must not exist")
-    parser.add_argument("--force", action="store_true", help="replace the snapshot in --out")
-    parser.add_argument(
-        "--piece-tokens",
-        type=int,
-        metavar="T",
-        help=f"cut longer documents (default: {PIECE}, or what the model reads)",
-    )
-    parser.add_argument(
-        "--min-tokens", type=int, default=SHORTEST, metavar="T", help=f"drop shorter texts (default: {SHORTEST})"
-    )
-    parser.add_argument(
-        "--work", metavar="DIR", help="texts and scores, for going on and building again (default: DIR.work, removed)"
-    )
-
-
-def _add_choice(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--keep", type=int, metavar="N", help="texts to keep")
-    parser.add_argument(
-        "--keep-tokens", type=int, metavar="T", help="tokens to keep, instead of --keep or as a limit beside it"
-    )
-    parser.add_argument(
-        "--unrefined", action="store_true", help="score nothing and keep a random sample: for rest, and to compare"
-    )
+    says = "directory, GGUF file or hub id of the target (default: %(default)s)"
+    parser.add_argument("--model", default=DEFAULT_MODEL, help=says)
+    files: dict[str, Any] = {"dest": "inputs", "nargs": "+", "action": "extend", "required": True}
+    parser.add_argument("--input", type=_path, metavar="F", help="files and folders of texts", **files)
+    parser.add_argument("--out", type=_path, required=True, metavar="DIR", help="new folder for the snapshot")
+    says = "keep texts and scores here (default: DIR.work, removed at the end)"
+    parser.add_argument("--work", type=_path, metavar="DIR", help=says)
+    for flag, metavar, says in (
+        ("--keep", "N", "texts to keep"),
+        ("--keep-tokens", "T", "tokens to keep; with --keep, the limit that is reached first"),
+        ("--piece-tokens", "T", f"cut longer documents (default: {PIECE}, or what the model can read if that is less)"),
+        ("--threads", "N", "intra-op threads (default: one per core)"),
+        ("--batch-tokens", "T", f"tokens scored together (default: {CPU_BATCH} on a CPU, {GPU_BATCH} on a GPU)"),
+    ):
+        parser.add_argument(flag, type=int, metavar=metavar, help=says)
+    for flag, default, metavar, says in (
+        ("--min-tokens", SHORTEST, "T", "drop shorter texts"),
+        ("--seed", 0, "S", "seed of the random sample of --unrefined"),
+    ):
+        parser.add_argument(flag, type=int, default=default, metavar=metavar, help=f"{says} (default: {default})")
+    for flag, says in (
+        ("--force", "replace the snapshot in --out"),
+        ("--unrefined", "do not score; keep a random sample, for rest or to compare"),
+        ("--per-input", "keep a share of each --input, not the best of all: kinds of text differ in perplexity"),
+    ):
+        parser.add_argument(flag, action="store_true", help=says)
     parser.add_argument(
         "--select",
-        choices=SELECTIONS,
-        help="keep the texts that cover most of what all have in common, likely texts before others (default), or the "
-        "likeliest, as SPECTRA's paper does",
+        choices=(COVER, LIKELY),
+        help="cover: keep the texts that cover most of what all have in common, likely texts first (default); likely: "
+        "keep the likeliest texts, as SPECTRA's paper does",
     )
-    parser.add_argument(
-        "--per-input",
-        action="store_true",
-        help="keep of every --input its share, instead of the likeliest of all: kinds of text differ in perplexity",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of that sample (default: 0)")
-
-
-def _add_scoring(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU)")
     parser.add_argument(
         "--device",
         type=device_named,
         default=AUTO,
-        help="cpu, cuda, or auto: cuda if torch sees a GPU; cuda:0,cuda:1 spreads the layers of a model that one GPU "
-        "does not hold (default: auto)",
+        help="cpu, cuda, or auto: cuda if torch sees a GPU; cuda:0,cuda:1 spreads the layers over GPUs (default: auto)",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="intra-op threads (default: one per core)")
-    parser.add_argument(
-        "--batch-tokens",
-        type=int,
-        metavar="T",
-        help=f"tokens scored together (default: {CPU_BATCH} on a CPU, {GPU_BATCH} on a GPU)",
-    )
+    parser.add_argument("--redis", metavar="URL", help="publish the snapshot to this store and make it current")
+    parser.add_argument("--namespace", metavar="NS", help=f"namespace of the store (default: {DEFAULT_NAMESPACE})")
+    parser.set_defaults(run=run)
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build and print."""
-    from app.corpus.settings import settings_from
+    """Build the snapshot and print the document."""
+    check_build(arguments)
 
-    settings = settings_from(arguments)
+    from app.corpus.build import SnapshotBuild  # torch takes seconds to load; a wrong flag is reported at once
 
-    from app.corpus.build import build  # torch takes a second to load, a wrong flag none
-
-    print(json.dumps(build(settings), ensure_ascii=False), flush=True)
+    print(as_line(SnapshotBuild(arguments).run()), flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""``spectra heads find``: which attention heads of a model copy, for ``pld-plus-a``."""
+"""``spectra heads find``: finds the attention heads of a model that copy, for ``pld-plus-a``."""
 
 from __future__ import annotations
 
@@ -7,58 +7,59 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.inputs.prompts import Question, read_questions
-from app.offline.flags import add_max_tokens, add_model, checked_config
+from app.offline.flags import add_max_tokens, add_model, check_flags, check_least
 from app.reporting.plotting import can_plot, grid, label, save
+from app.reporting.report import bar, columns
 from app.speculation.calibration_prompts import PROMPTS
-from engine.errors import ConfigError
 
 if TYPE_CHECKING:  # torch loads when a command runs, not when --help prints
     from speculators.pld_plus.induction_heads import HeadsFile
 
 DESCRIPTION = """\
-Find the induction heads of a model: for every token it writes that occurs in the text before, the heads that looked
-most at the occurrence it was copied from. The best are written to --out, for 'spectra generate|bench|serve --heads'.
-Without a prompt file, built-in prompts are used: summaries, questions, edits, code. A heat map (PNG) lies beside --out.
+Find the induction heads of a model: attention heads that look at the earlier occurrence of a token when the model
+writes that token again. The best heads are written to --out, for 'spectra generate|bench|serve --heads', and a heat
+map (PNG) next to it. Without --prompts, built-in prompts are used: summaries, questions, edits, code.
 """
 SHOWN = 10  # heads in the printed table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Make ``parser`` that of ``spectra heads``."""
+    """Add the actions of ``spectra heads``."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    find = actions.add_parser("find", help="count which heads copy, and write the best to a file")
+    find = actions.add_parser("find", help="find the heads that copy, and write the best to a file")
     find.description = DESCRIPTION
     add_model(find)
     find.add_argument("--prompts", type=Path, metavar="F.jsonl", help="prompts, one JSON object per line")
-    find.add_argument("--limit", type=int, metavar="K", help="only the first K prompts")
+    find.add_argument("--limit", type=int, metavar="K", help="use only the first K prompts")
     add_max_tokens(find, 64, "per prompt")
     find.add_argument(
         "--keep", type=int, metavar="K", help="heads to keep (default: 50, or a sixth of all if that is less)"
     )
     find.add_argument("--out", type=Path, required=True, metavar="FILE", help="the heads file to write")
-    find.set_defaults(run=run)
+    # Flags of the other offline commands, which check_flags reads.
+    find.set_defaults(run=run, top_p=1.0, top_k=0, max_nodes=0)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Find, write, report."""
-    config = checked_config(arguments, temperature=0.0)
-    if arguments.keep is not None and arguments.keep < 1:
-        raise ConfigError(f"--keep is {arguments.keep}; it must be at least 1")
-    if arguments.prompts is None:
-        asked = [Question([text]) for text in PROMPTS[: arguments.limit]]
-    else:
-        asked = read_questions(arguments.prompts, arguments.limit)
+    """Find the heads; write the file and the heat map, and print a table."""
+    check_flags(arguments, temperature=0.0)
+    check_least(arguments, {"keep": 1})
+    questions = [Question([text]) for text in PROMPTS[: arguments.limit]]
+    if arguments.prompts is not None:
+        questions = read_questions(arguments.prompts, arguments.limit)
 
-    from app.inputs.models import model_path  # torch takes seconds to load, a wrong flag none
+    import torch  # takes seconds to load; a wrong flag is reported at once
+
+    from app.inputs.models import model_path
     from app.offline.setup import load_target
-    from app.reporting.report import bar
     from app.speculation.heads import encoded, find, longest_prompt
     from engine.model.identity import model_hash
     from speculators.pld_plus.induction_heads import write_heads
 
-    path, size = model_path(config.model, config.revision), arguments.batch_size
-    target = load_target(config)
-    prompts = encoded(path, asked, longest_prompt(target, arguments.max_tokens))
+    torch.set_num_threads(arguments.threads)
+    path, size = model_path(arguments.model), arguments.batch_size
+    target = load_target(arguments)
+    prompts = encoded(path, questions, longest_prompt(target, arguments.max_tokens))
     with bar(None, len(prompts), "prompt", disable=len(prompts) < 2) as shown:
         found = find(target, model_hash(path), prompts, arguments.keep, arguments.max_tokens, size, shown.update)
     write_heads(arguments.out, found)
@@ -75,10 +76,10 @@ def report(found: HeadsFile) -> str:
     """The best heads as a table."""
     total = found.n_layers * found.n_heads
     hit = sum(hits > 0 for layer in found.hits for hits in layer)
+    rows = [(str(one.layer), str(one.head), f"{one.rate:.3f}") for one in found.heads[:SHOWN]]
     lines = [
         f"{found.n_tokens} tokens counted; {hit} of {total} heads hit at least once",
-        "layer  head  hits per token",
-        *(f"{one.layer:5d} {one.head:5d} {one.rate:15.3f}" for one in found.heads[:SHOWN]),
+        columns([("layer", "head", "hits per token"), *rows], left=()),
     ]
     if len(found.heads) > SHOWN:
         lines.append(f"... and {len(found.heads) - SHOWN} more, down to {found.heads[-1].rate:.3f}")

@@ -1,49 +1,126 @@
-"""``spectra train``: a drafter for a target, from prompts to a checkpoint with its figures."""
+"""``spectra train``: trains a drafter for a target, from prompts to a checkpoint with its acceptance."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
-from app.commands.training.train_flags import METHODS, add_drafter, add_texts, add_training, check
+from app.inputs.prompts import Question, read_questions
+from app.offline.flags import add_max_tokens, add_model, check_flags, check_least
 from app.reporting.report import as_line, check_writable
+from engine.drafter.spec import MarkovHeadKind, Method
+from engine.errors import ConfigError
+from engine.scheduling.drafting import AUTOREGRESSIVE
 
 DESCRIPTION = """\
-Train a drafter for a target. The target answers the prompts, half of them greedily; what its layers make of the answers
-is captured batch by batch; a tenth of the questions is held out, and acceptance by depth is measured on it. --out gets
-the drafter in its method's public layout, a card (README.md) and training.json.
+Train a drafter for a target. The target answers the prompts, half of them greedily. The drafter learns from what the
+target's layers compute on these answers. A tenth of the questions is held out, to measure the acceptance of drafts by
+depth. --out gets the drafter in its method's public layout, a card (README.md) and training.json.
 
-Everything can be interrupted: the same command goes on where it stopped, in answering as in training. A table goes to
-stdout, with one JSON document as the last line.
+The command can be interrupted at any time; the same command continues where it stopped. It prints a table, and one JSON
+document as the last line.
 
   spectra train --target DIR --method parallelspec-eagle --prompts F.jsonl --out DIR --minutes 25
 """
+MINUTES, LONGEST = 25.0, 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Make ``parser`` that of ``spectra train``."""
-    parser.add_argument("--method", required=True, choices=METHODS, help="what is trained")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the drafter")
-    add_texts(parser)
-    add_drafter(parser)
-    add_training(parser)
+    """Add the flags of ``spectra train``."""
+    parser.add_argument("--method", required=True, choices=get_args(Method), help="method of the drafter")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the drafter")
+    add_model(parser, "--target", batch_size=32)
+    _add_texts(parser.add_argument_group("texts (--prompts, --answers or --texts is required)"))
+    _add_drafter(parser.add_argument_group("shape of the drafter (default: as published, in the target's sizes)"))
+    loss = parser.add_argument_group("loss (default: as published)")
+    loss.add_argument("--labels", choices=("soft", "hard"), help="the target's distribution, or the text's tokens")
+    loss.add_argument("--ce-weight", type=float, metavar="X", help="weight of cross-entropy")
+    loss.add_argument("--depth-decay", type=float, metavar="X", help="weight of a depth relative to the previous one")
+    loss.add_argument("--train-depths", type=int, metavar="N", help="eagle: steps on its own outputs")
+    _add_training(parser.add_argument_group("training"))
+    parser.set_defaults(top_p=1.0, top_k=0, verification="coupled")  # read by functions of all offline commands
+
+
+def _add_value(group: argparse._ArgumentGroup, flag: str, default: float | str, metavar: str, says: str) -> None:
+    """Add a flag with a default value, which its help shows."""
+    says = f"{says} (default: %(default)s)"
+    group.add_argument(flag, type=type(default), default=default, metavar=metavar, help=says)
+
+
+def _add_texts(group: argparse._ArgumentGroup) -> None:
+    for flag, metavar, says in (
+        ("--prompts", "F.jsonl", "questions that the target answers"),
+        ("--answers", "F.jsonl", "existing answers"),
+        ("--texts", "F", "plain text: files or folders"),
+        ("--measured-on", "F.jsonl", "answers of the target; measure only on the held-out ones among them"),
+    ):
+        group.add_argument(flag, type=Path, nargs="+", default=[], metavar=metavar, help=says)
+    group.add_argument("--limit", type=int, metavar="K", help="read only the first K prompts of each file")
+    group.add_argument("--raw", action="store_true", help="no chat template; only the first turn of a conversation")
+    add_max_tokens(group, LONGEST, "per answer")
+    _add_value(group, "--samples", 1, "N", "answers to each prompt")
+    _add_value(group, "--temperature", 0.8, "T", "of half the answers and of their measurement; the others are greedy")
+    _add_value(group, "--answer-method", AUTOREGRESSIVE, "M", "speculation method while answering")
+    _add_value(group, "--max-nodes", 8, "N", "drafted nodes per step of that method")
+    _add_value(group, "--max-length", LONGEST, "L", "most tokens of a text")
+    _add_value(group, "--held-out", 0.1, "X", "share of questions to hold out")
+
+
+def _add_drafter(group: argparse._ArgumentGroup) -> None:
+    for flag, metavar, says in (
+        ("--drafts", "K", "tokens drafted in one forward pass; medusa: heads"),
+        ("--layers", "N", "transformer layers; medusa: blocks of a head"),
+        ("--draft-vocab", "N", "draft only the N most frequent tokens of answers"),
+        ("--mask-token", "ID", "p-eagle, dflash: token whose embedding masks have"),
+        ("--markov-rank", "R", "dflash: rank of a head for the previous token (DSpark)"),
+    ):
+        group.add_argument(flag, type=int, metavar=metavar, help=says)
+    for flag, choices, says in (
+        ("--mask-state", ("learned", "zero"), "parallelspec: state of mask rows (default: learned)"),
+        ("--markov-head", get_args(MarkovHeadKind), "dflash: kind of the --markov-rank head (default: vanilla)"),
+    ):
+        group.add_argument(flag, choices=choices, help=says)
+    for flag, says in (
+        ("--no-states", "parallelspec-medusa: read only tokens"),
+        ("--causal-block", "dflash: slots see only earlier slots (JetSpec)"),
+        ("--sample-from-anchor", "dflash: slot 0 drafts too (DSpark)"),
+        ("--confidence", "dflash: a head that predicts acceptance (DSpark)"),
+    ):
+        group.add_argument(flag, action="store_true", help=says)
+    group.add_argument("--generation", type=int, choices=(1, 3), help="eagle: version of EAGLE (default: 3)")
+    says = "target layers to read, from 0 (--taps=-1: the embedding)"
+    group.add_argument("--taps", type=_layers, metavar="L,L..", help=says)
+
+
+def _add_training(group: argparse._ArgumentGroup) -> None:
+    budget = group.add_mutually_exclusive_group()
+    budget.add_argument("--minutes", type=float, metavar="M", help=f"total time of training (default: {MINUTES:g})")
+    budget.add_argument("--steps", type=int, metavar="N", help="total steps of training, instead of --minutes")
+    _add_value(group, "--batch", 4, "B", "texts per step")
+    _add_value(group, "--roots", 64, "N", "positions of a text to draft from")
+    _add_value(group, "--rate", 2e-3, "X", "highest learning rate")
+    _add_value(group, "--seed", 0, "S", "seed of all random numbers")
+    _add_value(group, "--checkpoint-every", 60.0, "SECONDS", "time between checkpoints")
+    _add_value(group, "--measured", 128, "N", "held-out texts to measure, of greedy and of sampled answers each")
+    group.add_argument("--work", type=Path, metavar="DIR", help="answers and checkpoint (default: work in --out)")
+    group.add_argument("--restart", action="store_true", help="start without the checkpoint; answers are kept")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, or go on; print the table and the document."""
-    config, questions = check(arguments)
+    """Train, or continue; print the table and the document."""
+    questions = check(arguments)
 
-    from app.training.running.architecture import (  # torch takes seconds to load, a wrong flag none
-        ArchitectureOptions,
-        check_asked,
-    )
-    from app.training.running.report import table
-    from app.training.running.train import train
+    # PyTorch takes seconds to load; a wrong flag is reported at once.
+    from app.training.new_drafter import ArchitectureOptions, check_options
+    from app.training.report import table
+    from app.training.train import train
 
     asked = ArchitectureOptions(**{field.name: getattr(arguments, field.name) for field in fields(ArchitectureOptions)})
-    check_asked(arguments.method, asked)
+    check_options(arguments.method, asked)
     if arguments.work is None:
         arguments.work = arguments.out / "work"
     for folder in (arguments.out, arguments.work):
@@ -51,8 +128,41 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         document = train(arguments, config, asked, questions)
     except KeyboardInterrupt:
-        print(f"spectra: stopped; the same command goes on from what is in {arguments.work}", file=sys.stderr)
+        print(f"spectra: stopped; the same command continues from {arguments.work}", file=sys.stderr)
         raise
     print(table(document))
     print(as_line(document), flush=True)
     return 0
+
+
+def check(arguments: argparse.Namespace) -> list[Question]:
+    """The questions of all prompt files; sets the default budget.
+
+    Raises:
+        SpectraError: a flag's value is wrong, or a file cannot be read; the message names it.
+    """
+    if arguments.minutes is None and arguments.steps is None:
+        arguments.minutes = MINUTES
+    check_flags(arguments, arguments.temperature, arguments.answer_method)
+    least = {"samples": 1, "max_length": 8, "train_depths": 1, "steps": 1, "batch": 1, "roots": 1, "measured": 1}
+    check_least(arguments, least | {"ce_weight": 0, "depth_decay": 0, "checkpoint_every": 0})
+    if not arguments.prompts and not arguments.answers and not arguments.texts:
+        raise ConfigError("there is nothing to train on; give --prompts, --answers or --texts")
+    for name, most in {"minutes": math.inf, "rate": math.inf, "held_out": 1}.items():
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value < most:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be above 0 and below {most}")
+    if arguments.train_depths is not None and arguments.method != "eagle":
+        raise ConfigError(f"--train-depths does not apply to --method {arguments.method}; it is for eagle")
+    for flag in ("answers", "texts", "measured_on"):
+        for path in getattr(arguments, flag):
+            if not path.exists():
+                raise ConfigError(f"--{flag.replace('_', '-')} {path} does not exist")
+    return [question for path in arguments.prompts for question in read_questions(path, arguments.limit)]
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(layer) for layer in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a list of layers, such as 1,3,4") from None

@@ -1,35 +1,38 @@
-"""``spectra vocabulary read``: what a model says behind every token, for ``token-recycling`` and mixes with it."""
+"""``spectra vocabulary read``: the likeliest successors of every token, for ``token-recycling`` and mixes with it."""
 
 from __future__ import annotations
 
 import argparse
 
-from app.offline.flags import add_model, checked_config
+from app.offline.flags import add_model, check_flags
+from app.reporting.report import bar
 
 DESCRIPTION = """\
-Let the model score every token of its vocabulary, and pairs of a token and its likeliest successors, behind six
-beginnings of an answer, and keep the best successors of each in the cache folder ($XDG_CACHE_HOME/spectra-serve).
-Once for each model: 'spectra generate|bench|serve' that start later draft with them where a text has not shown what
-follows a token (methods token-recycling, mixes with it, and auto). No text changes by it. Minutes on a GPU, for a
-large vocabulary many hours on a CPU.
+Find the likeliest successors of every token, once for each model. The model scores its whole vocabulary, and pairs of a
+token and a likely successor, after six beginnings of an answer. The best successors are kept in the cache folder
+($XDG_CACHE_HOME/spectra-serve). 'spectra generate|bench|serve' draft with them from their next start, until a text has
+shown what follows a token (methods token-recycling, mixes with it, and auto). Outputs do not change. It takes minutes
+on a GPU, and many hours on a CPU for a large vocabulary.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Make ``parser`` that of ``spectra vocabulary``."""
+    """Add the actions of ``spectra vocabulary``."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    read = actions.add_parser("read", help="score the vocabulary and keep what was said", description=DESCRIPTION)
+    read = actions.add_parser("read", help="find the likeliest successors of every token", description=DESCRIPTION)
     add_model(read)
-    read.set_defaults(run=run)
+    # Flags of the other offline commands, which check_flags reads.
+    read.set_defaults(run=run, top_p=1.0, top_k=0, max_nodes=0, limit=None, max_tokens=1)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read, write, report."""
-    config = checked_config(arguments, temperature=0.0)
+    """Score the vocabulary; write the file and print where it is."""
+    check_flags(arguments, temperature=0.0)
 
-    from app.inputs.models import model_path  # torch takes seconds to load, a wrong flag none
+    import torch  # takes seconds to load; a wrong flag is reported at once
+
+    from app.inputs.models import model_path
     from app.offline.setup import load_target
-    from app.reporting.report import bar
     from app.speculation.vocabulary import beginnings, n_rows, read_rows, rows_file
 
     path = model_path(config.model, config.revision)

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-import app.corpus.build
-from app.corpus.build import _bring_back, _replace
+from app.corpus.folders import locked, replace_folder, restore_folder
 from app.corpus.inputs import Encoder
-from app.corpus.work import WorkFolder
+from app.corpus.target import CorpusTarget
 from retrieval_store.snapshots.corpus import Document
 from retrieval_store.snapshots.snapshot import verify
 from tests.app.corpus.conftest import Build, contents
@@ -25,7 +24,7 @@ def test_scores_are_kept_for_another_build_of_the_same_texts(
     words = ("--input", corpus, "--work", tmp_path / "work")
     assert build(*words, "--keep", 9).status == 0
     before = contents(tmp_path / "out")
-    monkeypatch.setattr("app.corpus.build.scorer", None)  # nothing is left to score
+    monkeypatch.setattr(CorpusTarget, "scorer", None)  # nothing is left to score
     assert build(*words, "--keep", 9, out=tmp_path / "again").status == 0
     assert contents(tmp_path / "again") == before
     assert build(*words, "--keep", 5, "--force").status == 0
@@ -43,19 +42,19 @@ def test_scoring_continues_where_it_was_interrupted(
 ) -> None:
     words = ("--input", corpus, "--keep", 9, "--batch-tokens", 300)
     batches: list[int] = []  # sizes of the batches of texts that are scored
-    original = app.corpus.build.scorer
+    original = CorpusTarget.scorer
 
-    def scorer(*given: Any) -> Any:
+    def scorer(target: CorpusTarget) -> Any:
         def run(texts: Sequence[Any]) -> Any:
             if len(batches) == 3:
                 raise KeyboardInterrupt
             batches.append(len(texts))
-            return original(*given)(texts)
+            return original(target)(texts)
 
         return run
 
     assert build(*words, out=tmp_path / "straight").status == 0
-    monkeypatch.setattr(app.corpus.build, "scorer", scorer)
+    monkeypatch.setattr(CorpusTarget, "scorer", scorer)
     assert build(*words).status == 130
     assert not (tmp_path / "out").exists()
     batches.append(0)
@@ -97,10 +96,13 @@ def test_a_build_touches_no_folder_of_others(build: Build, corpus: Path, tmp_pat
         assert build(*words, "--force").status == 0
         assert folder.exists() == is_left
     assert [path.name for path in (tmp_path / "out.work").iterdir()] == ["mine"]
-    with WorkFolder(tmp_path / "work", is_kept=True):
+    with locked(tmp_path / "work"):
         ran = build(*words, "--work", tmp_path / "work", out=tmp_path / "second")
     assert ran.status == 2
-    assert ran.err.splitlines()[-1] == f"spectra: --work {tmp_path / 'work'}: another build uses the folder"
+    assert (
+        ran.err.splitlines()[-1]
+        == f"spectra: --work {tmp_path / 'work'}: another build uses the folder; wait for it, or name another"
+    )
     assert build(*words, "--work", tmp_path / "work", out=tmp_path / "second").status == 0
 
 
@@ -113,7 +115,7 @@ def test_force_replaces_a_snapshot_and_nothing_else(build: Build, corpus: Path, 
     assert verify(tmp_path / "out").texts == 6
     (tmp_path / "home").mkdir()
     ran = build(*words, 5, "--force", out=tmp_path / "home")
-    assert (ran.status, "is no snapshot" in ran.err) == (2, True)
+    assert (ran.status, "is not a snapshot" in ran.err) == (2, True)
     assert (tmp_path / "home").is_dir()
 
 
@@ -127,7 +129,7 @@ def test_while_a_snapshot_is_replaced_one_is_there(tmp_path: Path, monkeypatch: 
         folder.mkdir()
         (folder / folder.name).touch()
     with pytest.raises(FileNotFoundError):
-        _replace(out, tmp_path / "nothing")
+        replace_folder(out, tmp_path / "nothing")
     assert files_of(tmp_path) == ["new/new", "out/out"]
     remove = shutil.rmtree
 
@@ -136,9 +138,9 @@ def test_while_a_snapshot_is_replaced_one_is_there(tmp_path: Path, monkeypatch: 
         remove(folder, **options)
 
     monkeypatch.setattr(shutil, "rmtree", rmtree)
-    _replace(out, new)
+    replace_folder(out, new)
     assert files_of(tmp_path) == ["out/new"]
     out.rename(tmp_path / ".out.old")  # a killed build has put it aside
     for _ in range(2):
-        _bring_back(out)
+        restore_folder(out)
         assert files_of(tmp_path) == ["out/new"]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from app.corpus.figures import TextSelection, dropped, figures, quantiles, totals
 from app.corpus.inputs import CorpusInput
-from app.corpus.report import table
+from app.corpus.report import count_inputs, count_texts, quantiles, table
+from app.corpus.selection import TextSelection, find_dropped
 from retrieval_store.refine.texts import ROW
 
 NAN, INF = float("nan"), float("inf")
@@ -35,17 +35,17 @@ def test_every_text_is_counted_once() -> None:
     rows["hash"] = [1, 1, 2, 2, 3, 4]
     rows["document"] = [0, 1, 2, 3, 3, 4]
     rows["source"] = [0, 0, 0, 0, 0, 1]
-    is_short, is_repeated = dropped(rows, 8)
+    is_short, is_repeated = find_dropped(rows, 8)
     assert is_short.tolist() == [True, True, False, False, False, False]
     assert is_repeated.tolist() == [False, False, False, True, False, False]  # short ones are no repetitions
     kept = np.array([False, False, False, False, True, True])
     none = np.zeros(6, np.bool_)
     made = TextSelection(rows, is_short, is_repeated, none, np.array([NAN, NAN, INF, NAN, 3.0, 5.0]), kept)
-    first, second = figures(made, inputs(2))
+    first, second = count_inputs(made, inputs(2))
     assert (first["documents"], first["texts"], first["tokens"], first["scored"], first["kept"]) == (4, 5, 38, 2, 1)
     assert first["perplexity"]["dropped"] is None  # only one that is infinite
     assert second["perplexity"]["kept"]["median"] == 5.0
-    total = totals(made)
+    total = count_texts(made, np.ones(6, np.bool_))
     assert (total["documents"], total["kept_tokens"], made.range) == (5, 32, (3.0, 5.0))
     assert made.kept.tolist() == [4, 5]
     lines = table([first, second]).splitlines()

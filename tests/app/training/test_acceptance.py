@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.training.acceptance import along, measure
+from app.training.acceptance import along_chains, measure_acceptance
 from app.training.texts import Roots, choose_roots
-from engine.errors import ConfigError
 from tests.support.naive_losses import LENGTH, WRITTEN, drafts_of, ids_of, softmax, some_texts
 from tests.support.tiny_drafters import DFLASH, EAGLE, MEDUSA, PARALLEL, tiny_drafter
 
@@ -32,14 +31,13 @@ def test_measured_acceptance_equals_the_count_over_roots(name: str) -> None:
     overlaps: dict[tuple[int, int], list[float]] = {}
     for _, draft in drafts_of(drafter, texts, everywhere, n_depths):
         place = draft.text, draft.root
-        assert texts.final is not None
         p = softmax(drafter.head @ texts.final[draft.text, draft.at - 1].numpy() / temperature)
         q = np.zeros(spec.vocab_size)
         q[own] = softmax(draft.scores / temperature)
         matched.setdefault(place, []).append(float(own[int(draft.q.argmax())] == texts.tokens[draft.text, draft.at]))
         overlaps.setdefault(place, []).append(float(np.minimum(p, q).sum()))
-    found = measure(drafter.network, [texts, texts], n_depths, temperature=temperature, draft_ids=ids)
-    for counted, seen in ((matched, found.greedy), (overlaps, found.sampled)):
+    for counted, t in ((matched, 0.0), (overlaps, temperature)):
+        seen = measure_acceptance(drafter.network, [texts, texts], n_depths, temperature=t, draft_ids=ids)
         whole = [chances for chances in counted.values() if len(chances) == n_depths]
         assert seen.n_roots == 2 * len(whole) > 4
         assert seen.expected == pytest.approx(np.mean([sum(np.cumprod(chances)) for chances in whole]), abs=1e-9)
@@ -52,13 +50,11 @@ def test_measured_acceptance_equals_the_count_over_roots(name: str) -> None:
 
 def test_acceptance_is_conditional() -> None:
     accepted = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 1.0]]).double()
-    found = along(accepted)
+    found = along_chains(accepted)
     assert found.by_depth == (3 / 4, 2 / 3, 1 / 2)
     assert found.expected == (2 + 1 + 0 + 3) / 4
-    assert along(torch.zeros(3, 2)).by_depth == (0.0, 0.0)
-    assert along(torch.zeros(0, 2)).expected == 0.0
-    with pytest.raises(ConfigError, match="batches is empty"):
-        measure(tiny_drafter(MEDUSA).network, [], 2)
+    assert along_chains(torch.zeros(3, 2)).by_depth == (0.0, 0.0)
+    assert along_chains(torch.zeros(0, 2)).expected == 0.0
 
 
 def test_roots_are_drawn_where_the_next_token_counts() -> None:

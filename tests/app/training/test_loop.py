@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from app.training.acceptance import measure
-from app.training.loop import LoopSettings, TrainingRun
-from app.training.losses import DraftLoss
-from app.training.settings import published
+from app.training import loop
+from app.training.acceptance import measure_acceptance
+from app.training.loop import LoopSettings, TrainingRun, rate_factor
+from app.training.losses import DraftLoss, published
 from app.training.texts import PaddedTexts
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import AnyNetwork, new_network
@@ -32,7 +32,6 @@ class Memory:
     """Two batches in turn; the target is sure of every next token."""
 
     def __init__(self, spec: DrafterSpec, head: torch.Tensor) -> None:
-        self.n = 0
         generator = torch.Generator().manual_seed(2)
         tokens = torch.randint(0, spec.vocab_size, (2, 2, 12), generator=generator)
         final = 12 * torch.nn.functional.normalize(head, dim=1)[tokens.roll(-1, dims=2)]
@@ -40,15 +39,12 @@ class Memory:
         weights = torch.ones(2, 12)
         self.batches = [PaddedTexts(tokens[i], weights, final[i], tapped[i] if spec.taps else None) for i in range(2)]
 
-    def batch(self) -> PaddedTexts:
-        self.n += 1
-        return self.batches[self.n % 2]
+    def __call__(self, step: int) -> PaddedTexts:
+        return self.batches[step % 2]
 
-    def state(self) -> dict[str, Any]:
-        return {"n": self.n}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self.n = state["n"]
+def interrupt() -> PaddedTexts:
+    raise KeyboardInterrupt
 
 
 def made(spec: DrafterSpec) -> tuple[AnyNetwork, Memory]:
@@ -73,8 +69,8 @@ def test_a_drafter_learns_a_few_texts(name: str, tmp_path: Path) -> None:
 
     def far() -> tuple[float, float]:
         with torch.no_grad():
-            loss = sum(float(run.loss(batch, torch.Generator().manual_seed(0))) for batch in run.stream.batches)
-        return loss, measure(run.network, run.stream.batches, n_depths).greedy.expected
+            loss = sum(float(run.loss(batch, torch.Generator().manual_seed(0))) for batch in run.batch.batches)
+        return loss, measure_acceptance(run.network, run.batch.batches, n_depths, temperature=0.0).expected
 
     before, guessed = far()
     run.train()
@@ -85,10 +81,14 @@ def test_a_drafter_learns_a_few_texts(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["eagle", "p-eagle", "dspark"])
-def test_a_resumed_run_equals_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = a_run(SPECS[name], tmp_path / "whole", 5, steps=8)
     whole.train()
-    a_run(SPECS[name], tmp_path / "parts", 5, steps=8).train(until_step=3)
+    part = a_run(SPECS[name], tmp_path / "parts", 5, steps=8, checkpoint_every=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Memory, "__call__", lambda memory, step: memory.batches[step % 2] if step < 3 else interrupt())
+        with pytest.raises(KeyboardInterrupt):
+            part.train()
     rest = a_run(SPECS[name], tmp_path / "parts", 5, steps=8)
     assert rest.progress.steps == 3
     rest.train()
@@ -112,36 +112,31 @@ def test_frozen_weights_do_not_change_and_a_loss_of_nan_ends_the_run(tmp_path: P
     run = a_run(DFLASH["jetspec"], tmp_path / "checkpoint", 5, steps=2)
     fc = run.network.get_parameter("fc.weight")
     fc.requires_grad_(False)
-    frozen = TrainingRun(run.network, run.loss, run.stream, tmp_path / "other", run.settings)
+    frozen = TrainingRun(run.network, run.loss, run.batch, tmp_path / "other", run.settings)
     before, norm = fc.clone(), run.network.get_parameter("norm.weight").clone()
     frozen.train()
     assert torch.equal(before, fc)
     assert not torch.equal(norm, run.network.get_parameter("norm.weight"))
-    run.stream.batches = [replace(texts, tapped=texts.tapped * torch.nan) for texts in run.stream.batches]
-    with pytest.raises(ConfigError, match="rate is"):
+    run.batch.batches = [replace(texts, tapped=texts.tapped * torch.nan) for texts in run.batch.batches]
+    with pytest.raises(ConfigError, match="--rate is"):
         run.train()
 
 
 def test_the_rate_rises_and_falls() -> None:
-    for decay in ("cosine", "linear"):
-        settings = LoopSettings(steps=10, warm_up=0.2, decay=decay)
-        assert settings.factor(0.1) == pytest.approx(0.5)
-        assert settings.factor(0.2) == 1.0
-        assert settings.factor(0.6) == pytest.approx(0.5)
-        assert settings.factor(1.0) == pytest.approx(0.0)
-        assert 0 < settings.factor(0.0) < 0.1
-    assert LoopSettings(steps=1, warm_up=0, decay="cosine").factor(0.25) > 0.85
-    with pytest.raises(ConfigError, match="one budget"):
-        LoopSettings()
-    with pytest.raises(ConfigError, match="one budget"):
-        LoopSettings(steps=1, minutes=1)
+    assert 0 < rate_factor(0.0) < 0.1
+    assert rate_factor(0.02) == pytest.approx(0.5)
+    assert rate_factor(0.04) == 1.0
+    assert rate_factor(0.28) > 0.85
+    assert rate_factor(0.52) == pytest.approx(0.5)
+    assert rate_factor(1.0) == pytest.approx(0.0)
 
 
-def test_gradients_are_clipped(tmp_path: Path) -> None:
+def test_gradients_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """AdamW divides by the gradient's size plus an epsilon: gradients far below the epsilon move nothing."""
     moved = []
     for clip in (1.0, 1e-12):
-        run = a_run(MEDUSA, tmp_path / f"{clip}", 5, steps=2, clip=clip)
+        monkeypatch.setattr(loop, "CLIP", clip)
+        run = a_run(MEDUSA, tmp_path / f"{clip}", 5, steps=2)
         weight = run.network.get_parameter("heads.0.out.weight")
         before = weight.detach().clone()
         run.train()

@@ -8,11 +8,9 @@ from itertools import cycle
 import pytest
 import torch
 
-from app.training.losses import DraftLoss
-from app.training.masks import additive
-from app.training.settings import LossSettings, published
+from app.training.drafts import masked_attention
+from app.training.losses import DraftLoss, LossSettings, published
 from engine.drafter.spec import DrafterSpec
-from engine.errors import ConfigError
 from tests.support.naive_losses import ids_of, naive_loss, some_roots, some_texts
 from tests.support.tiny_drafters import DFLASH, EAGLE, MEDUSA, PARALLEL, tiny_drafter
 
@@ -59,29 +57,9 @@ def test_noise_is_drawn_with_the_generator_of_the_run(name: str) -> None:
     assert first == pytest.approx(without, rel=0.3)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("medusa", {"regression": 1.0}, "regression is 1.0"),
-        ("eagle 3", {"regression": 1.0}, "regression is 1.0"),
-        ("dflash", {"confidence": 1.0}, "confidence is 1.0"),
-        ("eagle", {"keep": 0.5}, "keep is 0.5"),
-    ],
-)
-def test_terms_that_a_drafter_lacks_are_refused(name: str, change: dict[str, float], message: str) -> None:
-    drafter = tiny_drafter(SPECS[name])
-    with pytest.raises(ConfigError, match=message):
-        DraftLoss(drafter.network, replace(settings_of(SPECS[name]), **change), draft_ids=ids_of(SPECS[name]))
-
-
-@pytest.mark.parametrize(("name", "missing"), [("medusa", "final"), ("dflash", "tapped")])
-def test_texts_without_the_states_that_are_read_are_refused(name: str, missing: str) -> None:
-    drafter, texts = tiny_drafter(SPECS[name]), replace(some_texts(SPECS[name]), **{missing: None})
-    with pytest.raises(ConfigError, match=r"the texts come without"):
-        DraftLoss(drafter.network, settings_of(SPECS[name])).at(texts, some_roots())
-
-
 def test_attention_keeps_to_its_window() -> None:
     at = torch.arange(6)[None]
-    mask = additive(torch.ones(6, 6, dtype=torch.bool).tril()[None], at, at, 3, torch.float64)[0, 0]
-    assert [(row == 0).nonzero().flatten().tolist() for row in mask][3:] == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
+    attend = masked_attention(torch.ones(6, 6, dtype=torch.bool).tril()[None], at, at, 3, [[]])
+    query = torch.zeros(1, 6, 1, 6)
+    weights = attend(0, query, query, torch.eye(6)[None, :, None])[0, :, 0]
+    assert [row.nonzero().flatten().tolist() for row in weights][3:] == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from app.corpus.stats import size, when
+from app.corpus.publication import format_size, format_time
 from retrieval_store.snapshots.snapshot import MANIFEST, Description, SnapshotInput, read_manifest
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.open import open_store
@@ -88,8 +88,9 @@ def test_a_snapshot_is_published_replaced_and_brought_back(
     assert url in refusal("stats", *flags)
     ran = corpus("publish", snapshots[0], *flags)
     assert (ran.status, ran.err) == (0, "")
+    size = format_size(read_manifest(snapshots[0]).bytes)
     assert ran.out.splitlines() == [
-        f"published {first} (2 texts, 9 tokens, {size(read_manifest(snapshots[0]).bytes)}) in {url}, namespace default",
+        f"published {first} (2 texts, 9 tokens, {size}) in {url}, namespace default",
         f"current: {first} (revision 1)",
     ]
     assert corpus("publish", snapshots[1], *flags).out.endswith(f"current: {second} (revision 2)\n")
@@ -101,12 +102,12 @@ def test_a_snapshot_is_published_replaced_and_brought_back(
     expires = [one["expires_at"] for one in known["versions"]]
     assert [at is None for at in expires] == [False, True, False]
     assert 0 < expires[2] - time.time() <= 10**6
-    assert unused[1:] == [f"{third} expires at {when(expires[2])}, unless it is activated before"]
+    assert unused[1:] == [f"{third} expires at {format_time(expires[2])}, unless it is activated before"]
     lines = corpus("activate", third[:6], "--expect", 2, *flags).out.splitlines()
     expires = [one["expires_at"] for one in listed(*flags)["versions"]]
     assert [at is None for at in expires] == [False, False, True]
     assert lines == [
-        f"{second} expires at {when(expires[1])}, and can be current again until then",
+        f"{second} expires at {format_time(expires[1])}, and can be current again until then",
         f"current: {third} (revision 3)",
     ]
     assert corpus("rollback", *flags).out.splitlines()[1:] == [f"current: {second} (revision 4)"]
@@ -177,7 +178,10 @@ def test_a_version_is_named_by_any_unique_prefix(
     for snapshot in snapshots:
         corpus("publish", snapshot, *folder)
     assert refusal("activate", "xyz", *folder).endswith(f"there is {', '.join(versions)}")
-    assert refusal("activate", "", *folder) == f"spectra: 3 versions begin with '': {', '.join(versions)}"
+    assert (
+        refusal("activate", "", *folder)
+        == f"spectra: 3 versions begin with '': {', '.join(versions)}; give more characters"
+    )
     assert "has no version 0123456789abcdef" in refusal("activate", "0123456789abcdef", *folder)
 
 

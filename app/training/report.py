@@ -1,4 +1,4 @@
-"""What is told of a training: a table, a card beside the drafter, a document."""
+"""The report of a training: a table, a card in the drafter's folder, and a JSON document."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from app.reporting.report import NOTHING, markdown, number, write_document
 CARD = """\
 # A drafter of method {method} for {target}
 
-Trained by `spectra train` of spectra-serve {version} for the target with hash `{hash}`; it drafts for no other. The
-licence of what the target was trained on, and of the prompts, is for its user to look up.
+Trained by `spectra train` of spectra-serve {version} for the target with hash `{target_hash:.16}`; it drafts
+for no other target. Check the licences of the target's training data and of the prompts before you use it.
 
 ## Trained on
 
-{texts}
+{summary}
 
 {weights:,} weights, {steps} steps, {seconds:.0f} s on {device} ({threads} threads, {dtype}), {tokens:,} tokens
-({rate:.0f} per second), {epochs} passes over the texts.
+({tokens_per_second:.0f} per second), {epochs} passes over the texts.
 
 ## Held out
 
-Questions that were not trained on. *Greedy*: share of drafts that are the token that the target wrote at temperature 0.
-*Temperature {temperature:g}*: chance that rejection sampling accepts. Each depth is given that the ones before it were
-accepted; tau is tokens per forward of the target along a chain, its own token included.
+Questions that were not trained on. *Greedy*: the share of drafts that equal the token that the target wrote at
+temperature 0. *Temperature {temperature:g}*: the chance that rejection sampling accepts. Each depth counts the drafts
+whose earlier drafts were accepted; tau is tokens per target forward pass along a chain, the target's own included.
 
 {table}
 
@@ -53,22 +53,10 @@ def write_report(document: Mapping[str, Any], folder: Path) -> None:
     write_document(document, folder / "training.json")
     training, texts = document["training"], document["texts"]
     files = [f"`{file}` ({kind})" for kind in ("prompts", "answers", "texts") for file in texts[kind]]
-    said = (
-        f"{texts['train']} texts with {texts['train_tokens']:,} tokens that count, of {', '.join(files)}; "
+    summary = (
+        f"{texts['train']} texts with {texts['train_tokens']:,} tokens that count, from {', '.join(files)}. "
         f"{texts['cut_at_loops']} were cut where they begin to repeat themselves, {texts['shared_with_held_out']} left "
-        f"out for what they share with one of the {texts['held_out']} held-out texts."
+        f"out because they are too similar to one of the {texts['held_out']} held-out texts."
     )
-    card = CARD.format(
-        method=document["method"],
-        target=document["target"],
-        version=document["version"],
-        hash=document["target_hash"][:16],
-        texts=said,
-        weights=document["weights"],
-        rate=training["tokens_per_second"],
-        temperature=document["held_out"]["temperature"],
-        table=table(document),
-        command=document["command"],
-        **{name: training[name] for name in ("steps", "seconds", "device", "threads", "dtype", "tokens", "epochs")},
-    )
-    (folder / "README.md").write_text(card, encoding="utf-8")
+    found = {"summary": summary, "table": table(document), "temperature": document["held_out"]["temperature"]}
+    (folder / "README.md").write_text(CARD.format(**{**document, **training, **found}), encoding="utf-8")

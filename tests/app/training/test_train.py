@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from app.training.data.split import Split
+from app.training import train
+from app.training.examples import Split
 from app.training.losses import DraftLoss
-from app.training.running import train
 from engine.drafter.checkpoint.read import read_drafter
 from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.loop import Engine
@@ -47,9 +47,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("training")
     splits, examples = [], []
     with pytest.MonkeyPatch.context() as patch:
-        split, stream = train.split, train.TextStream
+        split, batches = train.split, train.EpochBatches
         patch.setattr(train, "split", lambda *given: splits.append(split(*given)) or splits[-1])
-        patch.setattr(train, "TextStream", lambda texts, *more: examples.extend(texts) or stream(texts, *more))
+        patch.setattr(train, "EpochBatches", lambda texts, *more: examples.extend(texts) or batches(texts, *more))
         run = run_train(folder, "parallelspec-eagle", *FLAGS)
     return folder, run, examples, splits[0]
 
@@ -133,10 +133,10 @@ def test_half_precision_trains_float32_weights_for_the_vocabulary_of_the_answers
 def test_a_work_folder_of_another_training_is_refused(trained: Trained) -> None:
     folder = trained[0]
     for flags, named in (
-        (("--drafts", 3), "drafter's n_drafts 5, not 3"),
-        (("--labels", "soft"), "loss's labels 'hard', not 'soft'"),
-        (("--seed", 1), "answers written with seed 0, not 1"),
-        (("--limit", 20), "the texts are not those"),
+        (("--drafts", 3), "drafter n_drafts 5, not 3"),
+        (("--labels", "soft"), "loss labels 'hard', not 'soft'"),
+        (("--seed", 1), "has answers with seed 0, not 1"),
+        (("--limit", 20), "has a training with texts (hash)"),
     ):
         run = run_train(folder, "parallelspec-eagle", *FLAGS, *flags)
         assert run.status == 2

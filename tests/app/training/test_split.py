@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.training.data.examples import Example, most_frequent, source_of
-from app.training.data.split import NGRAM, split
+from app.training.examples import NGRAM, Example, most_frequent, source_of, split
 from engine.errors import ConfigError
 
 
@@ -43,7 +42,7 @@ def test_a_source_is_on_one_side_and_stays_there_when_texts_are_added(n: int, pe
 
 def test_about_the_share_is_held_out_and_one_side_alone_is_refused() -> None:
     assert 60 < len(split(some(1000), 0.1, 100).held_out) < 140
-    with pytest.raises(ConfigError, match="of 3 texts 3 are left to train on and 0 are held out"):
+    with pytest.raises(ConfigError, match="3 texts leave 3 to train on and 0 to hold out"):
         split(some(1, 3), 0.1, 100)
 
 

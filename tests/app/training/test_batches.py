@@ -8,10 +8,9 @@ from itertools import cycle
 import pytest
 import torch
 
-from app.training.data.batches import TextStream, in_batches
-from app.training.data.capture import Capture, target_parts
-from app.training.data.examples import Example
-from engine.errors import ConfigError
+from app.training.batches import Capture, EpochBatches
+from app.training.examples import Example
+from app.training.new_drafter import target_parts
 from engine.target_model.whole_texts import WholeTexts
 from tests.support.tiny_models import FAMILIES, random_prompt, saved_model, tiny_model
 
@@ -30,7 +29,6 @@ def some(n: int) -> list[Example]:
 def test_captured_states_equal_those_of_hugging_face(family: str, n_devices: int) -> None:
     model, examples = loaded(family, n_devices), some(7)
     texts = Capture(model, TAPS).read(examples)
-    assert texts.final is not None
     assert texts.tapped is not None
     parts = target_parts(model)
     for i, example in enumerate(examples):
@@ -57,33 +55,24 @@ def test_gradients_pass_through_the_head_of_the_target_and_stop_at_its_weights()
 
 
 def test_an_epoch_has_every_text_once_and_the_next_has_another_order() -> None:
-    examples, capture = some(23), Capture(loaded("llama"), ())
-    stream = TextStream(examples, capture, 4, seed=3)
+    examples = some(23)
+    batches, again = (EpochBatches(examples, 4, seed=3) for _ in range(2))
+    assert batches.n_batches == 6
     epochs = []
-    for _ in range(2):
-        batches = [stream.batch() for _ in range(6)]
-        rows = [row[: int(w.nonzero().max()) + 1] for b in batches for row, w in zip(b.tokens, b.weights, strict=True)]
-        epochs.append([tuple(row.tolist()) for row in rows])
-        padding = sum(int((b.tokens == 0).sum()) for b in batches)
-        assert padding < 0.2 * sum(b.tokens.numel() for b in batches)
+    for epoch in range(2):
+        found = [batches.at(6 * epoch + place) for place in range(6)]
+        epochs.append([tuple(example.tokens) for batch in found for example in batch])
+        sizes = [(len(batch) * max(len(e.tokens) for e in batch), sum(len(e.tokens) for e in batch)) for batch in found]
+        assert sum(padded - size for padded, size in sizes) < 0.2 * sum(padded for padded, _ in sizes)
     assert epochs[0] != epochs[1]
-    wanted = Counter(tuple(example.tokens) for example in examples)
-    assert Counter(epochs[0]) == Counter(epochs[1]) == wanted
-    assert stream.epochs == 2
-    assert stream.n_tokens == 2 * sum(len(example.tokens) for example in examples)
-    once = list(in_batches(examples, capture, 9))
+    assert Counter(epochs[0]) == Counter(epochs[1]) == Counter(tuple(example.tokens) for example in examples)
+    assert again.at(8) == batches.at(8)  # a resumed training begins in the middle
+    total = sum(len(example.tokens) for example in examples)
+    assert (batches.n_tokens(12), batches.n_tokens(7)) == (2 * total, total + sum(len(e.tokens) for e in batches.at(6)))
+
+
+def test_texts_to_measure_are_read_once_in_batches() -> None:
+    examples = some(23)
+    once = list(Capture(loaded("llama"), ()).in_batches(examples, 9))
     assert [len(texts.tokens) for texts in once] == [9, 9, 5]
     assert sum(float(texts.weights.sum()) for texts in once) == sum(len(example.written) for example in examples)
-
-
-def test_a_restored_stream_continues_with_the_next_batch() -> None:
-    examples, capture = some(23), Capture(loaded("llama"), (1,))
-    stream = TextStream(examples, capture, 4, seed=3)
-    for _ in range(8):
-        stream.batch()
-    other = TextStream(examples, capture, 4, seed=3)
-    other.restore(stream.state())
-    for _ in range(7):
-        assert stream.batch().tokens.equal(other.batch().tokens)
-    with pytest.raises(ConfigError, match="not those that the training began with"):
-        TextStream(examples[1:], capture, 4, seed=3).restore(stream.state())

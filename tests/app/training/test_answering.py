@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from app.inputs.prompts import Question, encode_chat
-from app.training.data.answer_file import AnswerFile, TrainingAnswer
-from app.training.data.answering import Asker, Asking, as_example, distinct, question_name
-from app.training.data.examples import source_of
-from app.training.data.given import read_answers, read_texts
+from app.training.answering import AnswerFile, Asker, TrainingAnswer, distinct, name_question
+from app.training.examples import read_answers, read_texts, source_of
 from engine.errors import ConfigError
 from engine.loop import Engine
 from engine.sampling.params import SamplingParams
@@ -33,17 +33,17 @@ def ask(file: Path, questions: list[Question], seed: int = 0, **how: Any) -> dic
     path = saved_checkpoint()
     target = LocalTarget.load(TargetOptions(str(path), kv_bytes=1 << 22, max_model_len=120), path)
     params = SamplingParams(max_tokens=N, seed=seed, stop_ids=target.info.spec.eos_ids)
-    settings = {"samples": 1, "raw": False, "method": AUTOREGRESSIVE, **how}
-    asking = Asking(params=params, temperature=0.8, max_nodes=4, batch_size=3, **settings)
-    with AnswerFile(file, {"seed": seed}) as kept:
+    flags = {"samples": 1, "raw": False, "answer_method": AUTOREGRESSIVE, "max_nodes": 4, "batch_size": 3, **how}
+    with closing(AnswerFile(file, {"seed": seed})) as kept:
         engine = Engine(target, SpeculatorPool(SpeculatorOptions()))
-        Asker(engine, tiny_tokenizer(), asking).ask(distinct(questions), kept, lambda n: None)
+        asker = Asker(engine, tiny_tokenizer(), params, Namespace(temperature=0.8, **flags))
+        asker.ask(distinct(questions), kept, lambda n: None)
         return dict(kept.answers)
 
 
 def test_half_of_the_answers_are_greedy_and_turns_follow_the_conversation(tmp_path: Path) -> None:
     answers = ask(tmp_path / "a", QUESTIONS)
-    names = [question_name(question) for question in QUESTIONS[:3]]
+    names = [name_question(question) for question in QUESTIONS[:3]]
     assert set(answers) == {(names[0], 0, 0), (names[0], 0, 1), (names[1], 0, 0), (names[2], 0, 0)}
     assert [answers[name, 0, 0].temperature for name in names] == [0, 0.8, 0]
     first, second = answers[names[0], 0, 0], answers[names[0], 0, 1]
@@ -55,7 +55,7 @@ def test_half_of_the_answers_are_greedy_and_turns_follow_the_conversation(tmp_pa
     assert second.prompt == encode_chat(tokenizer, [asked[0], said, asked[1]])
     model = AutoModelForCausalLM.from_pretrained(saved_checkpoint())
     written = model.generate(torch.tensor([first.prompt]), max_new_tokens=N, do_sample=False)[0].tolist()
-    example = as_example(first)
+    example = first.example()
     assert example.tokens == written
     assert example.written == first.answer
 
@@ -63,18 +63,18 @@ def test_half_of_the_answers_are_greedy_and_turns_follow_the_conversation(tmp_pa
 def test_speculation_and_an_earlier_file_change_no_answer_and_the_seed_changes_samples(tmp_path: Path) -> None:
     expected = ask(tmp_path / "a", QUESTIONS, samples=2)
     too_long = [Question(["x" * 300]), Question(["and?", "y" * 300, "and?"])]  # no room for an answer
-    found = ask(tmp_path / "b", [*QUESTIONS, *too_long], samples=2, method="pld")
+    found = ask(tmp_path / "b", [*QUESTIONS, *too_long], samples=2, answer_method="pld")
     assert {key: found[key] for key in expected} == expected
     assert {key[2] for key in found.keys() - expected.keys()} == {0}
     lines = (tmp_path / "a").read_bytes().splitlines(keepends=True)
     (tmp_path / "c").write_bytes(b"".join(lines[:4]) + lines[4][:20])  # a killed process leaves half a line
     assert ask(tmp_path / "c", QUESTIONS, samples=2) == expected
     assert (tmp_path / "c").read_bytes().splitlines()[:4] == [line.rstrip() for line in lines[:4]]
-    first, second = (expected[question_name(QUESTIONS[1]), sample, 0] for sample in range(2))
+    first, second = (expected[name_question(QUESTIONS[1]), sample, 0] for sample in range(2))
     assert (first.temperature, second.temperature) == (0, 0.8)
     assert first.answer != second.answer
     other = ask(tmp_path / "d", QUESTIONS[1:2], samples=2, seed=5)
-    assert other[question_name(QUESTIONS[1]), 0, 0].answer == first.answer
+    assert other[name_question(QUESTIONS[1]), 0, 0].answer == first.answer
     assert second.answer not in [answer.answer for answer in other.values()]
 
 
@@ -95,14 +95,14 @@ def test_given_answers_are_read_in_every_form(tmp_path: Path) -> None:
     assert tokenizer.decode(list(first.written)) == "runs<|end|>"
     assert (third.written, third.source) == ([7, 8], "0123456789abcdef")
     file.write_text('{"prompt": "x"}\n')
-    with pytest.raises(ConfigError, match="something else than answers"), AnswerFile(file, {}):
-        pass
+    with pytest.raises(ConfigError, match="is not a file of answers"):
+        AnswerFile(file, {})
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"prompt": "x"}', r"line 1: is none of \{\"prompt\""),
+        ('{"prompt": "x"}', r"line 1: the line must have the form \{\"prompt\""),
         ('{"prompt": [1], "answer": [320]}', "outside the model's vocabulary, 0 to 319"),
         ('{"prompt": [1], "answer": [2], "source_hash": "me"}', "line 1: "),
         ("nonsense", "line 1: "),

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.training.running.architecture import ArchitectureOptions, check_asked, new_spec
-from app.training.running.initial import new_drafter
+from app.training.new_drafter import ArchitectureOptions, check_options, new_drafter, new_spec
 from engine.drafter.checkpoint.read import read_drafter
 from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.checkpoint.write import write_drafter
@@ -25,7 +24,7 @@ from tests.support.tiny_models import FAMILIES, VOCAB, saved_model, tiny_model
 def spec_of(
     method: Method, family: str = "llama", masks: tuple[int, ...] = (0,), n_layers: int = 4, **asked: Any
 ) -> DrafterSpec:
-    check_asked(method, ArchitectureOptions(**asked))
+    check_options(method, ArchitectureOptions(**asked))
     path = saved_model(family)
     return new_spec(method, ArchitectureOptions(**asked), path, replace(load_spec(path), n_layers=n_layers), masks)
 
@@ -81,12 +80,12 @@ def test_a_drafter_is_as_published_unless_flags_change_it(
 @pytest.mark.parametrize(
     ("method", "asked", "says"),
     [
-        ("medusa", {"taps": (1,)}, "--taps is given, but medusa has no such thing; it is for eagle, p-eagle, dflash"),
-        ("eagle", {"drafts": 4}, "--drafts is given, but eagle"),
-        ("p-eagle", {"causal_block": True}, "--causal-block is given, but p-eagle"),
+        ("medusa", {"taps": (1,)}, "--taps does not apply to --method medusa; it is for eagle, p-eagle, dflash"),
+        ("eagle", {"drafts": 4}, "--drafts does not apply to --method eagle"),
+        ("p-eagle", {"causal_block": True}, "--causal-block does not apply to --method p-eagle"),
         ("parallelspec-eagle", {"drafts": 1}, "--drafts is 1; it must be at least 2"),
         ("dflash", {"layers": 0}, "--layers is 0; it must be at least 1"),
-        ("dflash", {"markov_head": "rnn"}, "--markov-rank is needed"),
+        ("dflash", {"markov_head": "rnn"}, "which needs --markov-rank"),
         ("eagle", {"generation": 1, "taps": (1,)}, "for --generation 3"),
         ("eagle", {"layers": 2}, "--layers is 2; EAGLE 3 has 1 layer"),
         ("eagle", {"taps": (1, 4)}, "--taps is 1,4; layers of this target are 0 to 3, each once"),

@@ -1,0 +1,221 @@
+"""Answers that the target writes to the prompts, so that a drafter learns from the target's own text."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from transformers import PreTrainedTokenizerFast
+
+from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
+from app.offline.setup import load_target, sampling
+from app.reporting.report import bar
+from app.speculation.vocabulary import known_rows
+from app.training.examples import Example, source_of
+from engine.errors import ConfigError
+from engine.loop import Engine
+from engine.model.identity import model_hash
+from engine.request import Request
+from engine.sampling.params import SamplingParams
+from engine.scheduling.scheduler import SchedulerOptions
+from speculators.method import SpeculatorOptions
+from speculators.pool import SpeculatorPool
+from speculators.registry import warmed
+
+ANSWERS = "answers.jsonl"
+AnswerKey = tuple[str, int, int]
+
+
+class TrainingAnswer(msgspec.Struct, frozen=True):
+    """The target's answer to one turn; token ids are the target's."""
+
+    question: str  # ``name_question`` of the conversation
+    source_hash: str  # ``source_of`` its first question
+    sample: int  # number of the answer among several to one question
+    turn: int
+    temperature: float
+    prompt: list[int]
+    answer: list[int] = []  # with a terminating EOS
+
+    @property
+    def key(self) -> AnswerKey:
+        """Unique in a file."""
+        return self.question, self.sample, self.turn
+
+    def example(self) -> Example:
+        """The text to train on."""
+        return Example(self.source_hash, [*self.prompt, *self.answer], len(self.prompt), self.temperature)
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """The first line of the file."""
+
+    settings: dict[str, Any]
+
+
+class AnswerFile:
+    """The answers of a JSON-lines file, which is open for more; an interrupted run continues after its last answer.
+
+    Args:
+        path: made if missing; a last line that a kill left unfinished is dropped.
+        settings: JSON values that decide the answers, apart from the questions.
+
+    Raises:
+        ConfigError: the file holds something else, or answers of other settings.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        head, *lines = whole.splitlines() or [b""]
+        try:
+            known = msgspec.json.decode(head, type=_Head).settings if head else settings
+            answers = [msgspec.json.decode(line, type=TrainingAnswer) for line in lines]
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{path} is not a file of answers: {error}; use another --work folder") from error
+        check_settings(f"{path} has answers", known, settings, "use the same value or another --work folder")
+        self.answers = {answer.key: answer for answer in answers}
+        self._file = path.open("ab")
+        self._file.truncate(len(whole))
+        if not head:
+            self._write(_Head(settings))
+
+    def add(self, answer: TrainingAnswer) -> None:
+        """Keep an answer, also on disk."""
+        self.answers[answer.key] = answer
+        self._write(answer)
+
+    def _write(self, line: _Head | TrainingAnswer) -> None:
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def check_settings(what: str, known: Mapping[str, Any], settings: Mapping[str, Any], remedy: str) -> None:
+    """Raises ConfigError if a value of ``settings`` differs from the ``known`` one."""
+    for name, value in settings.items():
+        if known.get(name) != value:
+            raise ConfigError(f"{what} with {name} {known.get(name)!r}, not {value!r}; {remedy}")
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Has the target answer questions: all first turns, then all second turns, and so on."""
+
+    engine: Engine
+    tokenizer: PreTrainedTokenizerFast
+    params: SamplingParams  # of all answers, apart from temperature and seed
+    arguments: argparse.Namespace  # flags of ``spectra train``
+
+    def ask(self, questions: Sequence[Question], file: AnswerFile, on_answer: Callable[[int], object]) -> None:
+        """Add every answer that the file lacks; a conversation ends early if the next answer has no room.
+
+        ``on_answer`` is called with the number of tokens of each answer.
+        """
+        arguments = self.arguments
+        for turn in range(1 if arguments.raw else max((len(question.turns) for question in questions), default=0)):
+            missing = list(self._missing(questions, turn, file))
+            requests = [
+                Request(answer.prompt, params, arguments.answer_method, arguments.max_nodes)
+                for answer, params in missing
+            ]
+            for index, completion in self.engine.run(requests, arguments.batch_size):
+                file.add(msgspec.structs.replace(missing[index][0], answer=completion.token_ids))
+                on_answer(len(completion.token_ids))
+
+    def _missing(
+        self, questions: Sequence[Question], turn: int, file: AnswerFile
+    ) -> Iterator[tuple[TrainingAnswer, SamplingParams]]:
+        """The answers of a turn that are yet to be written, still empty."""
+        room = self.engine.target.info.max_model_len - self.params.max_tokens
+        for index, question in enumerate(questions):
+            if turn >= len(question.turns):
+                continue
+            name, source = name_question(question), source_of(_first_question(question))
+            for sample in range(self.arguments.samples):
+                earlier = [file.answers.get((name, sample, before)) for before in range(turn)]
+                if (name, sample, turn) in file.answers or None in earlier:
+                    continue
+                prompt = self._prompt(question, [answer.answer for answer in earlier if answer is not None])
+                if len(prompt) <= room:
+                    params = self._sampling(index, name, sample, turn)
+                    yield TrainingAnswer(name, source, sample, turn, params.temperature, prompt), params
+
+    def _sampling(self, index: int, question: str, sample: int, turn: int) -> SamplingParams:
+        """Parameters of one answer: greedy for each question's first of several answers, or every other question's only
+        one; else with random numbers of its own."""
+        if sample == 0 and (self.arguments.samples > 1 or index % 2 == 0):
+            return msgspec.structs.replace(self.params, temperature=0.0)
+        name = f"{self.params.seed} {question} {sample} {turn}".encode()
+        seed = int.from_bytes(hashlib.sha256(name).digest()[:8], "little")
+        return msgspec.structs.replace(self.params, temperature=self.arguments.temperature, seed=seed)
+
+    def _prompt(self, question: Question, answers: Sequence[list[int]]) -> list[int]:
+        if self.arguments.raw:
+            return encode_raw(self.tokenizer, question.text)
+        conversation = Conversation(question)
+        for ids in answers:
+            shown = ids[:-1] if ids[-1] in self.params.stop_ids else ids
+            text = self.tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            conversation.answer(str(text))
+        return encode_chat(self.tokenizer, conversation.ask())
+
+
+def distinct(questions: Sequence[Question]) -> list[Question]:
+    """The questions, each once."""
+    return list({name_question(question): question for question in questions}.values())
+
+
+def name_question(question: Question) -> str:
+    """A hash of everything that is asked in the conversation."""
+    asked = [*(f"{message['role']}: {message['content']}" for message in question.context), *question.turns]
+    return source_of("\n".join(asked))
+
+
+def _first_question(question: Question) -> str:
+    """The user's first question: conversations that begin with it have one source."""
+    asked = (message["content"] for message in question.context if message["role"] == "user")
+    return next(asked, question.turns[0])
+
+
+def answer_questions(
+    arguments: argparse.Namespace, questions: Sequence[Question], path: Path, tokenizer: PreTrainedTokenizerFast
+) -> list[Example]:
+    """The target's answers; those that the work folder lacks are written now, which takes most of the time."""
+    questions = distinct(questions)
+    if not questions:
+        return []
+    flags = {name: getattr(arguments, name) for name in ("max_tokens", "temperature", "samples", "raw", "seed")}
+    n_answers = arguments.samples * sum(1 if arguments.raw else len(question.turns) for question in questions)
+    names = {name_question(question) for question in questions}
+    with closing(AnswerFile(arguments.work / ANSWERS, {"model": model_hash(path)[:16], **flags})) as file:
+        known = sum(answer.question in names for answer in file.answers.values())
+        if known < n_answers:
+            with bar("answers", n_answers, "answer", initial=known) as shown:
+                tokens = 0
+
+                def on_answer(n: int) -> None:
+                    nonlocal tokens
+                    tokens += n
+                    shown.set_postfix_str(f"{tokens / shown.format_dict['elapsed']:.0f} tokens/s", refresh=False)
+                    shown.update()
+
+                _asker(arguments, path, tokenizer).ask(questions, file, on_answer)
+    return [answer.example() for _, answer in sorted(file.answers.items()) if answer.question in names]
+
+
+def _asker(arguments: argparse.Namespace, path: Path, tokenizer: PreTrainedTokenizerFast) -> Asker:
+    target = load_target(arguments)
+    pool = SpeculatorPool(warmed(SpeculatorOptions(vocabulary=known_rows(path, target.info.spec))))
+    size = max(64, arguments.batch_size)
+    engine = Engine(target, pool, SchedulerOptions(max_sequences=size, max_waiting=size))
+    return Asker(engine, tokenizer, sampling(arguments, target), arguments)

@@ -1,0 +1,200 @@
+"""New drafters: the published shape of the method in the target's sizes, changed by flags, and the first weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from engine.drafter.checkpoint.ids import default_taps, dflash_taps
+from engine.drafter.checkpoint.layers import LayerConfig, decode, read_layer_shape
+from engine.drafter.networks.base import TargetParts
+from engine.drafter.networks.build import AnyNetwork, new_network
+from engine.drafter.networks.medusa import Medusa
+from engine.drafter.networks.pairs import PairNetwork
+from engine.drafter.spec import DrafterSpec, MarkovHeadKind, Method
+from engine.errors import ConfigError
+from engine.model.loader import load_config
+from engine.model.spec import ModelSpec
+from engine.target_model.whole_texts import WholeTexts
+
+
+@dataclass(frozen=True, slots=True)
+class ArchitectureOptions:
+    """Flags that change a drafter's shape; None and False leave it as published."""
+
+    generation: int | None = None
+    drafts: int | None = None
+    layers: int | None = None
+    taps: tuple[int, ...] | None = None
+    draft_vocab: int | None = None
+    mask_token: int | None = None
+    mask_state: str | None = None  # learned or zero
+    no_states: bool = False
+    causal_block: bool = False
+    sample_from_anchor: bool = False
+    markov_rank: int | None = None
+    markov_head: MarkovHeadKind | None = None
+    confidence: bool = False
+
+
+MASKED, DSPARK = ("drafts", "layers", "draft_vocab"), ("markov_rank", "markov_head", "confidence")
+USES = {  # the options that each method has
+    "medusa": ("drafts", "layers"),
+    "eagle": ("generation", "layers", "taps", "draft_vocab"),
+    "parallelspec-medusa": (*MASKED, "mask_state", "no_states"),
+    "parallelspec-eagle": (*MASKED, "mask_state"),
+    "p-eagle": (*MASKED, "taps", "mask_token"),
+    "dflash": (*MASKED, "taps", "mask_token", "causal_block", "sample_from_anchor", *DSPARK),
+}
+DRAFTS = {"medusa": 5, "parallelspec-medusa": 5, "parallelspec-eagle": 5, "p-eagle": 7, "dflash": 15}
+LAYERS = {"p-eagle": 4, "dflash": 5}  # others: 1
+DSPARK_DRAFTS = 7
+
+
+def check_options(method: Method, asked: ArchitectureOptions) -> None:
+    """Raises ConfigError if an option is wrong for every target; the message names the flag."""
+    for field in fields(ArchitectureOptions):
+        value = getattr(asked, field.name)
+        if value not in (None, False) and field.name not in USES[method]:
+            able = ", ".join(name for name, used in USES.items() if field.name in used)
+            raise ConfigError(f"{_flag(field.name)} does not apply to --method {method}; it is for {able}")
+    least = 2 if method in ("parallelspec-medusa", "parallelspec-eagle", "p-eagle") else 1
+    for name, smallest in {"drafts": least, "layers": 1, "draft_vocab": 1, "markov_rank": 1, "mask_token": 0}.items():
+        value = getattr(asked, name)
+        if value is not None and value < smallest:
+            raise ConfigError(f"{_flag(name)} is {value}; it must be at least {smallest}")
+    if method == "eagle" and asked.generation == 1 and (asked.taps or asked.draft_vocab):
+        raise ConfigError("--taps and --draft-vocab are for --generation 3: EAGLE 1 reads no layer")
+    if method == "eagle" and asked.generation != 1 and (asked.layers or 1) != 1:
+        raise ConfigError(f"--layers is {asked.layers}; EAGLE 3 has 1 layer")
+    if asked.markov_head is not None and asked.markov_rank is None:
+        raise ConfigError(f"--markov-head is {asked.markov_head}, which needs --markov-rank")
+
+
+def new_spec(
+    method: Method, asked: ArchitectureOptions, path: Path, target: ModelSpec, mask_tokens: Sequence[int]
+) -> DrafterSpec:
+    """The shape of the drafter for a target; raises ConfigError if the target lacks such layers or tokens.
+
+    Args:
+        asked: as ``check_options`` accepts it.
+        mask_tokens: tokens of the vocabulary that no text has, the best first.
+    """
+    if asked.draft_vocab is not None and asked.draft_vocab > target.vocab_size:
+        raise ConfigError(f"--draft-vocab is {asked.draft_vocab}; the target has {target.vocab_size} tokens")
+    is_eagle3 = method == "eagle" and asked.generation != 1
+    n_drafts = asked.drafts or (DSPARK_DRAFTS if asked.sample_from_anchor else DRAFTS.get(method))
+    n_layers, layers = asked.layers or LAYERS.get(method, 1), None
+    if method != "medusa":  # layers shaped as the target's, with SiLU and without windows
+        config = decode(path, load_config(path).to_dict(), LayerConfig)
+        layers = read_layer_shape(path, msgspec.structs.replace(config, hidden_act=None, layer_types=None), {})
+        layers = replace(layers, n_layers=n_layers, qk_norm=layers.qk_norm or method == "dflash")
+    is_masked = method in ("p-eagle", "dflash")
+    learns_mask = method.startswith("parallelspec") and asked.mask_state != "zero" and not asked.no_states
+    return DrafterSpec(
+        method=method,
+        generation=3 if is_eagle3 else 1,
+        target_hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=asked.draft_vocab or target.vocab_size,
+        taps=_taps(method, asked, target, n_layers) if is_eagle3 or is_masked else (),
+        layers=layers,
+        n_drafts=n_drafts,
+        n_heads=n_drafts or 0 if method == "medusa" else 0,
+        n_head_layers=n_layers if method == "medusa" else 0,
+        own_head=asked.draft_vocab is not None,
+        reads_states=not asked.no_states,
+        mask_token_id=_mask_token(asked, target, mask_tokens) if is_masked else None,
+        has_mask_state=method == "p-eagle" or learns_mask,
+        causal_block=asked.causal_block,
+        sample_from_anchor=asked.sample_from_anchor,
+        markov_rank=asked.markov_rank or 0,
+        markov_head=asked.markov_head or "vanilla",
+        has_confidence=asked.confidence,
+        confidence_with_markov=asked.confidence and asked.markov_rank is not None,
+    )
+
+
+def _taps(method: Method, asked: ArchitectureOptions, target: ModelSpec, n_layers: int) -> tuple[int, ...]:
+    """The layers to read; published ones may coincide in a shallow target, or lie before its first layer."""
+    if asked.taps is None:
+        found = dflash_taps(target.n_layers, n_layers) if method == "dflash" else default_taps(target.n_layers)
+        return tuple(sorted({min(max(0, tap), target.n_layers - 1) for tap in found}))
+    if not all(-1 <= tap < target.n_layers for tap in asked.taps) or len(set(asked.taps)) < len(asked.taps):
+        given = ",".join(map(str, asked.taps))
+        raise ConfigError(f"--taps is {given}; layers of this target are 0 to {target.n_layers - 1}, each once")
+    return asked.taps
+
+
+def _mask_token(asked: ArchitectureOptions, target: ModelSpec, mask_tokens: Sequence[int]) -> int:
+    token = asked.mask_token if asked.mask_token is not None else next(iter(mask_tokens), None)
+    if token is None or token >= target.vocab_size:
+        raise ConfigError(
+            f"--mask-token is {token}; it must be an id below {target.vocab_size} that no text has, such as padding"
+        )
+    return token
+
+
+def mask_tokens_of(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> list[int]:
+    """Tokens that no text has, the best first: mask, an id that the tokenizer does not use, padding, unknown, start."""
+    unused = len(tokenizer) if len(tokenizer) < vocab_size else None
+    ids = (tokenizer.mask_token_id, unused, tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id)
+    return [token for token in ids if token is not None and token != tokenizer.eos_token_id]  # some pad with EOS
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def new_drafter(spec: DrafterSpec, model: WholeTexts, draft_ids: Tensor | None, seed: int) -> AnyNetwork:
+    """A float32 network on the target's last device.
+
+    Its own head starts as the target's rows; Medusa's heads start as the target's head with identity blocks, as their
+    authors' do (arXiv 2401.10774). Masks are as large as embeddings. If a matrix reads an embedding and a state without
+    a norm before it, it starts with both on one scale: final states are tens of times larger.
+
+    Args:
+        draft_ids: int64 ``[draft_vocab_size]``, the target's id of each token of the drafter; None: they are the same.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        network, last = new_network(spec, target_parts(model)), model.shards[-1]
+        every = torch.arange(spec.vocab_size)
+        if isinstance(network, Medusa):
+            for head in network.heads:
+                head.out.weight.copy_(last.head_rows(every))  # type: ignore[union-attr, operator]
+                for weight in head.blocks.parameters():  # type: ignore[union-attr]
+                    nn.init.zeros_(weight)
+        elif spec.own_head:
+            network.head.weight.copy_(last.head_rows(every if draft_ids is None else draft_ids))
+        if isinstance(network, PairNetwork) and not spec.taps:
+            embedded = _root_mean_square(model.embed(every))
+            if spec.reads_states:
+                states = last.norm(torch.randn(64, spec.target_hidden_size).to(last.device, last.dtype))
+                network.fc.weight[:, : network.shape.hidden_size].mul_(_root_mean_square(states) / embedded)
+            if spec.method != "eagle":
+                network.mask_embeddings.mul_(embedded)
+        return network.to(last.device)
+
+
+def target_parts(model: WholeTexts) -> TargetParts:
+    """The target's embedding and head, as a float32 drafter uses them."""
+    last = model.shards[-1]
+
+    def embed(tokens: Tensor) -> Tensor:
+        return model.embed(tokens).to(last.device).float()
+
+    def head(normed: Tensor) -> Tensor:
+        return last.head(normed.to(last.dtype).contiguous())  # rows with gaps would take one product per text
+
+    return TargetParts(embed, head)
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.float().square().mean().sqrt())

@@ -1,0 +1,176 @@
+"""``spectra train`` from its flags to a checkpoint: answers, split, training, held-out acceptance, export."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from app.inputs.models import model_path, read_checkpoint
+from app.inputs.prompts import Question
+from app.offline.setup import check_device
+from app.training.acceptance import measure_held_out
+from app.training.answering import answer_questions, check_settings
+from app.training.batches import Capture, EpochBatches
+from app.training.examples import Split, most_frequent, read_answers, read_texts, source_of, split
+from app.training.loop import LoopSettings, TrainingProgress, TrainingRun
+from app.training.losses import DraftLoss, LossSettings, published
+from app.training.new_drafter import ArchitectureOptions, mask_tokens_of, new_drafter, new_spec
+from app.training.report import write_report
+from app.training.texts import PaddedTexts
+from app.version import VERSION
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint
+from engine.drafter.checkpoint.write import write_drafter
+from engine.drafter.networks.build import AnyNetwork
+from engine.drafter.spec import DrafterSpec
+from engine.model.identity import model_hash
+from engine.target_model.numerics import resolve_dtype
+from engine.target_model.whole_texts import WholeTexts
+
+CHECKPOINT, SETTINGS = "checkpoint.pt", "settings.json"
+FILE_FLAGS = ("prompts", "answers", "texts", "measured_on")
+
+
+def train(arguments: argparse.Namespace, asked: ArchitectureOptions, questions: Sequence[Question]) -> dict[str, Any]:
+    """Train a drafter, or continue; returns the document, which is also written to ``--out``.
+
+    Raises:
+        ConfigError: a flag does not fit the target, or the work folder is another training's.
+        UnsupportedModelError: the target cannot be run.
+    """
+    torch.set_num_threads(arguments.threads)
+    check_device(arguments)
+    path = model_path(arguments.model)
+    target, tokenizer = read_checkpoint(path)
+    spec = new_spec(arguments.method, asked, path, target, mask_tokens_of(tokenizer, target.vocab_size))
+    settings = loss_settings(arguments, spec)
+    dtype, device = resolve_dtype(arguments.dtype, target, arguments.device), torch.device(arguments.device)
+    longest = min(arguments.max_length, target.max_positions)
+    given, measured = (
+        [one for file in files for one in read_answers(file, tokenizer, target.vocab_size)]
+        for files in (arguments.answers, arguments.measured_on)
+    )
+    for file in arguments.texts:
+        given += read_texts(file, tokenizer, target.vocab_size, arguments.max_length)
+    answers = answer_questions(arguments, questions, path, tokenizer)
+    texts = split([*answers, *given], arguments.held_out, longest, measured)
+    draft_ids = most_frequent(texts.train, spec.draft_vocab_size, spec.vocab_size) if asked.draft_vocab else None
+    model = WholeTexts.load(path, [device], dtype, longest, arguments.quantization)
+    network = new_drafter(spec, model, draft_ids, arguments.seed)
+    capture, batches = Capture(model, spec.taps), EpochBatches(texts.train, arguments.batch, arguments.seed)
+    ids = None if draft_ids is None else draft_ids.to(device)
+    with _precision(device, dtype):
+        loss = DraftLoss(network, settings, n_roots=arguments.roots, draft_ids=ids)
+        texts_hash = source_of(repr([(one.first, list(one.tokens)) for one in texts.train]))
+        run = _start_run(arguments, network, loss, lambda step: capture.read(batches.at(step)), texts_hash)
+        counts = [f"{name.replace('_', ' ')} {n:,}" for name, n in _count_texts(texts).items()]
+        print(f"texts: {', '.join(counts)}; {_n_weights(network):,} weights to train", file=sys.stderr)
+        progress = run.train()
+        held_out = measure_held_out(network, texts.held_out, capture, settings.n_depths, ids, arguments)
+    tensors = {name: weight.detach().to("cpu", dtype) for name, weight in network.state_dict().items()}
+    write_drafter(arguments.out, DrafterCheckpoint(spec, tensors, draft_ids, "trained"), target, str(arguments.model))
+    document = {
+        "version": VERSION,
+        "target": str(arguments.model),
+        "target_hash": model_hash(path),
+        "method": arguments.method,
+        "out": str(arguments.out),
+        "drafter": asdict(spec),
+        "weights": _n_weights(network),
+        "loss_settings": asdict(settings),
+        "texts": _count_texts(texts) | {flag: list(map(str, getattr(arguments, flag))) for flag in FILE_FLAGS},
+        "training": _describe_run(arguments, progress, batches) | {"dtype": str(dtype).removeprefix("torch.")},
+        "held_out": held_out,
+        "command": shlex.join(["spectra", *sys.argv[1:]]),
+    }
+    write_report(document, arguments.out)
+    return document
+
+
+def loss_settings(arguments: argparse.Namespace, spec: DrafterSpec) -> LossSettings:
+    """The published loss, changed by the flags that are given."""
+    flags = {
+        "cross_entropy": arguments.ce_weight,
+        "decay": arguments.depth_decay,
+        "n_depths": arguments.train_depths,
+        "labels": arguments.labels,
+    }
+    return replace(published(spec), **{name: value for name, value in flags.items() if value is not None})
+
+
+@contextmanager
+def _precision(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Run products of float32 weights in the target's dtype."""
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32), warnings.catch_warnings():
+        # Norms have float32 weights and get half precision, which is right, and slow only where they are fused.
+        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
+        yield
+
+
+def _start_run(
+    arguments: argparse.Namespace,
+    network: AnyNetwork,
+    loss: DraftLoss,
+    batch: Callable[[int], PaddedTexts],
+    texts_hash: str,
+) -> TrainingRun:
+    """The training, new or resumed; only its budget may differ from that of the resumed one."""
+    checkpoint, file = arguments.work / CHECKPOINT, arguments.work / SETTINGS
+    if arguments.restart:
+        checkpoint.unlink(missing_ok=True)
+    decisive = {
+        **{f"drafter {name}": value for name, value in asdict(network.spec).items()},
+        **{f"loss {name}": value for name, value in asdict(loss.settings).items()},
+        **{name: getattr(arguments, name) for name in ("rate", "seed", "batch", "roots", "dtype")},
+        "texts (hash)": texts_hash,
+    }
+    written = json.dumps(decisive, indent=1) + "\n"
+    if checkpoint.exists() and file.exists():
+        remedy = "use the same value, another --work folder, or --restart"
+        known = json.loads(file.read_text(encoding="utf-8"))
+        check_settings(f"{arguments.work} has a training", known, json.loads(written), remedy)
+    file.write_text(written, encoding="utf-8")
+    flags = ("steps", "minutes", "rate", "checkpoint_every", "seed")
+    settings = LoopSettings(**{name: getattr(arguments, name) for name in flags})
+    return TrainingRun(network, loss, batch, checkpoint, settings)
+
+
+def _describe_run(arguments: argparse.Namespace, progress: TrainingProgress, batches: EpochBatches) -> dict[str, Any]:
+    """What the training used, and its flags."""
+    flags = ("rate", "batch", "roots", "max_length", "device", "threads", "seed")
+    n_tokens = batches.n_tokens(progress.steps)
+    return {
+        "budget": {"minutes": arguments.minutes, "steps": arguments.steps},
+        "steps": progress.steps,
+        "seconds": round(progress.seconds, 1),
+        "loss": round(progress.loss, 4),
+        "tokens": n_tokens,
+        "tokens_per_second": round(n_tokens / max(progress.seconds, 1e-9), 1),
+        "epochs": round(progress.steps / batches.n_batches, 2),
+        **{name: getattr(arguments, name) for name in flags},
+    }
+
+
+def _count_texts(texts: Split) -> dict[str, int]:
+    """Numbers of texts and of written tokens."""
+    return {
+        "train": len(texts.train),
+        "train_tokens": sum(len(example.written) for example in texts.train),
+        "held_out": len(texts.held_out),
+        "held_out_tokens": sum(len(example.written) for example in texts.held_out),
+        "cut_at_loops": texts.loops,
+        "too_short": texts.too_short,
+        "shared_with_held_out": texts.shared,
+    }
+
+
+def _n_weights(network: AnyNetwork) -> int:
+    return sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
