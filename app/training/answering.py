@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from transformers import PreTrainedTokenizerFast
 
+from app.config.serve import ServeConfig
 from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
 from app.offline.setup import load_target, sampling
 from app.reporting.report import bar
@@ -188,7 +189,11 @@ def _first_question(question: Question) -> str:
 
 
 def answer_questions(
-    arguments: argparse.Namespace, questions: Sequence[Question], path: Path, tokenizer: PreTrainedTokenizerFast
+    arguments: argparse.Namespace,
+    config: ServeConfig,
+    questions: Sequence[Question],
+    path: Path,
+    tokenizer: PreTrainedTokenizerFast,
 ) -> list[Example]:
     """The target's answers; those that the work folder lacks are written now, which takes most of the time."""
     questions = distinct(questions)
@@ -209,13 +214,13 @@ def answer_questions(
                     shown.set_postfix_str(f"{tokens / shown.format_dict['elapsed']:.0f} tokens/s", refresh=False)
                     shown.update()
 
-                _asker(arguments, path, tokenizer).ask(questions, file, on_answer)
+                _asker(arguments, config, path, tokenizer).ask(questions, file, on_answer)
     return [answer.example() for _, answer in sorted(file.answers.items()) if answer.question in names]
 
 
-def _asker(arguments: argparse.Namespace, path: Path, tokenizer: PreTrainedTokenizerFast) -> Asker:
-    target = load_target(arguments)
+def _asker(arguments: argparse.Namespace, config: ServeConfig, path: Path, tokenizer: PreTrainedTokenizerFast) -> Asker:
+    target = load_target(config)
     pool = SpeculatorPool(warmed(SpeculatorOptions(vocabulary=known_rows(path, target.info.spec))))
     size = max(64, arguments.batch_size)
     engine = Engine(target, pool, SchedulerOptions(max_sequences=size, max_waiting=size))
-    return Asker(engine, tokenizer, sampling(arguments, target), arguments)
+    return Asker(engine, tokenizer, sampling(arguments, arguments.temperature, target), arguments)

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from app.config.serve import ServeConfig
 from app.inputs.models import model_path, read_checkpoint
 from app.inputs.prompts import Question
+from app.offline.flags import n_threads
 from app.offline.setup import check_device
 from app.training.acceptance import measure_held_out
 from app.training.answering import answer_questions, check_settings
@@ -39,20 +41,22 @@ CHECKPOINT, SETTINGS = "checkpoint.pt", "settings.json"
 FILE_FLAGS = ("prompts", "answers", "texts", "measured_on")
 
 
-def train(arguments: argparse.Namespace, asked: ArchitectureOptions, questions: Sequence[Question]) -> dict[str, Any]:
+def train(
+    arguments: argparse.Namespace, config: ServeConfig, asked: ArchitectureOptions, questions: Sequence[Question]
+) -> dict[str, Any]:
     """Train a drafter, or continue; returns the document, which is also written to ``--out``.
 
     Raises:
         ConfigError: a flag does not fit the target, or the work folder is another training's.
         UnsupportedModelError: the target cannot be run.
     """
-    torch.set_num_threads(arguments.threads)
-    check_device(arguments)
-    path = model_path(arguments.model)
+    torch.set_num_threads(n_threads(config))
+    check_device(config)
+    path = model_path(config.model, config.revision)
     target, tokenizer = read_checkpoint(path)
     spec = new_spec(arguments.method, asked, path, target, mask_tokens_of(tokenizer, target.vocab_size))
     settings = loss_settings(arguments, spec)
-    dtype, device = resolve_dtype(arguments.dtype, target, arguments.device), torch.device(arguments.device)
+    dtype, device = resolve_dtype(config.dtype, target, config.device), torch.device(config.device)
     longest = min(arguments.max_length, target.max_positions)
     given, measured = (
         [one for file in files for one in read_answers(file, tokenizer, target.vocab_size)]
@@ -60,26 +64,26 @@ def train(arguments: argparse.Namespace, asked: ArchitectureOptions, questions: 
     )
     for file in arguments.texts:
         given += read_texts(file, tokenizer, target.vocab_size, arguments.max_length)
-    answers = answer_questions(arguments, questions, path, tokenizer)
+    answers = answer_questions(arguments, config, questions, path, tokenizer)
     texts = split([*answers, *given], arguments.held_out, longest, measured)
     draft_ids = most_frequent(texts.train, spec.draft_vocab_size, spec.vocab_size) if asked.draft_vocab else None
-    model = WholeTexts.load(path, [device], dtype, longest, arguments.quantization)
+    model = WholeTexts.load(path, [device], dtype, longest, config.quantization)
     network = new_drafter(spec, model, draft_ids, arguments.seed)
     capture, batches = Capture(model, spec.taps), EpochBatches(texts.train, arguments.batch, arguments.seed)
     ids = None if draft_ids is None else draft_ids.to(device)
     with _precision(device, dtype):
         loss = DraftLoss(network, settings, n_roots=arguments.roots, draft_ids=ids)
         texts_hash = source_of(repr([(one.first, list(one.tokens)) for one in texts.train]))
-        run = _start_run(arguments, network, loss, lambda step: capture.read(batches.at(step)), texts_hash)
+        run = _start_run(arguments, config, network, loss, lambda step: capture.read(batches.at(step)), texts_hash)
         counts = [f"{name.replace('_', ' ')} {n:,}" for name, n in _count_texts(texts).items()]
         print(f"texts: {', '.join(counts)}; {_n_weights(network):,} weights to train", file=sys.stderr)
         progress = run.train()
         held_out = measure_held_out(network, texts.held_out, capture, settings.n_depths, ids, arguments)
     tensors = {name: weight.detach().to("cpu", dtype) for name, weight in network.state_dict().items()}
-    write_drafter(arguments.out, DrafterCheckpoint(spec, tensors, draft_ids, "trained"), target, str(arguments.model))
+    write_drafter(arguments.out, DrafterCheckpoint(spec, tensors, draft_ids, "trained"), target, config.model)
     document = {
         "version": VERSION,
-        "target": str(arguments.model),
+        "target": config.model,
         "target_hash": model_hash(path),
         "method": arguments.method,
         "out": str(arguments.out),
@@ -87,7 +91,7 @@ def train(arguments: argparse.Namespace, asked: ArchitectureOptions, questions: 
         "weights": _n_weights(network),
         "loss_settings": asdict(settings),
         "texts": _count_texts(texts) | {flag: list(map(str, getattr(arguments, flag))) for flag in FILE_FLAGS},
-        "training": _describe_run(arguments, progress, batches) | {"dtype": str(dtype).removeprefix("torch.")},
+        "training": _describe_run(arguments, config, progress, batches) | {"dtype": str(dtype).removeprefix("torch.")},
         "held_out": held_out,
         "command": shlex.join(["spectra", *sys.argv[1:]]),
     }
@@ -117,6 +121,7 @@ def _precision(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 def _start_run(
     arguments: argparse.Namespace,
+    config: ServeConfig,
     network: AnyNetwork,
     loss: DraftLoss,
     batch: Callable[[int], PaddedTexts],
@@ -129,7 +134,8 @@ def _start_run(
     decisive = {
         **{f"drafter {name}": value for name, value in asdict(network.spec).items()},
         **{f"loss {name}": value for name, value in asdict(loss.settings).items()},
-        **{name: getattr(arguments, name) for name in ("rate", "seed", "batch", "roots", "dtype")},
+        **{name: getattr(arguments, name) for name in ("rate", "seed", "batch", "roots")},
+        "dtype": config.dtype,
         "texts (hash)": texts_hash,
     }
     written = json.dumps(decisive, indent=1) + "\n"
@@ -143,9 +149,11 @@ def _start_run(
     return TrainingRun(network, loss, batch, checkpoint, settings)
 
 
-def _describe_run(arguments: argparse.Namespace, progress: TrainingProgress, batches: EpochBatches) -> dict[str, Any]:
+def _describe_run(
+    arguments: argparse.Namespace, config: ServeConfig, progress: TrainingProgress, batches: EpochBatches
+) -> dict[str, Any]:
     """What the training used, and its flags."""
-    flags = ("rate", "batch", "roots", "max_length", "device", "threads", "seed")
+    flags = ("rate", "batch", "roots", "max_length", "seed")
     n_tokens = batches.n_tokens(progress.steps)
     return {
         "budget": {"minutes": arguments.minutes, "steps": arguments.steps},
@@ -156,6 +164,8 @@ def _describe_run(arguments: argparse.Namespace, progress: TrainingProgress, bat
         "tokens_per_second": round(n_tokens / max(progress.seconds, 1e-9), 1),
         "epochs": round(progress.steps / batches.n_batches, 2),
         **{name: getattr(arguments, name) for name in flags},
+        "device": config.device,
+        "threads": n_threads(config),
     }
 
 

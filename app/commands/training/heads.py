@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.inputs.prompts import Question, read_questions
-from app.offline.flags import add_max_tokens, add_model, check_flags, check_least
+from app.offline.flags import add_max_tokens, add_model, check_least, checked_config
 from app.reporting.plotting import can_plot, grid, label, save
 from app.reporting.report import bar, columns
 from app.speculation.calibration_prompts import PROMPTS
@@ -36,29 +36,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep", type=int, metavar="K", help="heads to keep (default: 50, or a sixth of all if that is less)"
     )
     find.add_argument("--out", type=Path, required=True, metavar="FILE", help="the heads file to write")
-    # Flags of the other offline commands, which check_flags reads.
-    find.set_defaults(run=run, top_p=1.0, top_k=0, max_nodes=0)
+    find.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Find the heads; write the file and the heat map, and print a table."""
-    check_flags(arguments, temperature=0.0)
+    config = checked_config(arguments, temperature=0.0)
     check_least(arguments, {"keep": 1})
     questions = [Question([text]) for text in PROMPTS[: arguments.limit]]
     if arguments.prompts is not None:
         questions = read_questions(arguments.prompts, arguments.limit)
 
-    import torch  # takes seconds to load; a wrong flag is reported at once
-
-    from app.inputs.models import model_path
+    from app.inputs.models import model_path  # torch takes seconds to load; a wrong flag is reported at once
     from app.offline.setup import load_target
     from app.speculation.heads import encoded, find, longest_prompt
     from engine.model.identity import model_hash
     from speculators.pld_plus.induction_heads import write_heads
 
-    torch.set_num_threads(arguments.threads)
-    path, size = model_path(arguments.model), arguments.batch_size
-    target = load_target(arguments)
+    path, size = model_path(config.model, config.revision), arguments.batch_size
+    target = load_target(config)
     prompts = encoded(path, questions, longest_prompt(target, arguments.max_tokens))
     with bar(None, len(prompts), "prompt", disable=len(prompts) < 2) as shown:
         found = find(target, model_hash(path), prompts, arguments.keep, arguments.max_tokens, size, shown.update)

@@ -9,8 +9,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
+from app.config.serve import ServeConfig
 from app.inputs.prompts import Question, read_questions
-from app.offline.flags import add_max_tokens, add_model, check_flags, check_least
+from app.offline.flags import add_max_tokens, add_model, check_least, checked_config
 from app.reporting.report import as_line, check_writable
 from engine.drafter.spec import MarkovHeadKind, Method
 from engine.errors import ConfigError
@@ -112,7 +113,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, or continue; print the table and the document."""
-    questions = check(arguments)
+    config, questions = check(arguments)
 
     # PyTorch takes seconds to load; a wrong flag is reported at once.
     from app.training.new_drafter import ArchitectureOptions, check_options
@@ -135,15 +136,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def check(arguments: argparse.Namespace) -> list[Question]:
-    """The questions of all prompt files; sets the default budget.
+def check(arguments: argparse.Namespace) -> tuple[ServeConfig, list[Question]]:
+    """The target's configuration, and the questions of all prompt files; sets the default budget.
 
     Raises:
         SpectraError: a flag's value is wrong, or a file cannot be read; the message names it.
     """
     if arguments.minutes is None and arguments.steps is None:
         arguments.minutes = MINUTES
-    check_flags(arguments, arguments.temperature, arguments.answer_method)
+    config = checked_config(arguments, arguments.temperature, arguments.answer_method)
     least = {"samples": 1, "max_length": 8, "train_depths": 1, "steps": 1, "batch": 1, "roots": 1, "measured": 1}
     check_least(arguments, least | {"ce_weight": 0, "depth_decay": 0, "checkpoint_every": 0})
     if not arguments.prompts and not arguments.answers and not arguments.texts:
@@ -158,7 +159,7 @@ def check(arguments: argparse.Namespace) -> list[Question]:
         for path in getattr(arguments, flag):
             if not path.exists():
                 raise ConfigError(f"--{flag.replace('_', '-')} {path} does not exist")
-    return [question for path in arguments.prompts for question in read_questions(path, arguments.limit)]
+    return config, [question for path in arguments.prompts for question in read_questions(path, arguments.limit)]
 
 
 def _layers(text: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from app.offline.flags import add_model, check_flags
+from app.offline.flags import add_model, checked_config
 from app.reporting.report import bar
 
 DESCRIPTION = """\
@@ -21,17 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     read = actions.add_parser("read", help="find the likeliest successors of every token", description=DESCRIPTION)
     add_model(read)
-    # Flags of the other offline commands, which check_flags reads.
-    read.set_defaults(run=run, top_p=1.0, top_k=0, max_nodes=0, limit=None, max_tokens=1)
+    read.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Score the vocabulary; write the file and print where it is."""
-    check_flags(arguments, temperature=0.0)
+    config = checked_config(arguments, temperature=0.0)
 
-    import torch  # takes seconds to load; a wrong flag is reported at once
-
-    from app.inputs.models import model_path
+    from app.inputs.models import model_path  # torch takes seconds to load; a wrong flag is reported at once
     from app.offline.setup import load_target
     from app.speculation.vocabulary import beginnings, n_rows, read_rows, rows_file
 
