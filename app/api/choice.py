@@ -224,3 +224,8 @@ class CompletionChoice:
             self.first_at = self.first_at or time.perf_counter()
         self.n_tokens += used
         self.stats = event.stats
+
+
+def count_prompt_tokens(choices: Sequence[CompletionChoice]) -> int:
+    """Tokens of all prompts; a prompt of several choices counts once."""
+    return sum(len(choice.request.prompt) for choice in choices if choice.request.params.choice == 0)

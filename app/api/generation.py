@@ -7,11 +7,12 @@ backend stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Protocol
 
-from app.api.choice import ChoiceDelta, CompletionChoice
+from app.api.answers.responses import ResponseWriter
+from app.api.answers.stream_writer import StreamWriter
+from app.api.choice import ChoiceDelta, CompletionChoice, count_prompt_tokens
 from app.api.requests.bodies import Bodies
 from app.api.service import Backend
 from app.telemetry.exchange import ExchangeUsage
@@ -21,26 +22,7 @@ LONG_PROMPT = 1024  # tokens; longer prompts are encoded one per turn of the eve
 LOGPROB_WEIGHT = 16  # bytes of a body whose parsing takes as long as writing one or two log-probabilities
 
 Item = tuple[CompletionChoice, ChoiceDelta]
-
-
-class AnswerWriter(Protocol):
-    """Writes one answer, either as a whole or as events."""
-
-    def whole(self, done: Sequence[Item]) -> bytes:
-        """The body without streaming; ``done`` holds each choice with its pieces joined."""
-        ...
-
-    def event(self, choice: CompletionChoice, piece: ChoiceDelta) -> bytes:
-        """The events of one piece, if it has any."""
-        ...
-
-    def end(self) -> bytes:
-        """The events at the end of the stream."""
-        ...
-
-    def failed(self, error: Exception) -> bytes:
-        """The events that end a failed stream; raises ``error`` if the form of the answer has none."""
-        ...
+AnswerWriter = StreamWriter | ResponseWriter
 
 
 class Generation:
@@ -161,8 +143,3 @@ class Generation:
             queue.put_nowait(None)
         except Exception as error:
             queue.put_nowait(error)
-
-
-def count_prompt_tokens(choices: Sequence[CompletionChoice]) -> int:
-    """Tokens of all prompts; a prompt of several choices counts once."""
-    return sum(len(choice.request.prompt) for choice in choices if choice.request.params.choice == 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -15,11 +15,13 @@ from app.api.answers.logprobs import (
     echoed_logprobs,
     prompt_logprobs,
 )
-from app.api.answers.message import finish_reason, whole_message
 from app.api.answers.speculation import speculative_metrics
-from app.api.choice import ChoiceDelta, CompletionChoice
-from app.api.generation import count_prompt_tokens
+from app.api.choice import ChoiceDelta, CompletionChoice, count_prompt_tokens
+from app.api.tools.answer import AnswerReader
+from app.api.tools.parts import Arguments, CallBegin, Reasoning, TextPart
+from engine.events import STOP
 
+TOOL_CALLS = "tool_calls"  # the finish reason of an answer that ended with its calls
 encode = msgspec.json.Encoder().encode
 
 
@@ -88,16 +90,40 @@ def choice_fields(
     return fields
 
 
+def finish_reason(reason: str | None, reader: AnswerReader) -> str | None:
+    """Why the answer ended: its calls, if it called tools and was not cut off."""
+    return TOOL_CALLS if reason == STOP and reader.has_calls else reason
+
+
+def whole_message(reader: AnswerReader, answer: str) -> dict[str, Any]:
+    """The message of a complete text; content is null if there are calls and no text."""
+    content = reasoning = ""
+    calls: list[dict[str, Any]] = []
+    for part in (*reader.push(answer), *reader.flush()):
+        match part:
+            case TextPart(text=text):
+                content += text
+            case Reasoning(text=text):
+                reasoning += text
+            case CallBegin(id=call_id, name=name):
+                calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}})
+            case Arguments(index=index, text=text):
+                calls[index]["function"]["arguments"] += text
+    message = {"role": "assistant", "content": None if calls and not content else content, "refusal": None}
+    message |= {"reasoning_content": reasoning} if reasoning else {}
+    return message | ({"tool_calls": calls} if calls else {})
+
+
 def whole_response(
     envelope: Envelope, done: Sequence[tuple[CompletionChoice, ChoiceDelta]], texts: TokenTexts
 ) -> bytes:
     """A response without streaming, as JSON; ``done`` holds each choice with its pieces joined."""
     fields = envelope.fields(chunk=False)
     fields["choices"] = entries = []
-    of_prompt = _NOTHING
+    listed = echoed = None
     for choice, piece in done:
         if choice.request.params.choice == 0:  # the next ones have the same prompt
-            of_prompt = _prompt_parts(envelope, choice, texts)
+            listed, echoed = _prompt_parts(envelope, choice, texts)
         entry = choice_fields(envelope, choice, piece, texts)
         reader = choice.form.reader()
         if reader is not None:
@@ -107,11 +133,11 @@ def whole_response(
             entry["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
         else:
             entry["text"] = piece.text
-        if of_prompt.logprobs is not None:
+        if listed is not None:
             holder = fields if envelope.is_chat else entry  # where vLLM puts them
-            holder["prompt_logprobs"] = of_prompt.logprobs
-        if of_prompt.echoed is not None:
-            entry["logprobs"] = behind_echo(of_prompt.echoed, entry["logprobs"])
+            holder["prompt_logprobs"] = listed
+        if echoed is not None:
+            entry["logprobs"] = behind_echo(echoed, entry["logprobs"])
         entries.append(entry)
     choices = [choice for choice, _ in done]
     fields["usage"] = usage(choices)
@@ -120,27 +146,18 @@ def whole_response(
     return encode(fields)
 
 
-class _PromptParts(NamedTuple):
-    """Log-probabilities of a prompt, encoded once for all choices of it."""
-
-    logprobs: msgspec.Raw | None = None
-    echoed: dict[str, bytes] | None = None  # items of each list
-
-
-_NOTHING = _PromptParts()
-
-
-def _prompt_parts(envelope: Envelope, first: CompletionChoice, texts: TokenTexts) -> _PromptParts:
-    """The prompt's log-probabilities, which the ``first`` choice of a prompt has."""
-    entries = first.prompt_logprobs
+def _prompt_parts(
+    envelope: Envelope, first: CompletionChoice, texts: TokenTexts
+) -> tuple[msgspec.Raw | None, dict[str, bytes] | None]:
+    """The prompt's log-probabilities, which its first choice has, and the items of each list of an echo."""
+    entries, prompt, n = first.prompt_logprobs, first.request.prompt, first.request.params.logprobs
     if entries is None:
-        return _NOTHING
-    listed, prompt, n = None, first.request.prompt, first.request.params.logprobs
-    if envelope.prompt_logprobs is not None:
-        listed = prompt_logprobs(entries, envelope.prompt_logprobs, texts)
+        return None, None
+    asked = envelope.prompt_logprobs
+    listed = None if asked is None else prompt_logprobs(entries, asked, texts)
     if not envelope.echoes or n is None:
-        return _PromptParts(listed)
-    return _PromptParts(listed, echoed_logprobs(prompt, entries, first.form.detokenizer(texts.tokenizer), n, texts))
+        return listed, None
+    return listed, echoed_logprobs(prompt, entries, first.form.detokenizer(texts.tokenizer), n, texts)
 
 
 def add_prompt_ids(

@@ -15,14 +15,15 @@ from app.api.answers.completions import (
     add_prompt_ids,
     choice_fields,
     encode,
+    finish_reason,
     usage,
     whole_response,
 )
 from app.api.answers.logprobs import TokenTexts
-from app.api.answers.message import delta_of, finish_reason
 from app.api.answers.speculation import new_steps, speculative_metrics
 from app.api.choice import ChoiceDelta, CompletionChoice
 from app.api.requests.schemas import StreamOptions
+from app.api.tools.parts import Arguments, CallBegin, Part, Reasoning, TextPart
 
 DONE = b"data: [DONE]\n\n"
 PADDING = 64  # bytes of which an obfuscated chunk has a multiple
@@ -107,7 +108,7 @@ class StreamWriter:
         if is_last:
             parts += reader.flush()
         found = [{"role": "assistant", "content": ""}] if is_first else []
-        found += map(delta_of, parts)
+        found += map(_delta, parts)
         if is_last or (not found and self._has_tokens):
             found.append({})
         reasons = {"finish_reason": finish_reason(piece.finish_reason, reader), "stop_reason": piece.stop_reason}
@@ -142,3 +143,17 @@ class StreamWriter:
 
 def _sse(fields: dict[str, Any]) -> bytes:
     return b"data: " + encode(fields) + b"\n\n"
+
+
+def _delta(part: Part) -> dict[str, Any]:
+    """The delta of one part, which OpenAI sends as a chunk of its own."""
+    match part:
+        case TextPart(text=text):
+            return {"content": text}
+        case Reasoning(text=text):
+            return {"reasoning_content": text}
+        case CallBegin(index=index, id=call_id, name=name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case Arguments(index=index, text=text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}

@@ -6,9 +6,8 @@ import json
 import re
 from collections.abc import Callable, Generator
 
-from app.api.tools.parts import Arguments, CallBegin, Part
+from app.api.tools.parts import SPACES, Arguments, CallBegin, Part
 
-SPACES = " \t\r\n"
 ENDS_LITERAL = frozenset(",}]" + SPACES)
 ARGUMENT_KEYS = ("arguments", "parameters")
 USUAL_KEYS = ("name", *ARGUMENT_KEYS, "type", "id")
@@ -16,7 +15,7 @@ NO_ARGUMENTS = "{}"
 MAX_NAME = 128  # characters
 NAME_CHARACTER = re.compile(r"[\w.:-]", re.ASCII)
 
-Steps = Generator[None, str, bool]  # takes characters; returns whether the last one belongs to the call
+Steps = Generator[None, str, bool]  # takes characters; returns at its end whether the last one belongs to the call
 
 
 class JsonValue:
@@ -60,22 +59,15 @@ class CallReader:
     Args:
         index: of the call in the answer.
         new_id: returns its id.
-        accepts: whether a tool of this name can be meant.
+        offered: the only names that a call may have, if no mark precedes it: then an object that has another key
+            before the name is not a call either. None: any name.
         is_named: the name comes before the arguments; otherwise the call is one JSON object.
-        is_doubtful: no mark precedes it: an object that has another key before the name is not a call.
     """
 
     def __init__(
-        self,
-        index: int,
-        new_id: Callable[[], str],
-        accepts: Callable[[str], bool],
-        *,
-        is_named: bool = False,
-        is_doubtful: bool = False,
+        self, index: int, new_id: Callable[[], str], offered: frozenset[str] | None, *, is_named: bool
     ) -> None:
-        self._index, self._new_id, self._is_acceptable = index, new_id, accepts
-        self._is_doubtful = is_doubtful
+        self._index, self._new_id, self._offered = index, new_id, offered
         self.has_begun = False
         self.is_done = False  # the call is complete; the text that follows is not part of it
         self.is_refused = False  # it is not a call: ``raw`` is text
@@ -93,6 +85,7 @@ class CallReader:
                 self._steps.send(char)
             except StopIteration as stop:
                 end = at + stop.value
+                self.is_done, self.is_refused = self.has_begun, not self.has_begun
                 break
         if not self.has_begun:
             self.raw += text[:end]
@@ -106,50 +99,46 @@ class CallReader:
 
         Arguments that are a string are the JSON in it; missing arguments are ``{}``. Other keys are ignored.
         """
-        name, has_arguments = "", False
+        name, has_arguments, separator = "", False, ","
         yield  # the opening brace
-        separator = ","
         while separator == ",":
             char = yield from _next_but(SPACES)
             if char == "}":
+                separator = char
                 break
             if char != '"':
-                return self._end_early()
+                return False
             key = yield from _read_string()
-            if self._is_doubtful and not name and key not in USUAL_KEYS:
-                return self._refuse(is_consumed=True)
+            if self._offered is not None and not name and key not in USUAL_KEYS:
+                return True
             char = yield from _next_but(SPACES + ":")
             if key == "name" and not name:
                 if char != '"':
-                    return self._end_early()
+                    return False
                 name = yield from _read_string()
                 if not self._accepts(name):
-                    return self._refuse(is_consumed=True)
+                    return True
                 if has_arguments:
                     self._begin(name)
             elif key in ARGUMENT_KEYS and not has_arguments and char != "n":  # of null
                 if char not in '{"':
-                    return self._end_early()
+                    return False
                 has_arguments = True
                 if name:
                     self._begin(name)
                 if char == "{":
-                    yield from self._pass_object_on()
+                    yield from _read_value(char, self._waiting)
                 else:
                     self._waiting.append((yield from _read_string()) or NO_ARGUMENTS)
             else:
                 separator = yield from _skip_value(char)
                 continue
             separator = yield from _next_but(SPACES)
-        else:
-            if separator != "}":
-                return self._end_early()
-        if not self._accepts(name):
-            return self._refuse(is_consumed=True)
-        if not has_arguments:
+        if separator != "}":
+            return False
+        if name and not has_arguments:
             self._begin(name)
             self._waiting.append(NO_ARGUMENTS)
-        self.is_done = True
         return True
 
     def _read_named(self) -> Steps:
@@ -159,7 +148,7 @@ class CallReader:
             if mark:
                 mark += char
                 if not any(known.startswith(mark) for known in ("[ARGS]", "[CALL_ID]")):
-                    return self._refuse(is_consumed=False)
+                    return False
                 if char == "]":
                     marks, mark = marks + mark, ""
             elif char == "[":
@@ -169,39 +158,19 @@ class CallReader:
             elif not marks and len(name) < MAX_NAME and NAME_CHARACTER.match(char):
                 name += char
             elif not marks.endswith("[CALL_ID]") or not char.isalnum():  # the model's own id, which the server replaces
-                return self._refuse(is_consumed=False)
+                return False
         if not self._accepts(name):
-            return self._refuse(is_consumed=False)
+            return False
         self._begin(name)
-        yield from self._pass_object_on()
-        self.is_done = True
+        yield from _read_value("{", self._waiting)
         return True
 
-    def _pass_object_on(self) -> Generator[None, str, None]:
-        """Read an object, whose brace was read, as arguments."""
-        value, char = JsonValue(), "{"
-        while True:
-            value.takes(char)
-            self._waiting.append(char)
-            if value.is_complete:
-                return
-            char = yield
-
     def _accepts(self, name: str) -> bool:
-        return bool(name) and self._is_acceptable(name)
+        return bool(name) if self._offered is None else name in self._offered
 
     def _begin(self, name: str) -> None:
         self.has_begun = True
         self._parts.append(CallBegin(self._index, self._new_id(), name))
-
-    def _end_early(self) -> bool:
-        """The text is not JSON: end the call if it has begun, else refuse it."""
-        self.is_done, self.is_refused = self.has_begun, not self.has_begun
-        return False
-
-    def _refuse(self, *, is_consumed: bool) -> bool:
-        self.is_refused = True
-        return is_consumed
 
 
 def _next_but(skipped: str) -> Generator[None, str, str]:
@@ -210,16 +179,23 @@ def _next_but(skipped: str) -> Generator[None, str, str]:
     return char
 
 
+def _read_value(first: str, out: list[str]) -> Generator[None, str, None]:
+    """Read an object or a string, whose first character was read, into ``out``."""
+    value, char = JsonValue(), first
+    while True:
+        value.takes(char)
+        out.append(char)
+        if value.is_complete:
+            return
+        char = yield
+
+
 def _read_string() -> Generator[None, str, str]:
     """Read a string whose first quote was read; returns "" if its escapes are wrong."""
-    value, text = JsonValue(), '"'
-    value.takes(text)
-    while not value.is_complete:
-        char = yield
-        value.takes(char)
-        text += char
+    text: list[str] = []
+    yield from _read_value('"', text)
     try:
-        return str(json.loads(text, strict=False))
+        return str(json.loads("".join(text), strict=False))
     except ValueError:
         return ""
 

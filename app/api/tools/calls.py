@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from app.api.tools.call import SPACES, CallReader
+from app.api.tools.call import CallReader
 from app.api.tools.families import CallFamily
-from app.api.tools.marks import MarkFinder
-from app.api.tools.parts import Part, TextPart
+from app.api.tools.parts import SPACES, MarkFinder, Part, TextPart
 
 BETWEEN = frozenset(",;}]" + SPACES)  # between two calls; a surplus closing bracket does no harm
 
@@ -112,9 +111,8 @@ class CallParser:
         return char == "{" or (self._family.is_named and not self._block_calls and (char.isalnum() or char == "_"))
 
     def _begin(self, char: str) -> None:
-        accepts = bool if self._is_marked else self._offered.__contains__
-        is_named, is_doubtful = char != "{", not self._is_marked
-        self._call = CallReader(self.n_calls, self._family.new_id, accepts, is_named=is_named, is_doubtful=is_doubtful)
+        offered = None if self._is_marked else self._offered
+        self._call = CallReader(self.n_calls, self._family.new_id, offered, is_named=char != "{")
         self._state = self._inside
 
     def _inside(self, text: str, parts: list[Part]) -> str:

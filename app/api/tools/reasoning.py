@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from app.api.tools.call import SPACES
-from app.api.tools.marks import MAX_SPACES, MarkFinder
-from app.api.tools.parts import Part, Reasoning
+from app.api.tools.parts import MAX_SPACES, SPACES, MarkFinder, Part, Reasoning
 from engine.grammar.thoughts import MOST_NEWLINES
 
 OPEN, CLOSE = "<think>", "</think>"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.answers.message import whole_message
+from app.api.answers.completions import whole_message
 from app.api.tools.answer import AnswerFormat, AnswerReader
 from app.api.tools.families import FAMILIES
 from app.api.tools.parts import Arguments, CallBegin, Reasoning, TextPart
