@@ -45,12 +45,6 @@ class Bucket:
         """Put units back, or take them if negative."""
         self._level += units  # `level` cuts what exceeds the size
 
-    def resized(self, per_minute: float, now: float) -> Bucket:
-        """A bucket of another size from which as much has been taken."""
-        other = Bucket(per_minute, now)
-        other.add(self.level(now) - self.size)
-        return other
-
 
 class Allowance:
     """What one key may still use in this process."""
@@ -60,14 +54,18 @@ class Allowance:
         self._replicas = replicas
         self._clock = clock
         self._running = 0
-        self._requests = self._bucket(limits.requests)
-        self._tokens = self._bucket(limits.tokens)
+        self._buckets: dict[str, Bucket] = {}
+        self.change(limits)
 
     def change(self, limits: QuotaLimits) -> None:
         """Set other limits; earlier use counts against them."""
-        self._requests = self._changed(self._requests, limits.requests)
-        self._tokens = self._changed(self._tokens, limits.tokens)
-        self.limits = limits
+        self.limits, old, now = limits, self._buckets, self._clock()
+        rates = {"requests": limits.requests, "tokens": limits.tokens}
+        self._buckets = {
+            name: Bucket(max(1.0, rate / self._replicas), now) for name, rate in rates.items() if rate is not None
+        }
+        for name in self._buckets.keys() & old.keys():
+            self._buckets[name].add(old[name].level(now) - old[name].size)
 
     def enter(self) -> None:
         """Begin a request, which must `leave` at its end.
@@ -80,13 +78,11 @@ class Allowance:
             raise too_much(
                 f"{self._running} requests of this key are running, which is its limit; retry when one has ended", 1
             )
-        if self._requests is not None:
-            now = self._clock()
-            wait = self._requests.wait(1, now)
-            if wait:
+        if (requests := self._buckets.get("requests")) is not None:
+            if wait := requests.wait(1, self._clock()):
                 message = f"this key may send {self.limits.requests} requests a minute; the next one in {ceil(wait)} s"
                 raise self._refusal(message, wait)
-            self._requests.add(-1)
+            requests.add(-1)
         self._running += 1
 
     def leave(self) -> None:
@@ -98,44 +94,34 @@ class Allowance:
         Raises:
             StatusError: 400, the request alone is above the limit of a minute; 429, it is not possible now.
         """
-        if self._tokens is None:
+        limit = self.limits.tokens
+        if limit is None:
             return
-        limit = self.limits.tokens or 0
         if tokens > limit:
             message = f"prompt and answer may have {tokens} tokens, but this key may use {limit} a minute; ask for less"
             raise StatusError(400, message, code="tokens_per_minute_exceeded", param="max_tokens")
-        wait = self._tokens.wait(tokens, self._clock())
-        if wait:
+        if wait := self._buckets["tokens"].wait(tokens, self._clock()):
             message = (
                 f"prompt and answer may have {tokens} tokens; this key may use {limit} a minute, "
                 f"and so many again in {ceil(wait)} s"
             )
             raise self._refusal(message, wait)
-        self._tokens.add(-tokens)
+        self._buckets["tokens"].add(-tokens)
 
     def give_back(self, tokens: int) -> None:
-        if self._tokens is not None:
-            self._tokens.add(tokens)
+        if (bucket := self._buckets.get("tokens")) is not None:
+            bucket.add(tokens)
 
     def headers(self) -> dict[str, str]:
         """What the key may still use in this process, under OpenAI's names."""
         now, fields = self._clock(), {}
-        for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
-            if bucket is not None:
-                level = bucket.level(now)
-                fields[f"x-ratelimit-limit-{name}"] = str(int(bucket.size))
-                fields[f"x-ratelimit-remaining-{name}"] = str(max(0, int(level)))
-                fields[f"x-ratelimit-reset-{name}"] = f"{ceil(bucket.wait(bucket.size, now))}s"
+        for name, bucket in self._buckets.items():
+            fields[f"x-ratelimit-limit-{name}"] = str(int(bucket.size))
+            fields[f"x-ratelimit-remaining-{name}"] = str(max(0, int(bucket.level(now))))
+            fields[f"x-ratelimit-reset-{name}"] = f"{ceil(bucket.wait(bucket.size, now))}s"
         return fields
 
     def _refusal(self, message: str, wait: float) -> StatusError:
         error = too_much(message, wait)
         error.headers |= self.headers()
         return error
-
-    def _changed(self, old: Bucket | None, limit: int | None) -> Bucket | None:
-        new = self._bucket(limit)
-        return new if old is None or new is None else old.resized(new.size, self._clock())
-
-    def _bucket(self, limit: int | None) -> Bucket | None:
-        return None if limit is None else Bucket(max(1.0, limit / self._replicas), self._clock())

@@ -22,13 +22,13 @@ from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.streaming import ClientGone
 from app.playground.playground import Handler, Playground
 from app.telemetry.exchange import current
+from app.telemetry.metrics import CLIENT_CLOSED
 
 EXPOSED = (  # headers that pages of other origins may read
     "Retry-After",
     "X-Request-Id",
     *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
 )
-CLIENT_CLOSED = 499  # only for access logs: the client has disconnected
 
 
 def _with_errors(handler: Handler) -> Handler:
@@ -77,7 +77,7 @@ def create_app(
     app = FastAPI(title="spectra-serve", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, _http_error)
     app.state.access_log = api.access_log
-    routes: list[tuple[str, str, Handler]] = [
+    handlers: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", partial(api.generate, schema=ChatCompletionRequest)),
         ("POST", "/v1/completions", partial(api.generate, schema=CompletionRequest)),
         ("POST", "/v1/responses", partial(api.generate, schema=ResponsesRequest)),
@@ -93,7 +93,8 @@ def create_app(
         ("GET", "/version", api.version),
         *(playground.routes if playground is not None else ()),
     ]
-    app.router.routes.extend(Route(path, _with_errors(handler), methods=[method]) for method, path, handler in routes)
+    routes = [Route(path, _with_errors(handler), methods=[method]) for method, path, handler in handlers]
+    app.router.routes.extend(routes)
     app.add_middleware(
         AccessGate,
         options=access,
@@ -109,5 +110,5 @@ def create_app(
             allow_headers=("*",),
             expose_headers=EXPOSED,
         )
-    app.add_middleware(Observed, log=api.access_log, templates=[path for _, path, _ in routes])
+    app.add_middleware(Observed, log=api.access_log, routes=routes)
     return app

@@ -4,48 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from app.api.requests.schemas import ChatCompletionRequest, GenerationRequest
-from deployments.submission.messages import ModelCard
 from engine.errors import RequestError
 from engine.grammar.compiler import Grammars
 from engine.grammar.grammar import Grammar, GrammarError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
 T = TypeVar("T")
 
 
-class GrammarChecks:
-    """Compiles the grammars of one process and model."""
+async def check_grammar(grammars: Grammars, body: GenerationRequest, grammar: Grammar) -> None:
+    """Compile the grammar of a body's answers in a thread, unless it is cached.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, card: ModelCard) -> None:
-        self._grammars = Grammars(lambda: str(tokenizer.backend_tokenizer.to_str()), card.eos_ids, card.vocab_size)
-
-    async def check(self, body: GenerationRequest, grammar: Grammar) -> None:
-        """Compile the grammar of a body's answers in a thread, unless it is cached.
-
-        Raises:
-            RequestError: it cannot be compiled, no text satisfies it, it takes too much work, or ``max_tokens`` is too
-                small for its shortest text.
-        """
-        is_call = isinstance(body, ChatCompletionRequest) and bool(body.forced)
-        field = "tools" if is_call else next(iter(body.forms), "tools")
-        try:
-            await _result(self._grammars.prepare(grammar))
-        except GrammarError as error:
-            field = "tools" if error.is_other else field
-            raise RequestError(f"{field} cannot be honoured: {error}", field) from None
-        if not body.token_limit:
-            return
-        least = await _result(self._grammars.count_shortest(grammar))
-        if least is not None and body.token_limit < least:
-            name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
-            raise RequestError(
-                f"{name} is {body.token_limit}; the shortest answer that fits {field} has {least} tokens", name
-            )
+    Raises:
+        RequestError: it cannot be compiled, no text satisfies it, it takes too much work, or ``max_tokens`` is too
+            small for its shortest text.
+    """
+    is_call = isinstance(body, ChatCompletionRequest) and bool(body.forced)
+    field = "tools" if is_call else next(iter(body.forms), "tools")
+    try:
+        await _result(grammars.prepare(grammar))
+    except GrammarError as error:
+        field = "tools" if error.is_other else field
+        raise RequestError(f"{field} cannot be honoured: {error}", field) from None
+    if not body.token_limit:
+        return
+    least = await _result(grammars.count_shortest(grammar))
+    if least is not None and body.token_limit < least:
+        name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+        message = f"{name} is {body.token_limit}; the shortest answer that fits {field} has {least} tokens"
+        raise RequestError(message, name)
 
 
 async def _result(future: Future[T]) -> T:

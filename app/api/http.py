@@ -16,13 +16,12 @@ from app.access.caller import Caller, caller_of
 from app.access.gate import visit_of
 from app.api.answers.completions import Envelope
 from app.api.answers.logprobs import TokenTexts
-from app.api.answers.models import model_fields
 from app.api.answers.responses import ResponseWriter
 from app.api.answers.stream_writer import StreamWriter
 from app.api.choice import CompletionChoice
 from app.api.errors import model_not_found
 from app.api.generation import AnswerWriter, Generation
-from app.api.grammar_checks import GrammarChecks
+from app.api.grammar_checks import check_grammar
 from app.api.observed import prompt_of, request_fields
 from app.api.requests.bodies import Bodies
 from app.api.requests.convert import Converter
@@ -43,6 +42,7 @@ from app.telemetry.metrics import EdgeMetrics
 from deployments.observability.traces import Tracer
 from deployments.submission.messages import Health, ModelCard
 from engine.errors import RequestError, SpectraError
+from engine.grammar.compiler import Grammars
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -67,9 +67,9 @@ class Api:
         self._settings = settings
         self._latest = Converter(tokenizer, backend.model_card, settings)
         self._bodies = Bodies(settings.max_body_bytes)
-        self._grammars = GrammarChecks(tokenizer, backend.model_card)
         self._texts = TokenTexts(tokenizer)
         card = backend.model_card
+        self._grammars = Grammars(lambda: str(tokenizer.backend_tokenizer.to_str()), card.eos_ids, card.vocab_size)
         metrics = EdgeMetrics(backend.counted, card.name, card.max_model_len)
         self.access_log = AccessLog(request_fields(), metrics, settings.access_log, tracer)
 
@@ -104,13 +104,13 @@ class Api:
     async def models(self, request: Request) -> Response:
         names = (self._card.name, *self._card.aliases)
         caller = caller_of(request.scope)
-        return _json({"object": "list", "data": [model_fields(self._card, name, caller) for name in names]})
+        return _json({"object": "list", "data": [_model_fields(self._card, name, caller) for name in names]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}; names may contain slashes."""
         name = request.path_params["name"]
         self._check_model(name)
-        return _json(model_fields(self._card, name, caller_of(request.scope)))
+        return _json(_model_fields(self._card, name, caller_of(request.scope)))
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 while this process lives; the body reports the state of the server."""
@@ -183,7 +183,7 @@ class Api:
             requests = made.requests
             grammar = requests[0].params.grammar
             if grammar is not None:
-                await self._grammars.check(wanted, grammar)
+                await check_grammar(self._grammars, wanted, grammar)
         except RequestError as error:
             raise (with_response_names(error) if wanted is not asked else error) from None
         envelope = Envelope(
@@ -212,6 +212,29 @@ class Api:
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._card.name and name not in self._card.aliases:
             raise model_not_found(name)
+
+
+def _model_fields(card: ModelCard, name: str, caller: Caller) -> dict[str, object]:
+    """What /v1/models says of a model under one of its names, and what the caller may ask of its speculation."""
+    most = card.limit_nodes if caller.max_nodes is None else min(card.limit_nodes, caller.max_nodes)
+    return {
+        "id": name,
+        "object": "model",
+        "created": card.created,
+        "owned_by": card.owned_by,
+        "root": card.name,
+        "max_model_len": card.max_model_len,
+        "revision": card.identity.revision or None,
+        "model_hash": card.identity.weights or None,
+        "tokenizer_hash": card.identity.tokenizer or None,
+        "speculative": {
+            "method": card.method,
+            "methods": [method for method in card.methods if caller.may_name(method)],
+            "max_nodes": min(card.max_nodes, most),
+            "limit_nodes": most,
+            "trace": caller.is_admin,
+        },
+    }
 
 
 def _json(fields: object, status: int = 200) -> Response:

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from starlette.datastructures import Headers
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access.caller import caller_of
@@ -14,8 +15,7 @@ from app.api.requests.declined_fields import DECLINED
 from app.api.requests.responses import ResponsesRequest
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from app.telemetry.access_log import AccessLog
-from app.telemetry.exchange import LoggedFields
-from app.telemetry.metrics import Routes
+from app.telemetry.exchange import OTHER, LoggedFields
 from deployments.observability.logs import REQUEST_ID_HEADER
 
 BODIES = (ChatCompletionRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
@@ -26,9 +26,9 @@ NAMES = {"model", "speculative.method"}  # texts that operators need, and that a
 class Observed:
     """ASGI middleware around all others."""
 
-    def __init__(self, app: ASGIApp, log: AccessLog, templates: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, log: AccessLog, routes: Sequence[Route]) -> None:
         self._app = app
-        self._routes = Routes(templates)
+        self._routes = routes
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,7 +40,7 @@ class Observed:
         exchange = self._log.begin(
             scope["method"], scope["path"], given.get(REQUEST_ID_HEADER), given.get("traceparent")
         )
-        exchange.route = self._routes.of(scope["path"])
+        exchange.route = next((r.path_format for r in self._routes if r.matches(scope)[0] is not Match.NONE), OTHER)
         scope.setdefault("state", {})  # shared with inner middleware, which finds the caller
         returned = (REQUEST_ID_HEADER.lower().encode(), exchange.request_id.encode())
 

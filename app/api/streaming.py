@@ -24,20 +24,18 @@ class ClientGone(Exception):  # noqa: N818 - an event, not an error
     """The client closed the connection before the answer was complete."""
 
 
-async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has disconnected; the request's body must have been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled and awaited when the client disconnects or the caller is cancelled.
 
     Raises:
         ClientGone: the client disconnected first.
     """
-    task = asyncio.create_task(work)
-    watcher = asyncio.create_task(wait_for_disconnect(receive))
+
+    async def wait_for_disconnect() -> None:  # the body of the request has been read
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, watcher = asyncio.create_task(work), asyncio.create_task(wait_for_disconnect())
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -95,39 +93,34 @@ class EventStream(Response):
             try:
                 await asyncio.wait({first}, timeout=self.headers_after)
                 if first.done() and (error := first.exception()) is not None:
-                    await self._refuse(error, scope, receive, send)
+                    response = answer_for(error).response()
+                    limits = {name: value for name, value in self.headers.items() if name.startswith("x-")}
+                    response.headers.update(limits)
+                    await response(scope, receive, send)
                     return
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                async with aclosing(self._from(first, events)) as rest:
-                    await self._send_rest(rest, send)
+                await self._send_events(first, events, send)
             finally:
                 first.cancel()
                 await asyncio.gather(first, return_exceptions=True)
 
-    async def _refuse(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
-        response = answer_for(error).response()
-        response.headers.update({name: value for name, value in self.headers.items() if name.startswith("x-")})
-        await response(scope, receive, send)
+    async def _send_events(self, first: asyncio.Future[bytes], rest: AsyncGenerator[bytes, None], send: Send) -> None:
+        """Send the events, with comments until the first one."""
 
-    async def _from(
-        self, first: asyncio.Future[bytes], events: AsyncGenerator[bytes, None]
-    ) -> AsyncGenerator[bytes, None]:
-        """The events, with comments until the first one."""
-        while not first.done():
-            yield KEEP_ALIVE
-            await asyncio.wait({first}, timeout=self.keep_alive)
-        yield first.result()
-        async for event in events:
-            yield event
+        async def send_part(body: bytes, *, is_last: bool = False) -> None:
+            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
-    async def _send_rest(self, events: AsyncGenerator[bytes, None], send: Send) -> None:
         end = b""
         try:
-            async for event in events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+            while not first.done():
+                await send_part(KEEP_ALIVE)
+                await asyncio.wait({first}, timeout=self.keep_alive)
+            await send_part(first.result())
+            async for event in rest:
+                await send_part(event)
         except OSError:  # servers raise it when they send to a client that has disconnected
             current().is_client_gone = True
             return
         except Exception as error:
             end = b"data: " + answer_for(error).body() + b"\n\n"
-        await send({"type": "http.response.body", "body": end, "more_body": False})
+        await send_part(end, is_last=True)

@@ -6,8 +6,6 @@ beyond ``MOST_TENANTS`` share one series.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from prometheus_client import CollectorRegistry
 
 from app.telemetry.exchange import OTHER, Exchange, ExchangeUsage
@@ -18,26 +16,6 @@ MOST_TENANTS = 1000
 CLIENT_CLOSED = 499  # a status for metrics and logs only
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CALL"})
 BODY_BYTES = [float(4**exponent) for exponent in range(4, 13)]  # 256 bytes to 16 MiB
-
-
-class Routes:
-    """Templates of paths.
-
-    Args:
-        templates: such as ``/v1/models/{name:path}``, which matches any end after the brace.
-    """
-
-    def __init__(self, templates: Sequence[str]) -> None:
-        self._exact = {template for template in templates if "{" not in template}
-        self._open = {
-            template.partition("{")[0]: template.partition(":")[0] for template in templates if "{" in template
-        }
-
-    def of(self, path: str) -> str:
-        """The template of a path, or ``other``."""
-        if path in self._exact:
-            return path
-        return next((f"{name}}}" for start, name in self._open.items() if path.startswith(start)), OTHER)
 
 
 class EdgeMetrics:
@@ -95,8 +73,5 @@ class EdgeMetrics:
 
 def _status(exchange: Exchange) -> int:
     """The HTTP status; for a call of a Ray handle, the one that HTTP would have returned."""
-    if exchange.status:
-        return exchange.status
-    if exchange.refusal is not None:
-        return exchange.refusal.status
-    return CLIENT_CLOSED if exchange.is_client_gone else 200
+    ended = CLIENT_CLOSED if exchange.is_client_gone else 200
+    return exchange.status or (ended if exchange.refusal is None else exchange.refusal.status)

@@ -213,16 +213,12 @@ class ResponseWriter:
 
 def asked_fields(asked: ResponsesRequest) -> dict[str, Any]:
     """The fields of a body that its response repeats."""
+    same = ("max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls", "top_logprobs", "user")
     return {
         "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": asked.max_tool_calls,
-        "metadata": asked.metadata,
-        "parallel_tool_calls": asked.parallel_tool_calls,
+        **{name: getattr(asked, name) for name in same},
         "reasoning": {"effort": asked.reasoning.effort, "summary": None},
         "text": {"format": asked.text.format.fields},
         "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else dict(asked.tool_choice),
         "tools": [dict(tool) for tool in asked.tools],
-        "top_logprobs": asked.top_logprobs,
-        "user": asked.user,
     }

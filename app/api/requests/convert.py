@@ -7,25 +7,19 @@ from collections.abc import Collection, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from app.access.caller import Caller
 from app.api.requests.conversation import ChatTemplate
 from app.api.requests.grants import check_choices, check_logprobs_of_prompts, granted
 from app.api.requests.parsing import shorten
 from app.api.requests.parts import ChatMessage
-from app.api.requests.schemas import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    GenerationRequest,
-    TokenizeRequest,
-)
+from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest, TokenizeRequest
 from app.api.requests.tokenizing import TextEncoder
 from app.api.requests.tool_fields import TemplateFields
 from app.api.service import ServiceSettings
 from app.api.tools.answer import AnswerForm, AnswerFormat
 from app.api.tools.reasoning import CLOSE, OPEN
-from app.telemetry.exchange import current
 from deployments.submission.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError
 from engine.request import Request
@@ -91,48 +85,30 @@ class Converter:
         if isinstance(body, ChatCompletionRequest):
             thought = self._template.thought(self._encoder.decode(prompts[0][-PROMPT_END:]))
             reading = self._template.reading(body, thought, has_form=bool(body.forms))
-            params = msgspec.structs.replace(params, grammar=self._template.grammar(body, body.grammar, thought))
+            params = replace(params, grammar=self._template.grammar(body, body.grammar, thought))
         form = self._form(body, reading)
-        exchange = current()
-        common = msgspec.structs.replace(
-            common,
-            prediction=self._prediction_ids(body),
-            model=self.card.identity.digest,
-            request_id=exchange.request_id,
-            traceparent=exchange.traceparent,
-        )
+        common = replace(common, prediction=self._prediction_ids(body))
         requests: list[Request] = []
         forms: list[AnswerForm] = []
         for i, prompt in enumerate(prompts):
             echo = self._echo(body, i, prompt) if isinstance(body, CompletionRequest) and body.echo else ""
-            limit = self._token_limit(body, len(prompt))
+            own = replace(params, max_tokens=self._token_limit(body, len(prompt)))
             for choice in range(body.n):
-                own = msgspec.structs.replace(params, choice=choice, max_tokens=limit)
-                own = msgspec.structs.replace(own, prompt_logprobs=None) if choice else own
+                own = replace(own, choice=choice, prompt_logprobs=None if choice else own.prompt_logprobs)
                 choice_id = f"{response_id}-{len(requests)}"
-                requests.append(msgspec.structs.replace(common, prompt=prompt, params=own, id=choice_id))
-                forms.append(msgspec.structs.replace(form, echo=echo))
+                requests.append(replace(common, prompt=prompt, params=own, id=choice_id))
+                forms.append(replace(form, echo=echo))
         return PreparedBody(requests, forms, seed)
 
     def tokenize(self, body: TokenizeRequest) -> list[int]:
-        """The ids of a prompt or conversation.
-
-        Raises:
-            RequestError: the model has no chat template, or it refuses the messages or ignores a field of the body.
-            PromptTooLongError: the text cannot fit into the context.
-        """
+        """The ids of a prompt or conversation; raises the errors of ``prepare`` for it."""
         if body.messages is None:
             return self._encode(body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False)
         add_special_tokens, add_prompt = bool(body.add_special_tokens), body.add_generation_prompt
         return self._encode_chat(body.messages, body, add_prompt=add_prompt, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: list[int]) -> str:
-        """The text of ids, special tokens included.
-
-        Raises:
-            RequestError: an id is outside the vocabulary.
-            PromptTooLongError: there are more than the context holds.
-        """
+        """The text of ids; raises the errors of ``prepare`` for them."""
         if len(ids) > self.card.max_model_len:
             raise PromptTooLongError(
                 f"tokens has {len(ids)} ids; this model's maximum context length is {self.card.max_model_len} tokens",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from app.access.caller import Caller
 from app.api.requests.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
 from app.api.service import ServiceSettings
+from app.telemetry.exchange import current
 from deployments.submission.messages import ModelCard
 from engine.errors import RequestError
 from engine.request import Request
@@ -19,7 +20,7 @@ OFFSET_COST = 2  # writing a token's offset in an echo takes as long as so many 
 
 
 def granted(body: GenerationRequest, caller: Caller, settings: ServiceSettings, card: ModelCard) -> Request:
-    """Returns what all choices of a body share: everything but prompt, parameters and id.
+    """Returns what all choices of a body share: everything but prompts, prediction, parameters and id.
 
     Raises:
         StatusError: the caller may not ask for the priority, namespace, method, number of nodes or trace.
@@ -46,6 +47,9 @@ def granted(body: GenerationRequest, caller: Caller, settings: ServiceSettings, 
         teaches=body.cache_salt is None and _feeds(caller, namespace, settings.shared_namespace),
         tenant=caller.tenant or ((body.user or namespace) if caller.names_tenant else ""),
         trace=options.trace,
+        model=card.identity.digest,
+        request_id=current().request_id,
+        traceparent=current().traceparent,
     )
 
 
@@ -55,10 +59,10 @@ def _granted_nodes(requested: int | None, method: str, caller: Caller, card: Mod
     Only this function refuses a number; the scheduler only cuts the trees of a full step. Requests without drafts have
     a number too: before one is admitted, the cache must have room for as much text.
     """
-    if requested is not None and requested > card.limit_nodes:
-        message = f"max_nodes is {requested}; this server drafts at most {card.limit_nodes} nodes per step"
-        raise RequestError(message, "max_nodes")
     if requested is not None:
+        if requested > card.limit_nodes:
+            message = f"max_nodes is {requested}; this server drafts at most {card.limit_nodes} nodes per step"
+            raise RequestError(message, "max_nodes")
         return requested
     default = card.default_nodes(method)
     return default if caller.max_nodes is None else min(default, caller.max_nodes)

@@ -173,16 +173,9 @@ def _expected(kind: str, context: dict[str, Any], message: str) -> str:
     )
 
 
-class _Repr(reprlib.Repr):
-    """Reads only the part of a value that it shows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxlong = self.maxother = MAX_SHOWN
-        self.maxlevel = 2
-
-
-_REPR = _Repr()
+_REPR = reprlib.Repr()  # reads only the part of a value that it shows
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = MAX_SHOWN
+_REPR.maxlevel = 2
 
 
 def shorten(value: Any) -> str:
