@@ -69,11 +69,7 @@ def visit_of(scope: Mapping[str, Any]) -> Visit | None:
 class AccessGate:
     """Lets requests through with their caller in the ASGI scope's ``state``.
 
-    Args:
-        options: who may ask for what.
-        keyring: the keys, if ``options`` name a file.
-        answer: makes a response of a refusal.
-        pages: further paths that need no key.
+    ``answer`` builds the response to a refusal; ``pages`` are further paths that need no key.
     """
 
     def __init__(

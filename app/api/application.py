@@ -67,11 +67,7 @@ def create_app(
 ) -> FastAPI:
     """The ASGI application with the routes of ``api``; it cannot be pickled, so make it where it runs.
 
-    Args:
-        api: the endpoints.
-        access: the callers and their rights; by default clients are not trusted.
-        keyring: the keys, if ``access`` names a file of them.
-        playground: pages for people; None: there are none.
+    By default, clients are not trusted, and there are no pages for people.
     """
     access = access or AccessOptions()
     app = FastAPI(title="spectra-serve", docs_url=None, redoc_url=None, openapi_url=None)

@@ -71,13 +71,12 @@ class Edge:
         """Answer a body as a whole, like the HTTP endpoint without ``stream``."""
         exchange = self._api.access_log.begin(CALL, "generate")
         try:
-            raw = await self._api.answer(self._parse(body, stream=False), IN_CLUSTER)
+            answer = await self._api.answer(self._parse(body, stream=False), IN_CLUSTER)
+            return msgspec.json.decode(answer, type=dict[str, Any])
         except Exception as error:
             return _failed(error)
         finally:
             self._api.access_log.end(exchange)
-        answer: dict[str, Any] = msgspec.json.decode(raw)
-        return answer
 
     async def generate_stream(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Answer a body with the chunks of the HTTP endpoint's event stream."""
@@ -103,8 +102,7 @@ class Edge:
 
 
 def _failed(error: Exception) -> dict[str, Any]:
-    answer: dict[str, Any] = msgspec.json.decode(answer_for(error).body())
-    return answer
+    return msgspec.json.decode(answer_for(error).body(), type=dict[str, Any])
 
 
 def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:

@@ -189,13 +189,9 @@ class Api:
         envelope = Envelope(
             id=response_id,
             created=int(time.time()),
-            model=wanted.model,
+            body=wanted,
             seed=made.seed,
-            is_chat=isinstance(wanted, ChatCompletionRequest),
             system_fingerprint=converter.card.fingerprint,
-            return_token_ids=wanted.return_token_ids,
-            prompt_logprobs=wanted.prompt_logprobs,
-            echoes=isinstance(wanted, CompletionRequest) and wanted.echo,
         )
         choices = [
             CompletionChoice(i, request, self._tokenizer, converter.card, form)
@@ -207,7 +203,7 @@ class Api:
         exchange.usage = generation.usage
         if isinstance(asked, ResponsesRequest):
             return generation, ResponseWriter(asked, envelope, choices[0], self._texts)
-        return generation, StreamWriter(envelope, choices, self._texts, asked.stream_options)
+        return generation, StreamWriter(envelope, choices, self._texts)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._card.name and name not in self._card.aliases:

@@ -57,12 +57,7 @@ class EventStream(Response):
     """Sends the server-sent events of a generator, one body message each; closes the generator in every case.
 
     An error within ``headers_after`` seconds and before the first event is answered with its own status; later it
-    becomes the last event. Until the first event, comments keep the connection alive.
-
-    Args:
-        events: the events.
-        headers_after: seconds after which the headers are sent in any case.
-        keep_alive: seconds between two comments.
+    becomes the last event. Until the first event, a comment every ``keep_alive`` seconds keeps the connection alive.
     """
 
     media_type = "text/event-stream"

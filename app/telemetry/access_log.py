@@ -118,11 +118,7 @@ def _end_span(span: Span, exchange: Exchange) -> None:
         operation = "chat" if "/chat/" in exchange.path else "text_completion"
         span.update_name(f"{operation} {figures['model']}")
         span.set_attributes({"gen_ai.operation.name": operation, "gen_ai.provider.name": "spectra"})
-        known = {
-            SPAN_ATTRIBUTES[name]: value
-            for name, value in figures.items()
-            if name in SPAN_ATTRIBUTES and value is not None
-        }
+        known = {key: figures[name] for name, key in SPAN_ATTRIBUTES.items() if figures.get(name) is not None}
         span.set_attributes(known)  # type: ignore[arg-type]  # figures are numbers and names
         if figures["finish_reason"]:
             span.set_attribute("gen_ai.response.finish_reasons", str(figures["finish_reason"]).split(","))

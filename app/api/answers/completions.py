@@ -17,6 +17,7 @@ from app.api.answers.logprobs import (
 )
 from app.api.answers.speculation import speculative_metrics
 from app.api.choice import ChoiceDelta, CompletionChoice, count_prompt_tokens
+from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.tools.answer import AnswerReader
 from app.api.tools.parts import Arguments, CallBegin, Reasoning, TextPart
 from engine.events import STOP
@@ -30,13 +31,13 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     created: int  # seconds since 1970
-    model: str
+    body: ChatCompletionRequest | CompletionRequest
     seed: int
-    is_chat: bool
     system_fingerprint: str | None = None
-    return_token_ids: bool = False
-    prompt_logprobs: int | None = None  # alternatives to report
-    echoes: bool = False  # the text and its log-probabilities begin with the prompt
+
+    @property
+    def is_chat(self) -> bool:
+        return isinstance(self.body, ChatCompletionRequest)
 
     def fields(self, *, chunk: bool) -> dict[str, Any]:
         """Top-level fields, before ``choices``."""
@@ -45,7 +46,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
             "id": self.id,
             "object": name + ".chunk" if chunk and self.is_chat else name,
             "created": self.created,
-            "model": self.model,
+            "model": self.body.model,
             "system_fingerprint": self.system_fingerprint,
             "seed": self.seed,
         }
@@ -85,7 +86,7 @@ def choice_fields(
             fields["logprobs"] = completion_logprobs(piece.logprobs, piece.offsets or (), texts)
     fields["finish_reason"] = piece.finish_reason
     fields["stop_reason"] = piece.stop_reason
-    if envelope.return_token_ids:
+    if envelope.body.return_token_ids:
         fields["token_ids"] = piece.token_ids
     return fields
 
@@ -153,9 +154,9 @@ def _prompt_parts(
     entries, prompt, n = first.prompt_logprobs, first.request.prompt, first.request.params.logprobs
     if entries is None:
         return None, None
-    asked = envelope.prompt_logprobs
-    listed = None if asked is None else prompt_logprobs(entries, asked, texts)
-    if not envelope.echoes or n is None:
+    body = envelope.body
+    listed = None if body.prompt_logprobs is None else prompt_logprobs(entries, body.prompt_logprobs, texts)
+    if isinstance(body, ChatCompletionRequest) or not body.echo or n is None:
         return listed, None
     return listed, echoed_logprobs(prompt, entries, first.form.detokenizer(texts.tokenizer), n, texts)
 
@@ -164,7 +165,7 @@ def add_prompt_ids(
     fields: dict[str, Any], envelope: Envelope, choices: Sequence[CompletionChoice], entries: list[dict[str, Any]]
 ) -> None:
     """Prompt ids where vLLM puts them: at the top for a chat, in every choice otherwise."""
-    if not envelope.return_token_ids:
+    if not envelope.body.return_token_ids:
         return
     if envelope.is_chat:
         fields["prompt_token_ids"] = choices[0].request.prompt

@@ -185,7 +185,7 @@ class ResponseWriter:
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == INCOMPLETE else None,
-            "model": envelope.model,
+            "model": envelope.body.model,
             "output": [*self._items.done],
             "usage": self._usage() if has_ended else None,
             "background": False,

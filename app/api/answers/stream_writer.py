@@ -33,22 +33,16 @@ NO_OPTIONS = StreamOptions()
 class StreamWriter:
     """Writes the server-sent events of one response."""
 
-    def __init__(
-        self,
-        envelope: Envelope,
-        choices: Sequence[CompletionChoice],
-        texts: TokenTexts,
-        options: StreamOptions | None = None,
-    ) -> None:
+    def __init__(self, envelope: Envelope, choices: Sequence[CompletionChoice], texts: TokenTexts) -> None:
         self._envelope = envelope
         self._choices = choices
         self._texts = texts
-        self._options = options = options or NO_OPTIONS
+        self._options = options = envelope.body.stream_options or NO_OPTIONS
         self._open = len(choices)
         self._started: set[int] = set()
         self._readers = {choice.index: reader for choice in choices if (reader := choice.form.reader()) is not None}
         request = choices[0].request
-        self._has_tokens = envelope.return_token_ids or request.params.logprobs is not None or request.trace
+        self._has_tokens = envelope.body.return_token_ids or request.params.logprobs is not None or request.trace
         self._is_plain = not (
             self._has_tokens or self._readers or options.continuous_usage_stats or options.include_obfuscation
         )

@@ -31,11 +31,7 @@ DRAIN_FACTOR = 16  # times the limit is read and dropped before the connection i
 
 
 class Bodies:
-    """All bodies of one process.
-
-    Args:
-        limit: bytes of the largest body.
-    """
+    """All bodies of one process, of at most ``limit`` bytes each."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -95,12 +91,7 @@ class Bodies:
             self._freed.set()
 
     async def run(self, weight: int, function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Result:
-        """The result of ``function``, in a thread if the work is heavy.
-
-        Args:
-            weight: estimated CPU cost of the work, in equivalent JSON bytes to parse.
-            function: the work; its other arguments follow.
-        """
+        """The result of ``function``, in a thread if ``weight``, its cost in JSON bytes to parse, is high."""
         if weight <= SMALL:
             return function(*args, **kwargs)
         work = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)

@@ -18,7 +18,6 @@ class CallParser:
     whose text was cut off is a call with the arguments so far.
 
     Args:
-        family: how the model writes calls.
         offered: names of the tools; without a mark, an object with another name is not a call.
         most: calls that count; the others are dropped. None: any number.
     """
