@@ -8,7 +8,7 @@ from ray import serve
 from ray.serve import Application
 
 import spectra_serve  # noqa: F401 - Serve may import this module first; it prepares the process
-from app.api.edge import EdgeOptions, make_edge
+from app.api.edge import EdgeOptions, load_edge
 from app.api.service import MEBI, ServiceSettings
 from app.composition.checks import checked, pinned
 from app.composition.operation import access_options, log_options, playground_options, trace_options
@@ -70,7 +70,7 @@ def application(config: ServeConfig, *, is_private: bool = False) -> Application
         retrieved=served,
     )
     ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", **options["Ingress"])
-    return ingress.bind(router, make_edge, _edge(config, is_private), config.router_patience)
+    return ingress.bind(router, load_edge, _edge(config, is_private), config.router_patience)
 
 
 def _targets(config: ServeConfig) -> list[Application]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import FastAPI
@@ -30,6 +31,9 @@ from deployments.observability.logs import LogOptions, configure
 from deployments.observability.traces import TraceOptions, tracer_of
 from engine.model.identity import tokenizer_hash_if_any
 from engine.model.resolve import resolve
+
+if TYPE_CHECKING:  # transformers loads with the first tokenizer
+    from transformers import PreTrainedTokenizerFast
 
 PREFIX = b"data: "  # of a server-sent event
 CALL = "CALL"  # in logs, instead of a method of HTTP
@@ -105,13 +109,18 @@ def _failed(error: Exception) -> dict[str, Any]:
     return msgspec.json.decode(answer_for(error).body(), type=dict[str, Any])
 
 
-def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
-    """The edge of one ingress replica; runs in its process."""
+def load_edge(options: EdgeOptions) -> Callable[[RouterClient], Edge]:
+    """Load the tokenizer; return what builds the edge of one ingress replica, in whose process this runs."""
     configure(options.logs, "Ingress")
     path = resolve(options.tokenizer, options.revision, weights=())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one, so threads do not help
-    tokenizer = load_tokenizer(path)
-    client.set_tokenizer(tokenizer_hash_if_any(path))
+    return partial(_make_edge, options, load_tokenizer(path), tokenizer_hash_if_any(path))
+
+
+def _make_edge(
+    options: EdgeOptions, tokenizer: PreTrainedTokenizerFast, tokenizer_hash: str, client: RouterClient
+) -> Edge:
+    client.set_tokenizer(tokenizer_hash)
     access = options.access
     keyring = None
     if access.api_keys is not None:

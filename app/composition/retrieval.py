@@ -8,6 +8,7 @@ from pathlib import Path
 from app.composition.operation import log_options
 from app.config.serve import ServeConfig
 from app.inputs.builtin_corpus import BUILTIN
+from app.inputs.checked_checkpoints import spec_of
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.libraries import FLAG, LibraryAt, checked_place, hash_of, library_at
 from app.inputs.models import target_name, texts_path
@@ -48,8 +49,6 @@ def retrieval_options(config: ServeConfig) -> RetrievalOptions | None:
     store = watched_store(config)
     if store is None:
         return None
-    from engine.model.loader import load_spec  # loads torch
-
     if store:
         open_store_at(store, config.retrieval_namespace, FLAG).close()  # checks the URL, connects to nothing
     path = texts_path(config.model, config.revision)
@@ -59,7 +58,7 @@ def retrieval_options(config: ServeConfig) -> RetrievalOptions | None:
     return RetrievalOptions(
         store=store,
         cache=cache,
-        target=TargetVocabulary(hash_of(path), load_spec(path).vocab_size),
+        target=TargetVocabulary(hash_of(path), spec_of(path).vocab_size),
         namespace=config.retrieval_namespace,
         poll=config.retrieval_poll,
         grace=config.retrieval_grace,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.composition.operation import log_options
 from app.composition.pipeline import target_options, trained_drafter
 from app.composition.retrieval import lookup
 from app.config.method_fields import SECTIONS
 from app.config.serve import ServeConfig
+from app.inputs.checked_checkpoints import spec_of
 from app.inputs.models import drafter_path, model_path, target_name, texts_path
 from deployments.options import SpeculatorPlacement
 from engine.model.spec import ModelSpec
@@ -18,6 +20,9 @@ from speculators.draft_model.config import DraftModelConfig
 from speculators.grammar import GrammarConfig
 from speculators.method import SpeculatorOptions
 from speculators.pld_plus.speculator import PldPlusConfig
+
+if TYPE_CHECKING:
+    from engine.target_model.local import LocalTarget
 
 
 def placement(config: ServeConfig) -> SpeculatorPlacement:
@@ -48,19 +53,19 @@ def served_speculators(config: ServeConfig) -> SpeculatorOptions:
         ConfigError: the heads file is broken or belongs to another model, or no heads can be found.
         UnsupportedModelError: the model cannot be run.
     """
-    from app.speculation.heads import model_heads, names_method, with_model  # these load torch
+    from app.speculation.heads import model_heads, names_method, with_model
     from app.speculation.vocabulary import known_rows
-    from engine.model.loader import load_spec
-    from engine.target_model.local import LocalTarget
 
     path = texts_path(config.model, config.revision)
-    spec = load_spec(path)
+    spec = spec_of(path)
     tokens = GrammarConfig(target_name(config.model), config.revision, tuple(spec.eos_ids), spec.vocab_size)
     options = replace(speculator_options(config), vocabulary=known_rows(path, spec), grammar=tokens)
     if configured := options.settings_of(PldPlusConfig).heads:
         return with_model(options, spec, configured)
 
     def load() -> LocalTarget:
+        from engine.target_model.local import LocalTarget  # loads torch
+
         whole = replace(target_options(config), stages=1)  # in this process: no pipeline is deployed yet
         return LocalTarget.load(whole, model_path(config.model, config.revision))
 
@@ -70,17 +75,18 @@ def served_speculators(config: ServeConfig) -> SpeculatorOptions:
 
 def trained_method(config: ServeConfig, spec: ModelSpec) -> str | None:
     """Return the method of the target's trained drafter, read from its checkpoint; None: there is no drafter."""
-    from engine.target_model.drafter import read_checkpoint
-
     settings = trained_drafter(config)
-    return None if settings is None else read_checkpoint(settings, spec).spec.method
+    if settings is None:
+        return None
+    from engine.target_model.drafter import read_checkpoint  # loads torch
+
+    return read_checkpoint(settings, spec).spec.method
 
 
 def check_served_drafter(config: ServeConfig) -> None:
     """Refuse a draft model that cannot draft for the target, as ``check_drafter`` does."""
     if config.draft_model is not None:
         from app.speculation.drafter import check_drafter
-        from engine.model.loader import load_spec
 
         path = texts_path(config.model, config.revision)
-        check_drafter(drafter_path(config.draft_model), path, load_spec(path))
+        check_drafter(drafter_path(config.draft_model), path, spec_of(path))

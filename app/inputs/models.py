@@ -79,3 +79,9 @@ def read_checkpoint(path: Path, *, has_weights: bool = True) -> tuple[ModelSpec,
     if has_weights:
         check_weights(path)
     return spec, load_tokenizer(path)
+
+
+def check_stages(spec: ModelSpec, stages: int) -> None:
+    """Raise ConfigError if the model does not have a layer for each stage."""
+    if not 1 <= stages <= spec.n_layers:
+        raise ConfigError(f"--stages is {stages}; it must be 1 to {spec.n_layers}, the model's number of layers")

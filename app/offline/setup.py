@@ -15,7 +15,7 @@ from app.composition.speculation import speculator_options as configured_options
 from app.config.serve import ServeConfig
 from app.inputs.devices import check_cache
 from app.inputs.libraries import library_at
-from app.inputs.models import model_path, read_checkpoint
+from app.inputs.models import check_stages, model_path, read_checkpoint
 from app.inputs.tokenizers import load_tokenizer
 from app.offline.flags import n_threads
 from app.offline.generator import Generator
@@ -57,12 +57,6 @@ def check_device(config: ServeConfig) -> None:
     """Raise ConfigError if torch does not see the device."""
     if config.device != "cpu" and not torch.cuda.is_available():
         raise ConfigError(f"--device is {config.device}, but torch sees no such device here")
-
-
-def check_stages(spec: ModelSpec, stages: int) -> None:
-    """Raise ConfigError if the model has fewer layers than stages."""
-    if not 1 <= stages <= spec.n_layers:
-        raise ConfigError(f"--stages is {stages}; it must be 1 to {spec.n_layers}, the model's number of layers")
 
 
 def sampling(arguments: argparse.Namespace, temperature: float, target: LocalTarget) -> SamplingParams:

@@ -30,29 +30,33 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
     from app.composition.retrieval import library
     from app.composition.sampling import sampling_defaults
     from app.composition.speculation import check_served_drafter, served_speculators, trained_method
+    from app.inputs.checked_checkpoints import checked_spec
     from app.inputs.libraries import prepare
-    from app.inputs.models import read_checkpoint
-    from app.offline.setup import check_stages
+    from app.inputs.models import check_stages
     from engine.model.resolve import resolve
     from engine.scheduling.request_validation import check_needs
     from engine.target_model.fetching import texts_of
-    from engine.target_model.loading import describe_target, target_spec
-    from engine.target_model.memory import ANY
-    from engine.target_model.options import CPU_CACHE
+    from engine.target_model.info import plan_cache, simulated_spec
+    from engine.target_model.options import ANY, CPU_CACHE, dtype_name, item_bytes
     from speculators.registry import create
 
     target = target_options(config)
     reads = is_local and target.simulation is None  # else other nodes read the weights
     path = resolve(target.model, target.revision) if reads else texts_of(target)
-    read_checkpoint(path, has_weights=reads)
+    spec = simulated_spec(checked_spec(path, has_weights=reads), target)
     sampling_defaults(config)
-    spec = target_spec(target, path)
     check_stages(spec, target.stages)
     prepare(library(config))
     speculators = served_speculators(config)
     if is_local:
         room = CPU_CACHE if target.device == "cpu" else ANY  # stages tell what GPUs have left
-        describe_target(replace(target, kv_bytes=target.kv_bytes or room), path)
+        target = replace(target, kv_bytes=target.kv_bytes or room)
+        if target.drafter is None:
+            plan_cache(spec, target, item_bytes(dtype_name(target.dtype, spec.dtype, target.device)))
+        else:
+            from engine.target_model.loading import describe_target  # loads torch, to read the drafter
+
+            describe_target(target, path)
         speculators = replace(speculators, trained=trained_method(config, spec))
         check_needs(create(config.method, speculators).needs, spec)
     check_served_drafter(config)

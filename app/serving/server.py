@@ -77,6 +77,7 @@ class Server:
         self._stop = threading.Event()
         self._ray_thread = ThreadPoolExecutor(1)  # must live as long as Ray: its processes die with their parent thread
         self._has_ray = False  # imported, and perhaps started
+        self._is_deployed = False
         self._progress = StartProgress(config.log_format == JSON)
 
     def announce(self, text: str) -> None:
@@ -109,18 +110,19 @@ class Server:
         if self._address is None and (compiling := start_compiling()) is not None:
             self._compiling = compiling
             self._progress.say("compiling the methods meanwhile (once)")
-        self._progress.say(f"loading libraries, checking model {self.config.model} and its settings")
-        check_model(self.config, is_local=self._address is None)
-        check_store(self.config, self._progress.say)
         self._set_environment()
-        self._progress.say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
-        self._start_ray()
+        self._progress.say("loading Ray")
+        from ray import serve  # noqa: F401 - now: two threads that import parts of it could meet half-imported modules
+
+        ray = "starting Ray and Serve" if self._address is None else f"joining Ray at {self._address}"
+        self._progress.say(f"{ray}; meanwhile checking model {self.config.model} and its settings")
+        self._check_while_ray_starts()
         if not self.stopping:
             check_gpus(self.config, self._progress.say, is_local=self._address is None)
             if self._address is None:
                 joins = write_join_file(Path(self._scratch.name), ray_address())
                 self._progress.say(f"started Ray; `. {joins}` lets a shell's programs join it, for handles")
-            self._progress.say(f"deploying the application, Serve and HAProxy start; logs: {log_folder()}")
+            self._progress.say(f"deploying the application; logs: {log_folder()}")
             self._deploy()
             wait_until_ready(self._base, self._client, self._progress, self._stop)
             if self._watch is not None:
@@ -164,9 +166,27 @@ class Server:
         trust = True if self._watch is None else client_context(self._watch.bundle)
         return httpx.Client(timeout=timeout, verify=trust, trust_env=False)
 
+    def _check_while_ray_starts(self) -> None:
+        """Start Ray in one thread and check the configuration in another; raises as ``start``.
+
+        Meanwhile this thread keeps the signals: Ray installs its handlers as it starts, and they would end the process
+        at once and leave Ray's processes behind.
+        """
+        self._has_ray = True
+        with ThreadPoolExecutor(1) as checks:
+            work = checks.submit(self._check_model), self._ray_thread.submit(self._start_ray)
+            while wait(work, timeout=0.02).not_done:
+                self.install_signals()
+        self.install_signals()
+        for one in work:
+            one.result()
+
+    def _check_model(self) -> None:
+        check_model(self.config, is_local=self._address is None)
+        check_store(self.config, self._progress.say)
+
     def _start_ray(self) -> None:
-        """In a thread of its own, while this one keeps the signals: Ray puts its handlers in place as it starts, and
-        they would end the process at once and leave Ray's behind."""
+        """Start Ray and Serve, or join Ray, whose Serve starts with the application."""
         options: dict[str, Any] = {"address": self._address, "log_to_driver": False, "configure_logging": False}
         if self._address is None:
             options |= {
@@ -175,13 +195,8 @@ class Server:
                 "include_dashboard": False,
                 "object_store_memory": 128 << 20,
             }
-        self._has_ray = True
-        starting = self._ray_thread.submit(init_ray, options)
-        while wait((starting,), timeout=0.02).not_done:
-            self.install_signals()
-        self.install_signals()
         try:
-            starting.result()
+            init_ray(options)
         except Exception as error:  # of many kinds
             if self._address is None:
                 raise
@@ -189,21 +204,29 @@ class Server:
                 f"--ray-address {self._address!r} cannot be joined: {str(error).splitlines()[0]}; a cluster that asks "
                 "for a token wants it in RAY_AUTH_TOKEN, or its file in RAY_AUTH_TOKEN_PATH"
             ) from error
+        if self._address is None and not self.stopping:
+            self._start_serve()
 
-    def _deploy(self) -> None:
+    def _start_serve(self) -> None:
         from ray import serve
-        from ray.serve.api import RunTarget, run_many
         from ray.serve.config import HTTPOptions
         from ray.serve.schema import LoggingConfig
-
-        from app.builder import application
 
         configure(log_options(self.config), "serve")  # Serve has just brought a handler of its own
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         logs = LoggingConfig(encoding=self.config.log_format.upper(), log_level=self.config.log_level.upper())
         serve.start(http_options=HTTPOptions(host=self._serve_host, port=self.port), logging_config=logs)
+
+    def _deploy(self) -> None:
+        from ray.serve.api import RunTarget, run_many
+
+        from app.builder import application
+
+        if self._address is not None:
+            self._start_serve()
         is_private = self._address is None and self._certificate is None and is_loopback(self.host)
         target = RunTarget(application(self.config, is_private=is_private), APP_NAME)
+        self._is_deployed = True
         # Not waiting here: a large model loads for minutes, and a signal must be heard meanwhile.
         run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
@@ -235,7 +258,7 @@ class Server:
         if self._has_ray:
             import ray
 
-            if ray.is_initialized():  # Serve's shutdown would start a cluster if there is none
+            if self._is_deployed and ray.is_initialized():  # Serve's shutdown would start a cluster if there is none
                 stop_application(self._base, self._client, self.config.grace, is_local=self._address is None)
             if self._address is None:
                 end_ray()

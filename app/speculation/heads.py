@@ -21,12 +21,12 @@ from engine.model.spec import ModelSpec
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target_model.local import LocalTarget
 from speculators.pld_plus.induction_heads import HeadCounter, Heads, HeadsFile, best_heads, read_heads, write_heads
 from speculators.pld_plus.speculator import paper_layer
 from speculators.pool import SpeculatorPool
 
 if TYPE_CHECKING:
+    from engine.target_model.local import LocalTarget  # loads torch, which known heads do not need
     from speculators.method import SpeculatorOptions
 
 METHOD = "pld-plus-a"  # the only method that needs heads

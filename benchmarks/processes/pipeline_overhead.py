@@ -43,8 +43,8 @@ from engine.model.ranges import LayerRange, split_layers
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.step import SequenceStart, Step, Work
-from engine.target_model.info import TargetInfo
-from engine.target_model.loading import load_stage, plan_cache
+from engine.target_model.info import TargetInfo, plan_cache
+from engine.target_model.loading import load_stage
 from engine.target_model.local import LocalTarget
 from engine.target_model.options import TargetOptions
 
@@ -151,7 +151,7 @@ def main() -> None:
     results = []
     for n_stages, link in rows:
         options = TargetOptions(str(arguments.model), n_stages, "float32", kv_bytes=64 << 20)
-        info = plan_cache(spec, options, torch.float32)
+        info = plan_cache(spec, options, torch.float32.itemsize)
         local = LocalTarget.load(options, arguments.model)
         with pipeline_of(options, arguments.model, info, link) as endpoints:
             found = uvloop.run(measure(endpoints, local, arguments, bar))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.ingress.client import RouterClient
 from deployments.observability.logs import REQUEST_ID_HEADER, choose_request_id
 from deployments.submission.client import PATIENCE_S
+from deployments.submission.messages import ModelCard
 
 
 class HostedApplication(Protocol):
@@ -47,21 +49,23 @@ class Ingress:
 
     Args:
         router: handle of the router deployment.
-        make_edge: builds the application in the replica; must be importable by name.
-        options: passed to ``make_edge``.
+        load_edge: called in a thread; loads what the application needs, and returns its factory. Importable by name.
+        options: passed to ``load_edge``.
         patience: seconds a request waits for a router that is being replaced.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits async constructors
         self,
         router: DeploymentHandle,
-        make_edge: Callable[[RouterClient, Any], HostedApplication],
+        load_edge: Callable[[Any], Callable[[RouterClient], HostedApplication]],
         options: Any,
         patience: float = PATIENCE_S,
     ) -> None:
-        self._client = RouterClient(router, await router.card.remote(), patience)
+        # The router is up seconds later than this process, which loads its tokenizer meanwhile.
+        make_edge, card = await asyncio.gather(asyncio.to_thread(load_edge, options), _card_of(router))
+        self._client = RouterClient(router, card, patience)
         http_util.RequestIdMiddleware = RequestIdMiddleware  # Serve starts the replica's HTTP server after this
-        self._edge = make_edge(self._client, options)
+        self._edge = make_edge(self._client)
         await self._client.agree_on_tokenizer()
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -85,3 +89,8 @@ class Ingress:
         async with aclosing(self._edge.generate_stream(body)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+
+async def _card_of(router: DeploymentHandle) -> ModelCard:
+    card: ModelCard = await router.card.remote()
+    return card

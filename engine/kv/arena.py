@@ -63,11 +63,6 @@ class KVArena:
         self._data = torch.zeros(n_layers, 2, self.n_rows, n_kv_heads, head_dim, dtype=dtype, device=device)
         self._layers = [KVLayer.of(self._data[layer, 0], self._data[layer, 1]) for layer in range(n_layers)]
 
-    @staticmethod
-    def bytes_per_block(n_layers: int, block_size: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        """Return the bytes of one block over all layers of a stage."""
-        return n_layers * 2 * block_size * n_kv_heads * head_dim * dtype.itemsize
-
     def layer(self, layer: int) -> KVLayer:
         return self._layers[layer]
 

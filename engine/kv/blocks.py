@@ -19,6 +19,11 @@ PLENTY = 0.5  # share of free blocks from which a new table leaves room for the 
 BlockMask = NDArray[np.bool_]
 
 
+def block_bytes(n_layers: int, block_size: int, n_kv_heads: int, head_dim: int, item_bytes: int) -> int:
+    """Return the bytes of one block over ``n_layers`` layers, whose keys and values have numbers of ``item_bytes``."""
+    return n_layers * 2 * block_size * n_kv_heads * head_dim * item_bytes
+
+
 class BlockAllocator:
     """A fixed number of equal blocks; each belongs to at most one sequence.
 

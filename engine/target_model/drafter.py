@@ -18,7 +18,7 @@ from engine.drafter.serving.runtime import DrafterPlacement, DraftRuntime
 from engine.drafter.settings import DrafterInfo, DrafterSettings, scratch_slots
 from engine.drafter.spec import DrafterSpec
 from engine.errors import ConfigError
-from engine.kv.arena import KVArena
+from engine.kv.blocks import block_bytes
 from engine.model.resolve import resolve
 from engine.model.shard import ModelShard
 from engine.model.spec import ModelSpec
@@ -41,7 +41,7 @@ def describe_drafter(checkpoint: DrafterCheckpoint, settings: DrafterSettings, d
     spec, layers = checkpoint.spec, checkpoint.spec.layers
     per_token = 0
     if layers is not None:
-        per_token = KVArena.bytes_per_block(layers.n_layers, 1, layers.n_kv_heads, layers.head_dim, dtype)
+        per_token = block_bytes(layers.n_layers, 1, layers.n_kv_heads, layers.head_dim, dtype.itemsize)
     n_weights = sum(tensor.numel() for tensor in checkpoint.tensors.values())
     matrix = spec.vocab_size * spec.target_hidden_size
     n_kept = n_weights + (matrix if embeds_with_target(spec) else 0)

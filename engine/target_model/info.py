@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from engine.drafter.settings import DrafterInfo
+from engine.errors import ConfigError
+from engine.kv.blocks import block_bytes
 from engine.model.identity import UNKNOWN, ModelIdentity
 from engine.model.spec import ModelSpec
+from engine.simulated.profile import SIMULATED
 from engine.step import Step, StepResult
+from engine.target_model.options import TargetOptions
 
 MAX_TREE = 1024  # nodes of one tree
 _ANOTHER = {"spec": "another architecture", "drafter": "another drafter"}
@@ -43,6 +47,45 @@ class Target(Protocol):
 
     def step(self, step: Step) -> StepResult:
         """Run one micro-batch through all stages; results are in the order of its work."""
+
+
+def plan_cache(
+    spec: ModelSpec, options: TargetOptions, item_bytes: int, drafter: DrafterInfo | None = None
+) -> TargetInfo:
+    """Return the number of KV blocks that fit into the budget, with the drafter's cache, and the longest text.
+
+    Args:
+        spec: of the target.
+        options: with the budget, ``kv_bytes``.
+        item_bytes: of a key's or value's number.
+        drafter: on the last stage.
+
+    Raises:
+        ConfigError: the budget holds fewer than 4 blocks, or ``max_model_len`` exceeds the model's.
+    """
+    assert options.kv_bytes is not None, "with_cache comes before"
+    size = options.block_size
+    per_block = block_bytes(spec.n_layers, size, spec.n_kv_heads, spec.head_dim, item_bytes)
+    per_block += 0 if drafter is None else size * drafter.cache_bytes
+    n_blocks = options.kv_bytes // per_block
+    if n_blocks < 4:
+        raise ConfigError(f"kv_bytes is {options.kv_bytes}: a block takes {per_block} bytes, at least 4 are needed")
+    if options.max_model_len is not None and not 1 <= options.max_model_len <= spec.max_positions:
+        raise ConfigError(
+            f"max_model_len is {options.max_model_len}; this model allows 1 to {spec.max_positions} tokens"
+        )
+    # One block is left for the tree after the text.
+    fits = (n_blocks - 1) * size
+    longest = min(options.max_model_len or spec.max_positions, fits)
+    return TargetInfo(spec, n_blocks, size, longest, drafter=drafter)
+
+
+def simulated_spec(spec: ModelSpec, options: TargetOptions) -> ModelSpec:
+    """Return the spec with at least one layer for every stage if the target is simulated, else the spec itself."""
+    if options.simulation is None:
+        return spec
+    n_layers = max(spec.n_layers, options.stages)
+    return replace(spec, family=SIMULATED, n_layers=n_layers, layer_types=("full_attention",) * n_layers)
 
 
 def positions(info: TargetInfo) -> int:

@@ -10,10 +10,8 @@ from pathlib import Path
 import torch
 
 from engine.drafter.part import DrafterPart
-from engine.drafter.settings import DrafterInfo
 from engine.errors import ConfigError
 from engine.grammar.compiler import Grammars
-from engine.kv.arena import KVArena
 from engine.model.identity import ModelIdentity, model_hash, tokenizer_hash_if_any
 from engine.model.loader import load_shard, load_spec
 from engine.model.ranges import LayerRange
@@ -27,34 +25,9 @@ from engine.simulated.stage import SimulatedStage
 from engine.stage.base import StageLike
 from engine.stage.stage import Stage
 from engine.target_model.drafter import describe_drafter, drafter_part, embeds_with_target, read_checkpoint
-from engine.target_model.info import TargetInfo, positions
+from engine.target_model.info import TargetInfo, plan_cache, positions, simulated_spec
 from engine.target_model.numerics import drafter_forwards, executors_of, resolve_dtype, with_numerics
 from engine.target_model.options import LAYERS, TargetOptions
-
-
-def plan_cache(
-    spec: ModelSpec, options: TargetOptions, dtype: torch.dtype, drafter: DrafterInfo | None = None
-) -> TargetInfo:
-    """Return the number of KV blocks that fit into the budget, with the drafter's cache, and the longest text.
-
-    Raises:
-        ConfigError: the budget holds fewer than 4 blocks, or ``max_model_len`` exceeds the model's.
-    """
-    assert options.kv_bytes is not None, "with_cache comes before"
-    size = options.block_size
-    per_block = KVArena.bytes_per_block(spec.n_layers, size, spec.n_kv_heads, spec.head_dim, dtype)
-    per_block += 0 if drafter is None else size * drafter.cache_bytes
-    n_blocks = options.kv_bytes // per_block
-    if n_blocks < 4:
-        raise ConfigError(f"kv_bytes is {options.kv_bytes}: a block takes {per_block} bytes, at least 4 are needed")
-    if options.max_model_len is not None and not 1 <= options.max_model_len <= spec.max_positions:
-        raise ConfigError(
-            f"max_model_len is {options.max_model_len}; this model allows 1 to {spec.max_positions} tokens"
-        )
-    # One block is left for the tree after the text.
-    fits = (n_blocks - 1) * size
-    longest = min(options.max_model_len or spec.max_positions, fits)
-    return TargetInfo(spec, n_blocks, size, longest, drafter=drafter)
 
 
 def target_spec(options: TargetOptions, path: Path) -> ModelSpec:
@@ -63,11 +36,7 @@ def target_spec(options: TargetOptions, path: Path) -> ModelSpec:
     Raises:
         UnsupportedModelError: the checkpoint cannot be run.
     """
-    spec = load_spec(path)
-    if options.simulation is None:
-        return spec
-    n_layers = max(spec.n_layers, options.stages)
-    return replace(spec, family=SIMULATED, n_layers=n_layers, layer_types=("full_attention",) * n_layers)
+    return simulated_spec(load_spec(path), options)
 
 
 def describe_target(options: TargetOptions, path: Path) -> TargetInfo:
@@ -84,7 +53,7 @@ def describe_target(options: TargetOptions, path: Path) -> TargetInfo:
         if options.simulation is not None:
             raise ConfigError("drafter is set, but a simulated target has no states that a trained drafter could read")
         drafter = describe_drafter(read_checkpoint(options.drafter, spec), options.drafter, dtype)
-    return replace(plan_cache(spec, options, dtype, drafter), identity=_identity(options, path, dtype))
+    return replace(plan_cache(spec, options, dtype.itemsize, drafter), identity=_identity(options, path, dtype))
 
 
 def _identity(options: TargetOptions, path: Path, dtype: torch.dtype) -> ModelIdentity:

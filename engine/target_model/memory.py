@@ -17,21 +17,20 @@ import torch
 from engine.cuda.plan.layout import DRAFTER_PARTIAL_BYTES, PARTIAL_BYTES
 from engine.device import is_host
 from engine.errors import ConfigError
-from engine.kv.arena import KVArena
+from engine.kv.blocks import block_bytes
 from engine.model.loader import load_config
 from engine.model.ranges import LayerRange
 from engine.model.spec import ModelSpec
 from engine.target_model.info import TargetInfo
 from engine.target_model.loading import describe_target
 from engine.target_model.numerics import resolve_dtype
-from engine.target_model.options import CPU_CACHE, GIB, TargetOptions, check_memory
+from engine.target_model.options import ANY, CPU_CACHE, GIB, TargetOptions, check_memory
 from engine.target_model.split import memory_of_stages, stage_ranges
 
 USABLE = 0.9  # of a GPU's memory; the rest is for CUDA, libraries and fragmentation
 FREE = 0.97  # of the memory that is free before loading, if other processes use the rest
 MOST_BLOCKS = 1 << 18  # 16 million tokens; the host takes too long to search more
 LEAST_BLOCKS = 4
-ANY = 1 << 60  # bytes: no limit
 
 
 def room_of(device: str, share: float = 1.0) -> int:
@@ -91,7 +90,7 @@ def _stage_bytes(
     memory = memory_of_stages(options, path, info, ranges)
     found = []
     for i, (layers, one, limit) in enumerate(zip(ranges, memory, limits, strict=True)):
-        block = KVArena.bytes_per_block(len(layers), size, spec.n_kv_heads, spec.head_dim, dtype)
+        block = block_bytes(len(layers), size, spec.n_kv_heads, spec.head_dim, dtype.itemsize)
         step = step_bytes(config, spec, options.step_rows, layers.is_last, options.has_executor)
         if layers.is_last and info.drafter is not None:
             block += size * info.drafter.cache_bytes

@@ -26,7 +26,17 @@ from engine.model.loader import load_config
 from engine.model.quantization import check_quantization
 from engine.model.shard import ModelShard
 from engine.model.spec import ModelSpec, read_spec
-from engine.target_model.options import AUTO, EXACT, FAST, LAYERS, NUMERICS, Resolution, TargetOptions, is_cuda
+from engine.target_model.options import (
+    AUTO,
+    EXACT,
+    FAST,
+    LAYERS,
+    NUMERICS,
+    Resolution,
+    TargetOptions,
+    dtype_name,
+    is_cuda,
+)
 
 if TYPE_CHECKING:  # need Triton
     from engine.cuda.executor import Executor
@@ -45,13 +55,8 @@ def resolve_dtype(name: str | None, spec: ModelSpec, device: str) -> torch.dtype
     Raises:
         ConfigError: ``name`` is not supported.
     """
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name is None:
-        dtype: torch.dtype = torch.float32 if device == "cpu" else getattr(torch, spec.dtype)
-        return dtype
-    if name not in known:
-        raise ConfigError(f"dtype is {name!r}; it must be one of {', '.join(known)}")
-    return known[name]
+    dtype: torch.dtype = getattr(torch, dtype_name(name, spec.dtype, device))
+    return dtype
 
 
 def with_numerics(options: TargetOptions, path: Path) -> TargetOptions:

@@ -10,10 +10,32 @@ from engine.request import DEFAULT_NODES
 from engine.simulated.profile import Simulation
 
 GIB = 1 << 30
+ANY = 1 << 60  # bytes: no limit
 CPU_CACHE = GIB // 2  # bytes of KV cache on a CPU where no number is named
 STEP_ROWS = 2048  # of the largest step: what a scheduler composes at most by default
 NUMERICS = AUTO, EXACT, FAST, LAYERS = "auto", "exact", "fast", "layers"
 EVEN, MEASURED = "even", "measured"  # splits, like ``AUTO``
+
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of the dtypes that a name may select
+
+
+def dtype_name(name: str | None, stored: str, device: str) -> str:
+    """Return the dtype of activations by torch's name; without a name float32 on a CPU, else the checkpoint's.
+
+    Raises:
+        ConfigError: ``name`` is not supported.
+    """
+    if name is None:
+        return "float32" if device == "cpu" else stored
+    if name not in _ITEM_BYTES:
+        raise ConfigError(f"dtype is {name!r}; it must be one of {', '.join(_ITEM_BYTES)}")
+    return name
+
+
+def item_bytes(dtype: str) -> int:
+    """Return the bytes of a number of a dtype by torch's name, which may be a checkpoint's ``float64``."""
+    return _ITEM_BYTES.get(dtype, 8)
 
 
 def is_cuda(device: str) -> bool:

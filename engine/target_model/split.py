@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from engine.kept_files import in_cache
-from engine.kv.arena import KVArena
+from engine.kv.blocks import block_bytes
 from engine.model.loader import load_config
 from engine.model.partition import ModelParts, check_ranges, partition
 from engine.model.quantization import check_quantization
@@ -105,7 +105,7 @@ def memory_of_stages(
 def kv_per_layer(info: TargetInfo, dtype: torch.dtype) -> int:
     """Return the bytes of KV cache of each layer."""
     spec = info.spec
-    return info.n_blocks * KVArena.bytes_per_block(1, info.block_size, spec.n_kv_heads, spec.head_dim, dtype)
+    return info.n_blocks * block_bytes(1, info.block_size, spec.n_kv_heads, spec.head_dim, dtype.itemsize)
 
 
 def _drafter_cache(info: TargetInfo) -> int:

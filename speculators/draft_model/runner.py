@@ -24,8 +24,8 @@ from engine.protocol import Needs, RequestView
 from engine.sampling.params import SamplingParams
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
-from engine.target_model.info import TargetInfo, positions
-from engine.target_model.loading import plan_cache, whole_range
+from engine.target_model.info import TargetInfo, plan_cache, positions
+from engine.target_model.loading import whole_range
 from engine.target_model.numerics import executors_of, resolve_dtype, with_numerics
 from engine.target_model.options import TargetOptions
 from engine.tree import IntArray, TokenTree
@@ -79,7 +79,7 @@ class DraftModelRunner:
         path = resolve(options.model)
         options, spec = with_numerics(options, path), load_spec(path)
         dtype, device = resolve_dtype(options.dtype, spec, options.device), torch.device(options.device)
-        info = plan_cache(spec, options, dtype)
+        info = plan_cache(spec, options, dtype.itemsize)
         shard = load_shard(path, whole_range(spec), dtype=dtype, device=device, n_positions=positions(info))
         shard.pack_linears()
         [executor] = executors_of(options, [shard])

@@ -35,8 +35,8 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.stage.stage import Stage
-from engine.target_model.info import TargetInfo, positions
-from engine.target_model.loading import grammars_of, plan_cache
+from engine.target_model.info import TargetInfo, plan_cache, positions
+from engine.target_model.loading import grammars_of
 from engine.target_model.local import LocalTarget
 from engine.target_model.options import TargetOptions
 from speculators.pool import SpeculatorPool
@@ -223,7 +223,7 @@ Serving = Callable[..., AbstractAsyncContextManager[ServedPipelines]]
 @pytest.fixture(scope="session")
 def info(tiny_checkpoint: Path) -> TargetInfo:
     options = TargetOptions(str(tiny_checkpoint), kv_bytes=4 << 20, block_size=16, max_model_len=1024)
-    return plan_cache(load_spec(tiny_checkpoint), options, torch.float32)
+    return plan_cache(load_spec(tiny_checkpoint), options, torch.float32.itemsize)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Processes that run no model start without torch: a router, the replica of a target, an ingress, the builder."""
+"""Processes that run no model start without torch: router, target replica, ingress, builder, ``spectra serve``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from app.config.serve import ServeConfig
 from app.inputs.tokenizers import load_tokenizer
+from app.serving.preflight import check_model
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -46,6 +48,12 @@ for seq, method in enumerate(("auto", "pld", "anpd", "lookahead", "spectra-core"
     assert pool.advance([], {seq: 4}) is not None
 scheduler.submit(Sequence.of(9, Request([5, 6, 7], params, max_nodes=4)))
 assert encode_step_frame(scheduler.next_step(1, 0))
+
+import app.serving.server
+from app.builder import application
+from app.serving.preflight import check_model
+check_model(config, is_local=True)  # as it passed the checks before
+assert application(config)
 assert not {"torch", "transformers", "accelerate", "safetensors"} & set(sys.modules)
 
 import app.api.edge
@@ -57,6 +65,7 @@ assert "torch" not in sys.modules
 
 @pytest.mark.cluster
 def test_processes_that_run_no_model_do_not_load_torch(tiny_checkpoint: Path) -> None:
+    check_model(ServeConfig(model=str(tiny_checkpoint)), is_local=True)
     done = subprocess.run([sys.executable, "-c", CODE, str(tiny_checkpoint)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

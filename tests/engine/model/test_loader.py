@@ -22,7 +22,7 @@ from engine.model.ranges import LayerRange
 from engine.model.spec import read_spec
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target_model.loading import plan_cache
+from engine.target_model.info import plan_cache
 from engine.target_model.local import LocalTarget
 from engine.target_model.numerics import resolve_dtype
 from engine.target_model.options import TargetOptions
@@ -207,9 +207,9 @@ def test_a_cache_that_is_too_small_is_refused() -> None:
     spec = read_spec(tiny_model("llama").config)
     per_block = 4 * 2 * 16 * 2 * 8 * 4  # layers, keys and values, tokens, heads, dimensions, bytes
     options = TargetOptions("m", kv_bytes=10 * per_block, block_size=16)
-    info = plan_cache(spec, options, torch.float32)
+    info = plan_cache(spec, options, torch.float32.itemsize)
     assert (info.n_blocks, info.max_model_len) == (10, 9 * 16)
-    assert plan_cache(spec, options, torch.bfloat16).n_blocks == 20
+    assert plan_cache(spec, options, torch.bfloat16.itemsize).n_blocks == 20
     for wrong in (TargetOptions("m", kv_bytes=3 * per_block, block_size=16), TargetOptions("m", max_model_len=513)):
         with pytest.raises(ConfigError):
-            plan_cache(spec, wrong, torch.float32)
+            plan_cache(spec, wrong, torch.float32.itemsize)

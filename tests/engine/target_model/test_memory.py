@@ -19,8 +19,8 @@ from engine.simulated.profile import PipelineProfile, Simulation
 from engine.target_model.info import TargetInfo
 from engine.target_model.loading import describe_target, load_parts
 from engine.target_model.local import LocalTarget
-from engine.target_model.memory import ANY, MOST_BLOCKS, room_of, step_bytes, with_cache
-from engine.target_model.options import CPU_CACHE, EXACT, FAST, GIB, LAYERS, STEP_ROWS, Resolution, TargetOptions
+from engine.target_model.memory import MOST_BLOCKS, room_of, step_bytes, with_cache
+from engine.target_model.options import ANY, CPU_CACHE, EXACT, FAST, GIB, LAYERS, STEP_ROWS, Resolution, TargetOptions
 from engine.target_model.split import memory_of_stages, stage_ranges
 from tests.support.served_drafters import drafter_spec, random_checkpoint
 from tests.support.tiny_models import saved_model
