@@ -133,9 +133,10 @@ def measure_start(model: str, flags: Sequence[str], cache: str) -> MeasuredStart
             else:
                 raise SystemExit("the server did not start")
             found.ready_s = marks[-1][1] - began
-            body = {"prompt": "Hello", "max_tokens": 16, "temperature": 0}
-            with httpx.Client(timeout=60, trust_env=False) as client:
-                client.post(f"http://127.0.0.1:{port}/v1/completions", json=body).raise_for_status()
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/", timeout=60, trust_env=False) as client:
+                name = client.get("models").json()["data"][0]["id"]
+                body = {"model": name, "prompt": "Hello", "max_tokens": 16, "temperature": 0}
+                client.post("completions", json=body).raise_for_status()
             marks.append(("", time.monotonic(), tree.cpu_seconds()))
         for (name, start, before), (_, end, after) in pairwise(marks):
             found.phases.append((name, end - start, after - before))
