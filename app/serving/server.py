@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -13,7 +14,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -42,7 +43,11 @@ from deployments.observability.logs import JSON, configure
 from engine.errors import ConfigError
 from speculators.kernels import start_compiling
 
+if TYPE_CHECKING:
+    from ray.serve import Application
+
 ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+SERVE_PROCESSES = 3  # the controller, HAProxy's manager, and the proxy that HAProxy falls back to
 
 
 class Server:
@@ -116,14 +121,14 @@ class Server:
 
         ray = "starting Ray and Serve" if self._address is None else f"joining Ray at {self._address}"
         self._progress.say(f"{ray}; meanwhile checking model {self.config.model} and its settings")
-        self._check_while_ray_starts()
+        application = self._check_while_ray_starts()
         if not self.stopping:
             check_gpus(self.config, self._progress.say, is_local=self._address is None)
             if self._address is None:
                 joins = write_join_file(Path(self._scratch.name), ray_address())
                 self._progress.say(f"started Ray; `. {joins}` lets a shell's programs join it, for handles")
             self._progress.say(f"deploying the application; logs: {log_folder()}")
-            self._deploy()
+            self._deploy(application)
             wait_until_ready(self._base, self._client, self._progress, self._stop)
             if self._watch is not None:
                 self._watch.start()
@@ -166,24 +171,31 @@ class Server:
         trust = True if self._watch is None else client_context(self._watch.bundle)
         return httpx.Client(timeout=timeout, verify=trust, trust_env=False)
 
-    def _check_while_ray_starts(self) -> None:
-        """Start Ray in one thread and check the configuration in another; raises as ``start``.
+    def _check_while_ray_starts(self) -> Application:
+        """Start Ray in one thread and check the configuration in another; return the application. Raises as ``start``.
 
         Meanwhile this thread keeps the signals: Ray installs its handlers as it starts, and they would end the process
         at once and leave Ray's processes behind.
         """
         self._has_ray = True
+        gc.disable()  # collections would visit what imports allocate, and take a sixth of their time
         with ThreadPoolExecutor(1) as checks:
-            work = checks.submit(self._check_model), self._ray_thread.submit(self._start_ray)
-            while wait(work, timeout=0.02).not_done:
+            checking, starting = checks.submit(self._checked_application), self._ray_thread.submit(self._start_ray)
+            while wait((checking, starting), timeout=0.02).not_done:
                 self.install_signals()
         self.install_signals()
-        for one in work:
-            one.result()
+        gc.enable()
+        application = checking.result()
+        starting.result()
+        return application
 
-    def _check_model(self) -> None:
+    def _checked_application(self) -> Application:
         check_model(self.config, is_local=self._address is None)
         check_store(self.config, self._progress.say)
+        from app.builder import application
+
+        is_private = self._address is None and self._certificate is None and is_loopback(self.host)
+        return application(self.config, is_private=is_private)
 
     def _start_ray(self) -> None:
         """Start Ray and Serve, or join Ray, whose Serve starts with the application."""
@@ -217,26 +229,29 @@ class Server:
         logs = LoggingConfig(encoding=self.config.log_format.upper(), log_level=self.config.log_level.upper())
         serve.start(http_options=HTTPOptions(host=self._serve_host, port=self.port), logging_config=logs)
 
-    def _deploy(self) -> None:
+    def _deploy(self, application: Application) -> None:
         from ray.serve.api import RunTarget, run_many
-
-        from app.builder import application
 
         if self._address is not None:
             self._start_serve()
-        is_private = self._address is None and self._certificate is None and is_loopback(self.host)
-        target = RunTarget(application(self.config, is_private=is_private), APP_NAME)
         self._is_deployed = True
         # Not waiting here: a large model loads for minutes, and a signal must be heard meanwhile.
-        run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        run_many(
+            [RunTarget(application, APP_NAME)],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
 
     def _cpus(self) -> int:
-        """Ray CPUs of a local cluster: what the application reserves; Ray starts a worker for each at once."""
-        n_stages = self.config.stages + self.config.standby_stages
-        pipeline = n_stages * max(self.config.stage_cpus, 0.001) + 0.1
-        others = 2 * (1 + self.config.speculator_actors + self.config.ingress_replicas)  # old and new in a redeploy
-        others += watched_store(self.config) is not None  # the retrieval service
-        return max(1, math.ceil(self.config.most_pipelines * pipeline + 0.1 * others))
+        """Ray CPUs of a local cluster: what the application reserves, and at least one for each process but the stages.
+
+        Ray starts that many processes at once, and then as many at a time; the others would start one after another.
+        """
+        config, n_targets = self.config, self.config.most_pipelines
+        pipeline = (config.stages + config.standby_stages) * max(config.stage_cpus, 0.001) + 0.1
+        others = 1 + config.speculator_actors + config.ingress_replicas + (watched_store(config) is not None)
+        reserved = n_targets * pipeline + 2 * 0.1 * others  # old and new in a redeploy
+        return max(math.ceil(reserved), SERVE_PROCESSES + n_targets + others)
 
     @property
     def stopping(self) -> bool:
