@@ -36,7 +36,7 @@ from benchmarks.support.reporting import table
 from benchmarks.support.server_process import free_port
 
 PROGRESS = re.compile(r" *\d+\.\d s  (.*)")
-SAMPLE_S = 0.1  # between two looks at the processes; what one takes after the last look before its end is missed
+SAMPLE_S = 0.5  # between two looks at the processes; what one takes after the last look before its end is missed
 SHOWN_S = 0.3  # processes with less CPU time are summed up as others
 PHASES = {"phase": "from", "wall_s": "wall, s", "cpu_s": "CPU, s"}
 PROCESSES = {"process": "process", "cpu_s": "CPU, s", "memory_mib": "memory, MiB"}
