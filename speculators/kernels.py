@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from speculators.auto.streams import CLASSES
 from speculators.ngrams.occurrences import Occurrences
 from speculators.ngrams.pld import PldConfig, PromptLookup
 from speculators.successors.config import SuccessorConfig
+from speculators.successors.growth import draft
 from speculators.successors.speculator import Successors
 
 
@@ -38,12 +40,17 @@ def compile_kernels() -> None:
 
 
 def start_compiling() -> subprocess.Popen[bytes] | None:
-    """Start a process that compiles; return None if the cache has compiled code already."""
-    if any(cache_folder().glob("compiled-*/successors_*/*.nbi")):
+    """Start a process that compiles; return None if the cache has the machine code of these sources."""
+    if any(_code_folder().glob("*.nbi")):
         return None
     code = f"import spectra_serve; from {__name__} import compile_kernels; compile_kernels()"
     command, quiet = [sys.executable, "-Pc", code], subprocess.DEVNULL
     return subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+
+
+def _code_folder() -> Path:
+    """Return where the cache keeps the machine code of drafting; sources that have changed have another folder."""
+    return Path(draft.stats.cache_path)  # type: ignore[attr-defined]
 
 
 def _draft_once() -> None:

@@ -22,18 +22,22 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_server_compiles_in_a_process_unless_the_cache_has_code(
-    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = Mock()
+    monkeypatch.setattr(kernels, "_code_folder", lambda: tmp_path)
     monkeypatch.setattr(subprocess, "Popen", start)
     assert kernels.start_compiling() is start.return_value
     code = "import spectra_serve; from speculators.kernels import compile_kernels; compile_kernels()"
     assert start.call_args.args == ([sys.executable, "-Pc", code],)  # -P: the user's folder has no say
-    kept = own_cache / "compiled-1" / "successors_1" / "growth.grow-1.py311.nbi"
-    kept.parent.mkdir(parents=True)
-    kept.touch()
+    (tmp_path / "growth.draft-53.py311.nbi").touch()
     assert kernels.start_compiling() is None
     start.assert_called_once()
+
+
+def test_compiled_code_is_found_where_numba_keeps_it() -> None:
+    kernels.compile_kernels()
+    assert kernels.start_compiling() is None
 
 
 def test_one_process_compiles_while_others_wait(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
