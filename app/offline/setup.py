@@ -25,7 +25,6 @@ from app.speculation.step_costs import offline_costs
 from app.speculation.vocabulary import known_rows
 from engine.errors import ConfigError
 from engine.loop import Engine
-from engine.model.spec import ModelSpec
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target_model.local import LocalTarget
