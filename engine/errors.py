@@ -1,7 +1,22 @@
-"""Every exception of the engine.
+"""Every exception of the engine, and the check for optional packages.
 
 ``SpectraError`` is the root. ``RequestError`` is the client's fault (HTTP 4xx), every other one the server's (5xx).
 """
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from types import MappingProxyType
+
+MODULES = MappingProxyType(
+    {
+        "completion": "shtab",
+        "int8": "bitsandbytes",
+        "parquet": "duckdb",
+        "traces": "opentelemetry.exporter.otlp.proto.http",
+    }
+)
+"""The module that each extra in ``pyproject.toml`` installs."""
 
 
 class SpectraError(Exception):
@@ -54,3 +69,23 @@ class StepFailedError(SpectraError):
 
 class ConfigError(SpectraError):
     """A configuration value is wrong; the message names field, value and allowed values."""
+
+
+def require_extra(extra: str, feature: str) -> None:
+    """Check that the module of an extra is installed.
+
+    Args:
+        extra: a key of ``MODULES``.
+        feature: the flag or command that needs it, for the message.
+
+    Raises:
+        ConfigError: it is not installed; the message names the command that installs it.
+    """
+    try:
+        found = find_spec(MODULES[extra])
+    except ModuleNotFoundError:  # a parent package is missing
+        found = None
+    if found is None:
+        raise ConfigError(
+            f"{feature} needs {MODULES[extra]}, which is not installed: pip install 'spectra-serve[{extra}]'"
+        )

@@ -10,8 +10,8 @@ from app.config.serve import ServeConfig
 from app.inputs.default_model import DEFAULT_MODEL
 from app.playground.options import PlaygroundOptions, Victim
 from deployments.observability.logs import LogOptions
-from deployments.observability.traces import TraceOptions, can_export
-from engine.errors import ConfigError
+from deployments.observability.traces import TraceOptions
+from engine.errors import require_extra
 
 
 def access_options(config: ServeConfig) -> AccessOptions:
@@ -36,10 +36,8 @@ def log_options(config: ServeConfig) -> LogOptions:
 def trace_options(config: ServeConfig) -> TraceOptions:
     """Return where ingresses and router send spans; raise ConfigError if the exporter is needed but not installed."""
     endpoint = config.otlp_endpoint
-    if endpoint and not can_export():
-        raise ConfigError(
-            "otlp_endpoint (--otlp-endpoint) needs the OpenTelemetry exporter: pip install 'spectra-serve[traces]'"
-        )
+    if endpoint:
+        require_extra("traces", "otlp_endpoint (--otlp-endpoint)")
     return TraceOptions(bool(endpoint), "" if endpoint in (None, "env") else str(endpoint))
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, require_extra
 
 T = TypeVar("T")
 
@@ -43,10 +43,9 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield rows without the columns that have no value."""
-    try:
-        import duckdb  # an optional dependency
-    except ImportError as error:
-        raise ConfigError(f"--prompts {path} is read with duckdb: pip install 'spectra-serve[parquet]'") from error
+    require_extra("parquet", f"--prompts {path}")
+    import duckdb
+
     try:
         with duckdb.connect() as session:
             table = session.read_parquet(str(path))

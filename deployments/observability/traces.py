@@ -5,7 +5,6 @@ A span is built once its request is over, from times that are recorded anyway. T
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from engine.scheduling.sequence import Sequence
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 SEND_EVERY_MS = 1000
 TRACEPARENT = "traceparent"  # header of W3C Trace Context
 
@@ -27,14 +25,6 @@ class TraceOptions:
 
     on: bool = False
     endpoint: str = ""  # URL of a collector that takes OTLP over HTTP
-
-
-def can_export() -> bool:
-    """Whether the exporter is installed."""
-    try:
-        return importlib.util.find_spec(EXPORTER) is not None
-    except ModuleNotFoundError:  # a parent package is missing
-        return False
 
 
 def tracer_of(options: TraceOptions, process: str) -> Tracer | None:

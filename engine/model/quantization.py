@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ConfigError, UnsupportedModelError
+from engine.errors import ConfigError, UnsupportedModelError, require_extra
 
 if TYPE_CHECKING:  # commands read specs and flags without torch
     import torch
@@ -120,13 +120,8 @@ def bitsandbytes() -> Any:
     """
     chatter = logging.getLogger("bitsandbytes.backends.cpu.ops")  # messages on 4-bit kernels, which are not used here
     chatter.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # it uses torch.jit
-            import bitsandbytes as package
-    except ImportError as error:
-        raise ConfigError(
-            "int8 weights on a CPU need the package bitsandbytes, which is not installed: "
-            "pip install 'spectra-serve[int8]'"
-        ) from error
+    require_extra("int8", "quantization int8 on a CPU")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it uses torch.jit
+        import bitsandbytes as package
     return package

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+FILES = ("spectra_serve.py", "pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE")
 PATIENCE_S = 600.0  # a program that still runs then hangs
 
 
@@ -19,14 +20,22 @@ def packages() -> list[Path]:
     return [path.parent for path in sorted(ROOT.glob("*/py.typed"))]
 
 
-def build_wheel(folder: Path) -> Path:
-    """Build a wheel of the checkout's packages without downloads, from a copy: setuptools writes into its sources."""
+def build_sdist(folder: Path) -> Path:
+    """Build a source distribution of the checkout, from a copy because setuptools writes into its sources."""
     source = folder / "source"
     for package in packages():
         shutil.copytree(package, source / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("spectra_serve.py", "pyproject.toml", "README.md", "LICENSE"):
+    for name in FILES:
         shutil.copy(ROOT / name, source)
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
+    code = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    output_of(sys.executable, "-c", code, folder, folder=source)
+    (sdist,) = folder.glob("*.tar.gz")
+    return sdist
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build a wheel from a source distribution, as ``python -m build`` does, without downloads."""
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(build_sdist(folder)))
     (wheel,) = folder.glob("*.whl")
     return wheel
 

@@ -1,10 +1,11 @@
-"""``pip install spectra-serve``: the wheel is complete, and its commands work without a checkout."""
+"""Source distribution and wheel are complete, and the wheel's commands work without a checkout."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import subprocess
+import tarfile
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
@@ -30,7 +31,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(wheel, tmp_path_factory.mktemp("environment"))
 
 
-def test_the_wheel_has_every_file_of_the_packages_its_licence_and_pinned_dependencies(wheel: Path) -> None:
+def test_the_wheel_has_every_file_of_the_packages_its_licence_and_dependencies(wheel: Path) -> None:
     names = [str(package.relative_to(ROOT)) for package in packages()]
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", *names], cwd=ROOT, capture_output=True)
     tracked = {name for name in listed.stdout.decode().splitlines() if (ROOT / name).is_file()}
@@ -44,6 +45,14 @@ def test_the_wheel_has_every_file_of_the_packages_its_licence_and_pinned_depende
     assert (fields["Name"], fields["Version"], fields["License-Expression"]) == ("spectra-serve", VERSION, "Apache-2.0")
     assert fields["Description-Content-Type"] == "text/markdown"
     assert f"torch=={importlib.metadata.version('torch').partition('+')[0]}" in fields.get_all("Requires-Dist", [])
+
+
+def test_the_source_distribution_has_licence_readme_and_changelog_but_no_tests(wheel: Path) -> None:
+    (sdist,) = wheel.parent.glob("*.tar.gz")  # the wheel was built from it
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "PKG-INFO"} <= names
+    assert not [name for name in names if name.startswith("tests")]
 
 
 def test_commands_run_outside_of_the_checkout(installed: Path, tmp_path: Path) -> None:

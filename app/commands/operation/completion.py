@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from engine.errors import require_extra
+
 SHELLS = ("bash", "zsh", "fish")
 VALUES_OF = ("--method",)  # flags that take the name of a method
 FILES = {"FILE", "F", "F.jsonl", "F.json", "H.jsonl", "LOGS.jsonl"}  # metavars
@@ -26,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the script; returns the exit status."""
+    require_extra("completion", "spectra completion")
     import shtab
 
     _prepare(arguments.parser)
