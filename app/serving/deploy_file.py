@@ -1,7 +1,7 @@
-"""A Serve config file, or a RayService, before it is deployed: what is misspelt in it.
+"""Checks a Serve config file or a RayService before it is deployed.
 
-Ray drops keys that it does not know, in `serve deploy`, in its dashboard and so in a RayService, before any of our code
-runs. Here the same schemas refuse them.
+Ray silently drops keys that it does not know, in `serve deploy`, in its dashboard and so in a RayService, before our
+code runs. Here the same schemas refuse them.
 """
 
 from __future__ import annotations
@@ -27,81 +27,69 @@ from engine.model.resolve import check_model_name
 if TYPE_CHECKING:
     from ray.serve.schema import ServeApplicationSchema
 
-OURS = ("spectra_serve.build_app", "app.builder.build_app")  # or with a colon; whose args are ours to judge
+OURS = ("spectra_serve.build_app", "app.builder.build_app")  # import paths, or with a colon
 CONFIG = "config.json"  # in every model's directory
-STAND_INS = {  # for paths of other machines; no hub is asked
-    "model": HUB_ID,
-    "draft_model": HUB_ID,
-    "heads": None,
-    "retrieval": None,
-    "api_keys": None,
-}
+STAND_INS = {"model": HUB_ID, "draft_model": HUB_ID, "heads": None, "retrieval": None, "api_keys": None}
+"""Fields that may hold paths of other machines -> a value that passes the checks on this one, without the hub."""
 
 
 def check_deploy_file(path: Path, *, elsewhere: bool = False) -> list[str]:
-    """Every mistake in the file, in a sentence each; Ray refuses by itself what is missing for a deployment to run.
+    """Return one sentence for each mistake in the file, except for missing keys, which Ray refuses.
 
     Args:
         path: of the file.
-        elsewhere: absolute paths in it are those of other machines, and not looked for on this one.
+        elsewhere: absolute paths in it are those of other machines; do not look for them here.
 
     Raises:
         ConfigError: the file cannot be read, or holds no Serve config.
     """
     from ray.serve.schema import ServeDeploySchema
 
-    given = _serve_config(path)
     try:
-        deployed = ServeDeploySchema.model_validate(given, extra="forbid")
+        deployed = ServeDeploySchema.model_validate(_serve_config(path), extra="forbid")
     except ValidationError as error:
         return [_sentence(one) for one in error.errors(include_url=False)]
     wrong = []
     for place, application in enumerate(deployed.applications):
         if is_ours(application.import_path):
-            wrong += [
-                f"applications[{place}].args: {sentence}" for sentence in _wrong_args(application.args, elsewhere)
-            ]
-            wrong += [f"applications[{place}].deployments: {sentence}" for sentence in _wrong_bounds(application)]
+            wrong += [f"applications[{place}].{sentence}" for sentence in _wrong_in(application, elsewhere)]
     return wrong
 
 
 def is_ours(import_path: str) -> bool:
-    """Whether an application is made by ``build_app``."""
+    """Whether ``build_app`` makes the application."""
     return import_path.replace(":", ".") in OURS
 
 
-def _wrong_args(args: dict[str, Any], elsewhere: bool) -> list[str]:
-    try:
-        config = config_of(args)
-        if elsewhere:
-            paths = {name for name in STAND_INS if str(getattr(config, name)).startswith("/")}
-            config = config.model_copy(update={name: STAND_INS[name] for name in paths})
-        config = checked(config)
-    except SpectraError as error:
-        return [str(error)]
-    return _missing(config)
-
-
-def _wrong_bounds(application: ServeApplicationSchema) -> list[str]:
-    """What the router would not take of its ``user_config``."""
+def _wrong_in(application: ServeApplicationSchema, elsewhere: bool) -> list[str]:
     try:
         config = config_of(application.args)
         bounds = ScalingOptions(config.least_pipelines, config.most_pipelines)
-        for deployment in application.deployments:
-            if deployment.name == "Router" and isinstance(deployment.user_config, dict):
-                bounds_of(deployment.user_config, bounds)
     except ConfigError as error:
-        return [str(error)] if "user_config" in str(error) else []  # args are told of already
-    return []
+        return [f"args: {error}"]
+    wrong = [f"args: {sentence}" for sentence in _wrong_args(config, elsewhere)]
+    for deployment in application.deployments:
+        if deployment.name == "Router" and isinstance(deployment.user_config, dict):
+            try:
+                bounds_of(deployment.user_config, bounds)
+            except ConfigError as error:
+                wrong.append(f"deployments: {error}")
+    return wrong
 
 
-def _missing(config: ServeConfig) -> list[str]:
-    """What is not where ``model``, ``draft_model`` and ``heads`` say; no hub is asked."""
+def _wrong_args(config: ServeConfig, elsewhere: bool) -> list[str]:
+    if elsewhere:
+        paths = {name for name in STAND_INS if str(getattr(config, name)).startswith("/")}
+        config = config.model_copy(update={name: STAND_INS[name] for name in paths})
+    try:
+        config = checked(config)
+    except SpectraError as error:
+        return [str(error)]
     wrong = []
-    drafter = None if config.draft_model is None else drafter_path(config.draft_model)
-    for field, name in (("model", target_name(config.model)), ("draft_model", drafter)):
-        if name is None:
-            continue
+    names = {"model": target_name(config.model)}
+    if config.draft_model is not None:
+        names["draft_model"] = drafter_path(config.draft_model)
+    for field, name in names.items():
         folder = Path(name).expanduser()
         if folder.is_dir() and not (folder / CONFIG).is_file():
             wrong.append(f"{field} is {name!r}; that directory holds no {CONFIG}, as a model's does")
@@ -115,10 +103,11 @@ def _missing(config: ServeConfig) -> list[str]:
 
 
 def _serve_config(path: Path) -> dict[str, Any]:
+    """Return the Serve config of a file, or that of the first RayService among its documents."""
     try:
-        documents = [*yaml.safe_load_all(path.read_text(encoding="utf-8"))]
-        found = next(filter(_is_to_check, documents), documents[0] if documents else None)
-        if isinstance(found, dict) and found.get("kind") == "RayService":
+        documents = [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if isinstance(one, dict)]
+        found = next((one for one in documents if one.get("kind") == "RayService" or "applications" in one), {})
+        if found.get("kind") == "RayService":
             found = yaml.safe_load(found["spec"]["serveConfigV2"])
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
@@ -131,22 +120,13 @@ def _serve_config(path: Path) -> dict[str, Any]:
     return found
 
 
-def _is_to_check(document: Any) -> bool:
-    """Whether a document, of several in a file of manifests, is one to check."""
-    return isinstance(document, dict) and (document.get("kind") == "RayService" or "applications" in document)
-
-
 def _sentence(error: ErrorDetails) -> str:
+    from ray.serve import schema
+
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
     if error["type"] != "extra_forbidden":
         return f"{place} is {error['input']!r}: {error['msg']}"
-    near = get_close_matches(str(error["loc"][-1]), _known(), 1)
-    return f"{place} is unknown to Serve, which would drop it{f'; {near[0]} is meant?' if near else ''}"
-
-
-def _known() -> set[str]:
-    """The names of all fields of Serve's schemas."""
-    from ray.serve import schema
-
     models = [one for one in vars(schema).values() if isinstance(one, type) and issubclass(one, BaseModel)]
-    return {name for model in models for name in model.model_fields}
+    known = {name for model in models for name in model.model_fields}
+    near = get_close_matches(str(error["loc"][-1]), known, 1)
+    return f"{place} is unknown to Serve, which would drop it{f'; did you mean {near[0]}?' if near else ''}"

@@ -1,4 +1,4 @@
-"""What a server needs of its machine: Ray's switches, and ports."""
+"""What a server needs from its machine: Ray's environment, ports and folders."""
 
 from __future__ import annotations
 
@@ -14,110 +14,104 @@ from pathlib import Path
 from app.serving.haproxy import BINARY, IN_IMAGE, LOOPBACK, haproxy_script
 from engine.errors import ConfigError
 
-PORTS, PORTS_EACH = (11_000, 21_000), 200  # below the ports of outgoing connections; so many for each server
-NODE_HTTP_PORTS, NODE_GRPC_PORTS = (20_000, 24_999), (25_000, 29_999)  # of Serve's replicas on a node of its own
+PORTS, PORTS_EACH = (11_000, 21_000), 200  # below the ports of outgoing connections; a range for each server
+NODE_HTTP_PORTS, NODE_GRPC_PORTS = (20_000, 24_999), (25_000, 29_999)  # of Serve's replicas on a cluster's node
 
-SWITCHES = {  # of every Ray that runs the application
+SWITCHES = {  # for every Ray that runs the application; HTTP is 6 to 11 times faster with them
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     "RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S": "1",
-    # A replica that comes or goes makes HAProxy start anew; the process before it ends its streams for so long
+    # HAProxy restarts when a replica comes or goes; the previous process has so long to finish its streams
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
-    # A replica that refuses a connection has gone, whatever HAProxy heard last: it asks the next one, in the end
-    # Serve's own proxy. By default it gives a replica up at its third refusal, and a request at the fourth of all.
+    # A replica that refuses a connection is gone, even if HAProxy does not know yet: it tries the next one, and at last
+    # Serve's own proxy. By default it gives up a replica at the third refusal, and a request at the fourth.
     "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
     "RAY_SERVE_HAPROXY_RETRIES": "100",  # more than there are replicas
     "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-    # On a busy machine a proxy takes long to start. By default Serve kills it after 5 s, and the server's start fails.
+    # On a busy machine a proxy starts slowly. By default Serve kills it after 5 s, and the server does not start.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    "RAY_worker_niceness": "0",  # Ray's default of 15 starves the model next to anything else
-    "RAY_preload_python_modules": "spectra_serve",  # or workers would take packages of our names from the user's folder
+    "RAY_worker_niceness": "0",  # with Ray's default of 15, any other program starves the model
+    "RAY_preload_python_modules": "spectra_serve",  # or workers import the user's packages of the same names
     "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 
-JOIN_VARIABLES = (  # of this process, which programs that join its Ray need too
-    # Without it Ray would look for a cluster at 127.0.0.1 under this machine's other address, for two minutes.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
-    "RAY_AUTH_MODE",
-    "RAY_AUTH_TOKEN",
-    "RAY_AUTH_TOKEN_PATH",
-    "RAY_USE_TLS",
-    "RAY_TLS_SERVER_CERT",
-    "RAY_TLS_SERVER_KEY",
-    "RAY_TLS_CA_CERT",
-)
+# Prefixes of the variables that programs need to join this process's Ray. Without the last, Ray would look for two
+# minutes for a cluster at 127.0.0.1 under this machine's other address.
+JOIN_PREFIXES = ("RAY_AUTH_", "RAY_USE_TLS", "RAY_TLS_", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
 
 
-def serve_environment(
-    scratch: str, first_port: int, host: str = LOOPBACK, bundle: Path | None = None
-) -> dict[str, str]:
-    """Ray's and Serve's switches; they must be set before Ray is imported. They make HTTP 6 to 11 times faster.
+def serve_environment(scratch: str, first: int, host: str = LOOPBACK, bundle: Path | None = None) -> dict[str, str]:
+    """Return the variables for a server of this machine; they must be set before Ray is imported.
 
     Args:
         scratch: folder of this server alone.
-        first_port: of its claimed ports.
+        first: of its claimed ports.
         host: interface for clients.
         bundle: PEM file of its certificate and key; None: plain HTTP.
     """
     return {
         **SWITCHES,
-        # HAProxy's files: the defaults are shared by every server of the machine
+        # HAProxy's files: by default all servers of the machine share them
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{scratch}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{scratch}/s",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": scratch,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{scratch}/server-state",
-        **_proxy_ports(first_port),
+        **_replica_ports((first + 1, first + 90), (first + 91, first + 180)),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(first + 181),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(first + 182),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(first + 183),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(first + 184),
         **haproxy_script(scratch, host, bundle),
     }
 
 
 def node_environment(haproxy: str = IN_IMAGE) -> dict[str, str]:
-    """What every node of a cluster has in its environment before its Ray starts. A node (a pod, a machine) runs one Ray
-    and nothing else, so that HAProxy's files and its own ports are Serve's defaults, and replicas have wide ranges: a
-    port is given out anew when the last HAProxy that knew it has ended, which is after an hour.
+    """Return the variables for a node of a cluster; they must be set before its Ray starts.
+
+    A node (a pod, a machine) runs one Ray and nothing else, so HAProxy's files and own ports are Serve's defaults.
+    Replicas have wide ranges: a port is free again when the last HAProxy process that knew it ends, after an hour.
 
     Args:
         haproxy: path of the script that ``write_node_script`` writes.
     """
-    (http, last_http), (grpc, last_grpc) = NODE_HTTP_PORTS, NODE_GRPC_PORTS
-    return {
-        **SWITCHES,
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(http),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(last_http),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(last_grpc),
-        BINARY: haproxy,
-    }
+    return {**SWITCHES, **_replica_ports(NODE_HTTP_PORTS, NODE_GRPC_PORTS), BINARY: haproxy}
+
+
+def _replica_ports(http: tuple[int, int], grpc: tuple[int, int]) -> dict[str, str]:
+    bounds = {"MIN_HTTP": http[0], "MAX_HTTP": http[1], "MIN_GRPC": grpc[0], "MAX_GRPC": grpc[1]}
+    return {f"RAY_SERVE_DIRECT_INGRESS_{name}_PORT": str(port) for name, port in bounds.items()}
 
 
 def local_environment() -> dict[str, str]:
-    """Switches of a Ray that only this server uses; a cluster that is joined has its own. They turn off
-    ``ray list tasks``, ``ray timeline``, Ray's own metrics and its dashboard's figures; ours come from the application.
+    """Return the variables for a Ray that only this server uses.
+
+    They turn off ``ray list tasks``, ``ray timeline``, Ray's own metrics and its dashboard's figures; the application
+    has its own metrics.
     """
     return {
-        # Serve's replicas unpickle what comes over gRPC, and listen on every interface: each call shows this token.
-        # Processes inherit it; by default Ray would write one into the home folder, for every cluster of this user.
+        # Replicas listen on every interface and unpickle gRPC calls; each call must carry this token, which processes
+        # inherit. By default Ray would write one into the home folder, for every cluster of this user.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # all other listeners on 127.0.0.1
-        # The cluster keeps an event of each of the latest 100,000 calls, and every process sends its own once a second
+        # Ray would keep an event of each of the latest 100,000 calls, and every process would send its own each second
         "RAY_task_events_report_interval_ms": "0",
-        # The agents read /proc for every process of Ray, and every process reports, although no dashboard runs
+        # Agents would read /proc for every process of Ray, and every process would report, without a dashboard
         "RAY_enable_metrics_collection": "0",
         "REPORTER_UPDATE_INTERVAL_MS": "60000",
     }
 
 
 def claim_ports() -> socket.socket:
-    """Claim ``PORTS_EACH`` TCP ports for one server, by binding the first until the socket is closed.
+    """Claim ``PORTS_EACH`` TCP ports for one server: the returned socket binds the first until it is closed.
 
-    Servers of one machine must not share ports. By default all of them count up from the same ones, and the HAProxy of
-    one server then sends requests to a replica of another or, while its own replicas start, to the other's fallback.
+    By default the replicas of all servers count up from the same ports, and the HAProxy of one server would send
+    requests to replicas of another.
 
     Raises:
         ConfigError: every range is claimed.
@@ -131,42 +125,32 @@ def claim_ports() -> socket.socket:
             claim.close()
         else:
             return claim
-    raise ConfigError(f"no {PORTS_EACH} ports from {PORTS[0]} to {PORTS[1]} on 127.0.0.1 are left for replicas")
-
-
-def _proxy_ports(first: int) -> dict[str, str]:
-    """Where Serve's replicas, HAProxy's own pages and the proxy that HAProxy falls back to listen."""
-    return {
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first + 1),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + 90),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(first + 91),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(first + 180),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(first + 181),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(first + 182),
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(first + 183),
-        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(first + 184),
-    }
+    raise ConfigError(
+        f"all ports from {PORTS[0]} to {PORTS[1]} on 127.0.0.1 are claimed; a server needs {PORTS_EACH} of them for "
+        "its replicas: stop another server"
+    )
 
 
 def folder_for_sockets() -> str:
-    """Where a server's temporary folder goes. HAProxy takes socket paths of at most 97 characters, and Serve puts 57
-    of its own into the one it makes of ours.
+    """Return the folder for a server's temporary folder, whose path must be short enough for sockets.
+
+    HAProxy allows 97 characters for the path of a socket, and Serve inserts 57.
 
     Raises:
-        ConfigError: the path of the temporary folder is too long, and ``/tmp`` cannot be written.
+        ConfigError: the path of the usual folder is too long, and ``/tmp`` cannot be written.
     """
     usual, longest = tempfile.gettempdir(), 97 - len("/spectra-12345678") - 57 - len("/s")
     if len(usual) <= longest:
         return usual
     if not os.access("/tmp", os.W_OK):
         raise ConfigError(
-            f"TMPDIR is {usual}; where /tmp cannot be written, as here, paths of sockets allow it {longest} characters"
+            f"TMPDIR is {usual}; it may have {longest} characters, or make /tmp writable: paths of sockets are short"
         )
     return "/tmp"
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises ConfigError if we could not listen there; Serve would only log it."""
+    """Raise ConfigError if a server cannot listen there, which Serve would only log."""
     if not 1 <= port <= 65535:
         raise ConfigError(f"--port is {port}; it must be 1 to 65535")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -190,7 +174,9 @@ def write_join_file(folder: Path, address: str) -> Path:
         folder: of the server.
         address: of the Ray, ``HOST:PORT``.
     """
-    values = {"RAY_ADDRESS": address} | {name: os.environ[name] for name in JOIN_VARIABLES if name in os.environ}
+    values = {"RAY_ADDRESS": address} | {
+        name: value for name, value in os.environ.items() if name.startswith(JOIN_PREFIXES)
+    }
     path = folder / "ray.env"
     write_private(path, "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items()).encode())
     return path

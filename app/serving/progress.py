@@ -1,4 +1,4 @@
-"""What a starting server says on stderr: each stage of the start with the seconds since the command."""
+"""Reports the progress of a server's start on stderr."""
 
 from __future__ import annotations
 
@@ -6,84 +6,80 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
-WORK: Mapping[str, str] = MappingProxyType(
-    {
-        "Target": "stages load the model, and warm up",
-        "Retrieval": "the store is opened, its snapshot loaded",
-        "Router": "methods compile and index their texts, step times are measured; kept for the next start",
-        "Ingress": "the tokenizer loads, HTTP opens",
-    }
-)
-"""What a deployment does before it is up."""
-
-
-PHASES = ("import", "plan", "resolve", "check", "read", "build", "connect")  # of a target's start, in their order
+WORK = {
+    "Target": "stages load the model, and warm up",
+    "Retrieval": "the store opens, and its snapshot loads",
+    "Router": "methods compile and index their texts, step times are measured; kept for the next start",
+    "Ingress": "the tokenizer loads, HTTP opens",
+}
+"""Deployment -> what it does before it is up."""
+PHASES = ("import", "plan", "resolve", "check", "read", "build", "connect")  # of a target's start, in order
 SHOWN_S = 0.05  # a phase that took less is left out
-PATIENCE_S = 15.0  # without a line, before one says what is waited for
+PATIENCE_S = 15.0
 
 logger = logging.getLogger(__name__)
 
 
 class StartProgress:
-    """Prints a line per stage of the start; stdout is for ``Ready`` alone.
+    """Prints a line for each stage of the start on stderr; stdout is for ``Ready`` alone.
 
     Args:
-        is_logged: whether a program reads the lines: then they are of the form of all other log lines.
-        patience: seconds without a line, before one says what is waited for.
+        is_logged: log the lines in the format of all other log lines.
+        patience: seconds without a line, after which a line names the deployments that are not up.
     """
 
     def __init__(self, is_logged: bool = False, patience: float = PATIENCE_S) -> None:
-        self._start = self._said = time.monotonic()
+        self._start = self._last = time.monotonic()
         self._patience = patience
         self._is_logged = is_logged
-        self._seen: dict[str, object] = {}  # deployment -> its status
+        self._statuses: dict[str, str] = {}  # by deployment
 
     def say(self, text: str) -> None:
         """Print ``text`` with the seconds since the start."""
-        self._said = time.monotonic()
-        seconds = self._said - self._start
-        if self._is_logged:
-            logger.info(text, extra={"seconds": round(seconds, 1)})
-        else:
-            print(f"{seconds:7.1f} s  {text}", file=sys.stderr, flush=True)
+        self._last = time.monotonic()
+        seconds = self._last - self._start
+        self._write(text, f"{seconds:7.1f} s  {text}", {"seconds": round(seconds, 1)})
 
     def announce(self, text: str) -> None:
         """Print ``text`` as it is."""
+        self._write(text, text)
+
+    def _write(self, message: str, line: str, extra: Mapping[str, float] | None = None) -> None:
         if self._is_logged:
-            logger.info(text)
+            logger.info(message, extra=extra)
         else:
-            print(text, file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
 
     def follow(self, statuses: Mapping[str, str], took: Callable[[str], str] = lambda _: "") -> None:
-        """Print what changed: the statuses of an application's deployments, by name, as Serve tells them.
+        """Print which deployments have started or come up since the last call.
 
-        ``took`` says what the start of one consisted of, given its name; "": nothing that is known.
+        Args:
+            statuses: of all deployments, as Serve reports them.
+            took: returns a text on the start of a deployment, given its name; "": nothing is known.
         """
         for name, status in statuses.items():
-            before, self._seen[name] = self._seen.get(name), status
+            before, self._statuses[name] = self._statuses.get(name), status
             if before is None:
                 self.say(f"{name} starts: {WORK[name.partition('-')[0]]}")
             if before != status == "HEALTHY":
                 self.say(f"{name} is up{took(name)}")
-        waited = [name for name, status in self._seen.items() if status != "HEALTHY"]
-        if waited and time.monotonic() - self._said > self._patience:
-            self.say(f"waiting for {', '.join(waited)}")
+        missing = [name for name, status in self._statuses.items() if status != "HEALTHY"]
+        if missing and time.monotonic() - self._last > self._patience:
+            self.say(f"waiting for {', '.join(missing)}")
 
 
 def phases_of(state: Mapping[str, Any]) -> str:
-    """What a target's start took, of its state: ``: import 4.1 s, read 5.2 s, 12.10 GiB of weights``.
+    """Return the times of a target's start, as in ``: import 4.1 s, read 5.2 s, 12.10 GiB of weights``.
 
-    Of a phase that every stage has, the longest is told.
+    Args:
+        state: of the target. Where every stage has a phase, the longest is shown.
     """
-    stages = state["stages"]
-    seconds = dict(state["load_seconds"])
+    seconds, stages = dict(state["load_seconds"]), state["stages"]
     for phase in {name for stage in stages for name in stage["load_seconds"]}:
         seconds[phase] = max(stage["load_seconds"].get(phase, 0.0) for stage in stages)
-    told = [f"{phase} {seconds[phase]:.1f} s" for phase in PHASES if seconds.get(phase, 0.0) >= SHOWN_S]
-    n_read = sum(stage["read_bytes"] for stage in stages)
-    if n_read:
-        told.append(f"{n_read / (1 << 30):.2f} GiB of weights")
-    return f": {', '.join(told)}" if told else ""
+    parts = [f"{phase} {seconds[phase]:.1f} s" for phase in PHASES if seconds.get(phase, 0.0) >= SHOWN_S]
+    if n_read := sum(stage["read_bytes"] for stage in stages):
+        parts.append(f"{n_read / (1 << 30):.2f} GiB of weights")
+    return f": {', '.join(parts)}" if parts else ""

@@ -1,4 +1,4 @@
-"""Ray as a server starts and ends it: its processes outlive the signals that stop the server, but not the server."""
+"""Starts and ends a server's Ray, whose processes outlive the signals that stop the server, but not the server."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 RAY_GAVE_UP, N_STARTS = "The current node timed out during startup", 4
-ANSWER_S = 5.0  # Serve's controller answers within milliseconds if it is there; killed processes go as fast
+ANSWER_S = 5.0  # Serve's controller answers within milliseconds if it runs; killed processes end as fast
 
 
 def init_ray(options: dict[str, Any]) -> None:
-    """Start or join Ray as ``ray.init(**options)`` does; all that it starts inherits that SIGTERM is blocked.
-    To be called in a thread that lives as long as Ray: its processes die with their parent thread.
+    """Start or join Ray as ``ray.init(**options)`` does, with SIGTERM blocked in all processes that it starts.
 
-    What stops the server often reaches them too (systemd signals the control group, ``timeout`` and a terminal the
-    process group). They have to live on: running streams have their grace, and Serve takes itself down. Ray
-    itself blocks SIGINT likewise.
+    The calling thread must live as long as Ray: Ray's processes die with their parent thread.
 
-    A busy machine may not start Ray within the 30 s that Ray allows; then it is started again.
+    A signal to the server often reaches Ray's processes too (systemd signals the control group, ``timeout`` and a
+    terminal the process group). They must live on: running streams have a grace period, and Serve shuts itself down.
+    Ray blocks SIGINT in the same way.
 
-    Ray would have its workers import from the current folder first, where any module may have the name of a library's.
-    It does not if the job brings a working directory.
+    If a busy machine does not start Ray within the 30 s that Ray allows, this starts it again.
+
+    By default, Ray's workers would import from the current folder first, where a module may have the name of a
+    library's. They do not if the job has a working directory.
     """
     import ray
     from ray.job_config import JobConfig
@@ -59,30 +60,30 @@ def _leave_out_services() -> None:
 
 
 def n_gpus() -> float:
-    """GPUs of all nodes that Ray has now, reserved ones included."""
+    """Return the GPUs of all nodes of Ray, reserved ones included."""
     import ray
 
     return float(ray.cluster_resources().get("GPU", 0.0))
 
 
 def ray_address() -> str:
-    """``HOST:PORT`` by which drivers join this Ray."""
+    """Return the ``HOST:PORT`` at which drivers join this Ray."""
     import ray
 
     return str(ray.get_runtime_context().gcs_address)
 
 
 def log_folder() -> str:
-    """Where this Ray's processes write their logs, those of Serve's replicas in ``serve`` below it."""
+    """Return the folder of the logs of Ray's processes; those of Serve's replicas are in ``serve`` below it."""
     from ray._private import worker
 
     return str(worker._global_node.get_logs_dir_path())
 
 
 def redirect_messages() -> None:
-    """From now on Ray's messages go to ``driver.log`` among its logs instead of the terminal.
+    """Send Ray's messages to ``driver.log`` in its log folder from now on, instead of the terminal.
 
-    To be called when a shutdown begins: it kills actors, and Ray reports each as failed and about to be tried again.
+    A shutdown calls this first: it kills actors, and Ray reports each as failed and about to be restarted.
     """
     from ray._private import worker
 
@@ -96,10 +97,10 @@ def redirect_messages() -> None:
 
 
 def end_ray() -> None:
-    """Shut down the Ray that this process started, and wait until its processes have gone.
+    """Shut down the Ray that this process started, and wait until its processes have ended.
 
-    Ray would give each a second to heed the SIGTERM that it cannot hear, and its agents look for their cluster for a
-    while when their raylet was killed. Nothing runs in them at this point: all are killed at once.
+    All are killed at once, because nothing runs in them any more. Ray would wait a second for each to obey SIGTERM,
+    which they block, and its agents would look for their killed raylet for a while.
     """
     import psutil
     import ray
@@ -115,11 +116,11 @@ def end_ray() -> None:
 
 
 def controller_answers() -> bool:
-    """Whether there is still a controller that could take Serve down; without one Serve would wait 30 s for it."""
+    """Whether Serve's controller still runs, which shuts Serve down; without one Serve would wait for it for 30 s."""
     from ray import serve
 
     def ask() -> None:
-        with contextlib.suppress(Exception):  # an answer as well
+        with contextlib.suppress(Exception):  # an error is an answer too
             serve.status()
 
     asking = threading.Thread(target=ask, daemon=True)

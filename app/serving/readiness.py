@@ -1,4 +1,4 @@
-"""When an application that was deployed takes requests, or why it never will."""
+"""Waits until a deployed application takes requests, and reports why it does not start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import httpx
 
@@ -15,32 +14,29 @@ from app.serving.ray_session import log_folder
 from app.serving.shutdown import APP_NAME, handle_of
 from engine.errors import ConfigError
 
-if TYPE_CHECKING:
-    from ray.serve._private.common import StatusOverview
-
 READY_S = 600.0  # a large model may load for minutes
-TOLD_S = 2.0  # for a target that is up to say what its start took
-TARGET = "Target"  # what the names of targets' deployments begin with, as in ``app.builder``
+STATE_S = 2.0  # for a target that is up to report the times of its start
+TARGET = "Target"  # prefix of the names of targets' deployments, as in ``app.builder``
 
 
 def wait_until_ready(
     base: str, client: Callable[[float], httpx.Client], progress: StartProgress, stop: threading.Event
 ) -> None:
-    """Return once a request would succeed, or ``stop`` is set.
+    """Return once a request would succeed, or a signal has set ``stop``.
 
     Args:
         base: URL of the server.
-        client: makes one for requests to it, given their timeout in seconds.
-        progress: told of every deployment.
-        stop: set by a signal.
+        client: returns a client for it, given a timeout in seconds.
+        progress: prints the state of every deployment.
+        stop: ends the wait.
 
     Raises:
-        ConfigError: the application does not come up; the message says why, as far as Serve does.
+        ConfigError: the application does not start; the message gives the reason if Serve knows it.
     """
     deadline = time.monotonic() + READY_S
     with client(30.0) as http:
         while time.monotonic() < deadline and not stop.is_set():
-            # Asking any earlier would hold us up: the proxy keeps a request until a replica can take it.
+            # An earlier request would block: the proxy keeps it until a replica can take it.
             if _is_running(progress):
                 with contextlib.suppress(httpx.HTTPError):
                     if http.get(f"{base}/ready").status_code == httpx.codes.OK:
@@ -53,27 +49,23 @@ def wait_until_ready(
 def _is_running(progress: StartProgress) -> bool:
     from ray.serve.context import _get_global_client
 
-    # Not ``serve.status()``: that pickles a class for every deployment, and took half of this process's time.
+    # Not ``serve.status()``: it pickles a class for every deployment, and took half of this process's time.
     overview = _get_global_client().get_serve_status(APP_NAME)
-    progress.follow({one.name: one.status for one in overview.deployment_statuses}, _took)
+    progress.follow({one.name: one.status for one in overview.deployment_statuses}, _start_times)
     if overview.app_status.status == "DEPLOY_FAILED":
-        raise ConfigError(f"the application did not start: {_why(overview)}; see {log_folder()}")
+        failed = [one.message.strip() for one in overview.deployment_statuses if one.status == "DEPLOY_FAILED"]
+        last_lines = [message.splitlines()[-1].strip() for message in failed if message]
+        reason = " ".join([overview.app_status.message.strip(), *last_lines])
+        raise ConfigError(f"the application did not start: {reason}; see {log_folder()}")
     return bool(overview.app_status.status == "RUNNING")
 
 
-def _took(name: str) -> str:
-    """What the start of a deployment took, where it is a target's; "" if it does not say so at once."""
+def _start_times(deployment: str) -> str:
+    """Return the times of a target's start; "" for other deployments, or if it does not answer at once."""
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
 
-    if name.partition("-")[0] == TARGET:
+    if deployment.partition("-")[0] == TARGET:
         with contextlib.suppress(RayError, RayServeException, TimeoutError):
-            return phases_of(handle_of(name).options(method_name="state").remote().result(timeout_s=TOLD_S))
+            return phases_of(handle_of(deployment).options(method_name="state").remote().result(timeout_s=STATE_S))
     return ""
-
-
-def _why(overview: StatusOverview) -> str:
-    """What Serve says of an application that failed, and the last line of what the deployments say that failed it."""
-    failed = [one.message for one in overview.deployment_statuses if one.status == "DEPLOY_FAILED"]
-    last = [message.strip().splitlines()[-1].strip() for message in failed if message.strip()]
-    return " ".join([overview.app_status.message.strip(), *last])

@@ -1,4 +1,4 @@
-"""``spectra serve``: one command from nothing to a server, until it is told to stop."""
+"""``spectra serve``: starts a server and waits until a signal stops it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from deployments.observability.logs import configure
 def run(
     config: ServeConfig, host: str, port: int, address: str | None, certificate: CertificateFiles | None = None
 ) -> int:
-    """Serve until told to stop; returns the exit status. The arguments are those of ``Server``."""
+    """Serve until SIGINT or SIGTERM, with the arguments of ``Server``; return the exit status."""
     configure(log_options(config), "serve")
     server = Server(config, host, port, address, certificate)
     server.announce(f"Starting {config.served_name} (speculation: {config.method}) ...")
     server.install_signals()
-    ours = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):  # Ray writes to stdout when a worker dies; there only "Ready" belongs
+    stdout = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints when a worker dies; stdout is for "Ready" alone
         try:
             server.start()
             if not server.stopping:
-                print(f"Ready: {server.url}", file=ours, flush=True)
+                print(f"Ready: {server.url}", file=stdout, flush=True)
                 if config.playground:
                     server.announce(f"Playground: {server.url.removesuffix('v1')}")
                 if config.model == DEFAULT_MODEL and config.api_keys is None and certificate is None:

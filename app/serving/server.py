@@ -1,4 +1,4 @@
-"""A running application, on this machine's own Ray or on a running cluster."""
+"""Runs an application on this machine's own Ray, or on a running cluster."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Server:
         config: of the application.
         host: interface to listen on.
         port: to listen on.
-        address: of a running Ray cluster to join; None: start one.
-        certificate: to speak HTTPS with; None: plain HTTP.
+        address: of a running Ray cluster to join; None: start a Ray of its own.
+        certificate: for HTTPS; None: plain HTTP.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Server:
         self.port = port
         self._address = address
         self._certificate = certificate
-        self._serve_host = host  # what Serve is told to listen on
+        self._serve_host = host  # interface on which Serve listens
         self._watch: CertificateWatch | None = None  # of the certificate, once the server starts
         self._scratch = tempfile.TemporaryDirectory(prefix="spectra-", dir=folder_for_sockets())
         self._compiling: subprocess.Popen[bytes] | None = None  # compiles methods during the first start
@@ -86,7 +86,7 @@ class Server:
         self._progress = StartProgress(config.log_format == JSON)
 
     def announce(self, text: str) -> None:
-        """Say what a person at the terminal waits for; stdout is for ``Ready`` alone."""
+        """Print a text on stderr; stdout is for ``Ready`` alone."""
         self._progress.announce(text)
 
     @property
@@ -138,8 +138,8 @@ class Server:
             return
         if self._address is not None:
             raise ConfigError(
-                "--tls-cert and --ray-address exclude each other: the proxies of a cluster that is joined listen with "
-                "its own settings; end TLS in front of them"
+                "--tls-cert and --ray-address exclude each other: the proxies of a joined cluster have settings of "
+                "their own; terminate TLS in front of them"
             )
         if os.environ.get(ENABLE_HAPROXY, "1") != "1":
             raise ConfigError(f"--tls-cert needs HAProxy, but {ENABLE_HAPROXY} is {os.environ[ENABLE_HAPROXY]!r}")
@@ -154,20 +154,20 @@ class Server:
         if self._address is None:
             values |= local_environment()
         elif {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
-            values["RAY_AUTH_MODE"] = "token"  # or Ray would not show it
+            values["RAY_AUTH_MODE"] = "token"  # or Ray would not send it
         for name, value in values.items():
             os.environ.setdefault(name, value)
         if bundle is not None:
-            os.environ[HTTPS_CERTIFICATE] = str(bundle)  # whose end of validity is among the metrics
-        if BINARY in values:  # it runs the program that the environment names
+            os.environ[HTTPS_CERTIFICATE] = str(bundle)  # a metric shows how long it is valid
+        if BINARY in values:  # the script starts the program that the environment named before
             os.environ[BINARY] = values[BINARY]
         if self._address is None and BINARY in values and os.environ[ENABLE_HAPROXY] == "1":
-            self._serve_host = LOOPBACK  # HAProxy alone listens for clients
+            self._serve_host = LOOPBACK  # only HAProxy listens for clients
         if self.config.log_format == JSON:
-            os.environ.setdefault("RAY_BACKEND_LOG_JSON", "1")  # of Ray's own processes
+            os.environ.setdefault("RAY_BACKEND_LOG_JSON", "1")  # for Ray's own processes
 
     def _client(self, timeout: float) -> httpx.Client:
-        """For this server's own requests to itself, which no proxy of the environment takes."""
+        """Return a client for requests of this server to itself, which bypass any proxy."""
         trust = True if self._watch is None else client_context(self._watch.bundle)
         return httpx.Client(timeout=timeout, verify=trust, trust_env=False)
 
@@ -255,7 +255,7 @@ class Server:
 
     @property
     def stopping(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal has arrived."""
         return self._stop.is_set()
 
     def wait(self) -> None:
@@ -263,13 +263,12 @@ class Server:
         self._stop.wait()
 
     def install_signals(self) -> None:
-        """Stop on SIGINT and SIGTERM, also where a shell started us with SIGINT ignored."""
+        """Stop on SIGINT and SIGTERM, even if the shell started this process with SIGINT ignored."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._stop.set())
 
     def stop(self) -> None:
-        """Let running requests end, for the grace period at most, and end the streams of the others with an error; then
-        take down what was started, and no more."""
+        """Stop all that ``start`` started: let running requests finish within the grace period, end other streams."""
         if self._has_ray:
             import ray
 

@@ -12,7 +12,6 @@ import yaml
 from app.config.errors import config_of
 from app.inputs.default_model import DEFAULT_MODEL, PACKAGE, REQUIREMENT, default_model
 from app.serving.environment import node_environment
-from app.serving.kubernetes.pods import environment_of
 from tests.support.manifests import FOLDER, OVERLAYS, containers, documents, of_kind, pods, ray_service
 
 EVERY_OVERLAY = pytest.mark.parametrize("overlay", OVERLAYS)
@@ -133,7 +132,7 @@ def test_disruption_budgets_cover_the_edge_and_redis_alone(overlay: str) -> None
 def test_pods_of_ray_have_the_environment_of_a_node_and_the_pinned_version(overlay: str) -> None:
     service = ray_service(overlay)
     for group, pod in pods(service):
-        given = environment_of(pod["containers"][0])
+        given = {entry["name"]: entry.get("value", "") for entry in pod["containers"][0]["env"]}
         assert given | node_environment() == given, group
         assert given.keys() - node_environment().keys() - OF_RETRIEVAL == OF_PODS, group
         assert group == "edge" or not OF_RETRIEVAL & given.keys(), group

@@ -1,4 +1,4 @@
-"""``spectra completion``: completion of commands, flags, files and values in a shell."""
+"""``spectra completion``: prints the script that completes commands, flags, files and values in a shell."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 from engine.errors import require_extra
 
 SHELLS = ("bash", "zsh", "fish")
-VALUES_OF = ("--method",)  # flags that take the name of a method
-FILES = {"FILE", "F", "F.jsonl", "F.json", "H.jsonl", "LOGS.jsonl"}  # metavars
+FILES = {"FILE", "F", "F.jsonl", "F.json", "H.jsonl", "LOGS.jsonl"}  # metavars of paths
 DESCRIPTION = """\
-Print a script that completes commands, flags, files, and the values of flags that have few. For a session, or from its
-start-up file:
+Print a script that completes commands, flags, files, and the values of flags that have few. Load it for a session, or
+from the shell's start-up file:
 
   eval "$(spectra completion bash)"                                           ~/.bashrc
   spectra completion zsh > ~/.zfunc/_spectra                                  with ~/.zfunc in fpath, before compinit
@@ -21,9 +20,8 @@ start-up file:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Make ``parser`` that of ``spectra completion``."""
-    parser.add_argument("shell", choices=SHELLS, help="whose language")
-    parser.set_defaults(parser=None)  # the whole one: app.cli gives it
+    parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
+    parser.set_defaults(parser=None)  # app.cli sets it to that of all commands
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,34 +35,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prepare(parser: Any) -> None:
-    """Add the arguments of all commands below, and what completes their values."""
+    """Add the arguments of all subcommands, and what completes their values."""
     import shtab
+
+    from speculators.methods import all_methods
 
     if hasattr(parser, "fill"):
         parser.fill()
     for action in parser._actions:
+        shown = action.metavar if isinstance(action.metavar, str) else ""
+        words = set(shown.replace("|", " ").split())
         if isinstance(action, argparse._SubParsersAction):
             for one in action.choices.values():
                 _prepare(one)
-        elif action.choices is None and (values := _values(action)):
-            action.choices = values
-        elif (kind := _kind(action.metavar)) is not None:
-            action.complete = getattr(shtab, kind)
-
-
-def _values(action: argparse.Action) -> list[str]:
-    """The values of a flag that has few of them, as its metavar shows them."""
-    from speculators.methods import all_methods
-
-    if set(action.option_strings) & set(VALUES_OF):
-        return sorted(all_methods())
-    shown = action.metavar if isinstance(action.metavar, str) else ""
-    return shown[1:-1].split(",") if shown.startswith("{") else []
-
-
-def _kind(metavar: object) -> str | None:
-    """The kind of path that a metavar stands for; None: no path."""
-    names = set(str(metavar or "").replace("|", " ").split())
-    if names & FILES:
-        return "FILE"
-    return "DIRECTORY" if "DIR" in names else None
+        elif action.choices is not None:
+            continue
+        elif "--method" in action.option_strings:
+            action.choices = sorted(all_methods())
+        elif shown.startswith("{"):
+            action.choices = shown[1:-1].split(",")
+        elif words & FILES:
+            action.complete = shtab.FILE
+        elif "DIR" in words:
+            action.complete = shtab.DIRECTORY

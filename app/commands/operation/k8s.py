@@ -1,4 +1,4 @@
-"""``spectra k8s``: manifests for Kubernetes."""
+"""``spectra k8s``: renders manifests for Kubernetes."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from pathlib import Path
 from engine.errors import ConfigError
 
 DESCRIPTION = """\
-Manifests for Kubernetes with KubeRay. An overlay in k8s/overlays says what differs from k8s/base; its serve-config.yaml
-says what is served.
+Render manifests for Kubernetes with KubeRay. An overlay in k8s/overlays holds the differences from k8s/base, and a
+serve-config.yaml with the configuration of the server.
 
   spectra k8s render --overlay cpu-demo | kubectl apply --server-side -f -
 """
 RENDER = """\
-Check the overlay's serve-config.yaml (as `spectra check` does, but for paths, which are those of the pods), let
-`kubectl kustomize` put everything together, and show the manifests.
+Check the overlay's serve-config.yaml as `spectra check --elsewhere` does, render it with `kubectl kustomize`, check the
+result against the rules of KubeRay, and print it.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Make ``parser`` that of ``spectra k8s``."""
     commands = parser.add_subparsers(dest="k8s_command", required=True, metavar="COMMAND")
-    render = commands.add_parser("render", help="check and show the manifests of an overlay", description=RENDER)
+    render = commands.add_parser("render", help="check and print the manifests of an overlay", description=RENDER)
     render.add_argument("--overlay", required=True, metavar="NAME", help="a folder of k8s/overlays")
     render.add_argument(
-        "--folder", type=Path, default=Path("k8s"), metavar="DIR", help="where overlays and base are (default: k8s)"
+        "--folder", type=Path, default=Path("k8s"), metavar="DIR", help="folder with overlays and base (default: k8s)"
     )
-    render.add_argument("--output", type=Path, metavar="FILE", help="write the manifests there instead of showing them")
+    render.add_argument(
+        "--output", type=Path, metavar="FILE", help="write the manifests there instead of printing them"
+    )
     render.set_defaults(run=_render)
 
 

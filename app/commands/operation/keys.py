@@ -1,4 +1,4 @@
-"""``spectra keys``: make, list and revoke the keys of a file that ``spectra serve --api-keys`` reads."""
+"""``spectra keys``: adds, lists and revokes the keys of a file that ``spectra serve --api-keys`` reads."""
 
 from __future__ import annotations
 
@@ -7,39 +7,37 @@ import json
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from app.access.key_file import KeyRecord, changing, digest_of, new_key, parse_record, parse_records, read_records
 from app.reporting.report import columns
 from engine.errors import ConfigError
 
 DESCRIPTION = """\
-Keys for `spectra serve --api-keys FILE`. A line of the file says what one key may do; it holds the key's SHA-256, never
-the key. Servers read the file anew within a second or so of a change; a change replaces the file at once.
+Manage the keys of `spectra serve --api-keys FILE`. Each line of the file holds the permissions of one key and its
+SHA-256, never the key. A command replaces the file atomically; servers read it again within about a second.
 
   spectra keys new --file keys.jsonl --tenant acme --namespaces acme --feeds acme --requests-per-minute 600
   spectra keys list --file keys.jsonl
   spectra keys revoke --file keys.jsonl ID
 """
 NEW = """\
-Add a key and print it, once: it cannot be shown again. Clients send it as `Authorization: Bearer KEY`; it is the
-api_key of OpenAI's clients. What is not given is not permitted (namespaces, feeds, admin) or not limited (methods,
-nodes, rates, expiry).
+Add a key and print it once: it cannot be shown again. Clients send it as `Authorization: Bearer KEY`; with OpenAI's
+clients it is the api_key. Without a flag, namespaces, feeds and admin are not permitted; methods, nodes, rates and
+expiry are not limited.
 """
+LIST = "Print what each key may do, without the keys."
+REVOKE = "Remove keys from the file. Servers refuse them from then on, and finish their running requests."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Make ``parser`` that of ``spectra keys``."""
     commands = parser.add_subparsers(dest="keys_command", required=True, metavar="COMMAND")
     new = commands.add_parser("new", help="add a key and print it once", description=NEW)
     _add_new(new)
     new.set_defaults(run=_new)
-    says = "what each key may do, without the keys"
-    listed = commands.add_parser("list", help=says, description=f"Show {says}.")
+    listed = commands.add_parser("list", help="print what each key may do, without the keys", description=LIST)
     listed.add_argument("--json", action="store_true", help="the records as JSON lines")
     listed.set_defaults(run=_list)
-    says = "Take keys out of the file. Servers refuse them from then on, and let their running requests end."
-    revoke = commands.add_parser("revoke", help="take keys out of the file", description=says)
+    revoke = commands.add_parser("revoke", help="remove keys from the file", description=REVOKE)
     revoke.add_argument("ids", nargs="+", metavar="ID", help="of a key, as `spectra keys list` shows it")
     revoke.set_defaults(run=_revoke)
     for command in (new, listed, revoke):
@@ -48,21 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_new(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--tenant", required=True, metavar="NAME", help="whose key it is: tenants take turns, and share nothing")
-    add("--id", metavar="ID", help="names the key in logs and here (default: the tenant and a number)")
+    add("--tenant", required=True, metavar="NAME", help="owner of the key; tenants take turns and share nothing")
+    add("--id", metavar="ID", help="name of the key in logs and lists (default: the tenant and a number)")
     add("--namespaces", type=_names, default=(), metavar="A,B", help="whose texts its requests may be drafted from")
     add("--feeds", type=_names, default=(), metavar="A,B", help="namespaces that may learn from its answers")
-    add("--max-priority", type=int, default=0, metavar="N", help="lowest number it may ask: it goes first (default: 0)")
-    add("--methods", type=_names, metavar="A,B", help="of speculation, that its requests may name (default: all)")
-    add("--max-nodes", type=int, metavar="N", help="drafted nodes per step of its requests, at most")
-    add("--requests-per-minute", type=int, metavar="N", help="requests that it may send a minute")
-    add(
-        "--tokens-per-minute",
-        type=int,
-        metavar="N",
-        help="tokens of prompts and answers a minute; a request reserves its max_tokens, and gets back what it leaves",
+    add("--max-priority", type=int, default=0, metavar="N", help="lowest number, served first, it may ask (default: 0)")
+    add("--methods", type=_names, metavar="A,B", help="speculation methods that requests may name (default: all)")
+    add("--max-nodes", type=int, metavar="N", help="most drafted nodes per step of a request")
+    add("--requests-per-minute", type=int, metavar="N", help="most requests a minute")
+    tokens = (
+        "most prompt and answer tokens a minute; a request reserves its max_tokens, and returns what it does not use"
     )
-    add("--max-concurrent", type=int, metavar="N", help="requests that it may have under way at once")
+    add("--tokens-per-minute", type=int, metavar="N", help=tokens)
+    add("--max-concurrent", type=int, metavar="N", help="most requests running at once")
     add("--days", type=float, metavar="N", help="days until it expires (default: never)")
     add("--admin", action="store_true", help="it may read /metrics")
 
@@ -73,28 +69,23 @@ def _new(arguments: argparse.Namespace) -> int:
         taken = {record.id for record in parse_records(b"\n".join(lines), str(arguments.file))}
         name = arguments.id or _free_id(arguments.tenant, taken)
         if name in taken:
-            raise ConfigError(f"--id {name} is taken; `spectra keys list` shows the keys there are")
-        line = json.dumps(_fields(arguments, name, key)).encode()
-        parse_record(line, "the new key")
-        lines.append(line)
-    print(f"Key {name} of tenant {arguments.tenant}, shown this once:", file=sys.stderr, flush=True)
+            raise ConfigError(f"--id {name} is taken; `spectra keys list` shows the existing keys")
+        given = {field: value for field, value in vars(arguments).items() if field in KeyRecord.model_fields}
+        given |= {"id": name, "sha256": digest_of(key), "expires": _expiry(arguments.days)}
+        record = parse_record(json.dumps(given).encode(), "the new key")
+        lines.append(record.model_dump_json(exclude_defaults=True).encode())
+    print(f"Key {name} of tenant {arguments.tenant}, shown only once:", file=sys.stderr, flush=True)
     print(key)
     return 0
 
 
-def _fields(arguments: argparse.Namespace, name: str, key: str) -> dict[str, Any]:
-    """The record of a new key; fields that say what is so by default are left out."""
-    given = {field: getattr(arguments, field, None) for field in KeyRecord.model_fields}
-    given |= {"id": name, "sha256": digest_of(key)}
-    if arguments.days is not None:
-        try:
-            given["expires"] = (datetime.now(UTC) + timedelta(days=arguments.days)).isoformat(timespec="seconds")
-        except (OverflowError, ValueError):
-            raise ConfigError(
-                f"--days is {arguments.days:g}; it must be a number of days that a calendar has"
-            ) from None
-    defaults = {field: info.default for field, info in KeyRecord.model_fields.items()}
-    return {field: value for field, value in given.items() if value is not None and value != defaults[field]}
+def _expiry(days: float | None) -> str | None:
+    if days is None:
+        return None
+    try:
+        return (datetime.now(UTC) + timedelta(days=days)).isoformat(timespec="seconds")
+    except (OverflowError, ValueError):
+        raise ConfigError(f"--days is {days:g}; the key must expire before the year 10000") from None
 
 
 def _free_id(tenant: str, taken: set[str]) -> str:
@@ -123,15 +114,14 @@ def _may(record: KeyRecord) -> str:
     if record.expires is not None:
         verb = "expired" if record.expires <= datetime.now(UTC) else "expires"
         parts.append(f"{verb} {record.expires.isoformat(timespec='minutes')}")
-    return "; ".join(parts) or "ask, without limits"
+    return "; ".join(parts) or "send requests, without limits"
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
     with changing(arguments.file) as lines:
         ids = {record.id for record in parse_records(b"\n".join(lines), str(arguments.file))}
-        unknown = [name for name in arguments.ids if name not in ids]
-        if unknown:
-            raise ConfigError(f"there is no key {unknown[0]} in {arguments.file}; `spectra keys list` shows them")
+        if unknown := [name for name in arguments.ids if name not in ids]:
+            raise ConfigError(f"there is no key {unknown[0]} in {arguments.file}; `spectra keys list` shows all keys")
         lines[:] = [line for line in lines if not line.strip() or json.loads(line)["id"] not in arguments.ids]
     print(f"revoked {', '.join(arguments.ids)}")
     return 0

@@ -1,4 +1,4 @@
-"""``spectra plan``: what a model needs of GPUs, and what these would give."""
+"""``spectra plan``: how a model fits on GPUs, and estimated rates."""
 
 from __future__ import annotations
 
@@ -9,61 +9,52 @@ import math
 from engine.errors import ConfigError
 
 DESCRIPTION = """\
-Say how a model fits on GPUs: layers, weights and KV cache of every stage, sequences at once, seconds to load, and
-estimated tokens per second without and with drafts. A config.json is enough; no weights are read, no GPU is needed.
+Show how a model fits on GPUs: layers, weights and KV cache of every stage, concurrent sequences, seconds to load, and
+estimated tokens per second without and with drafts. This needs only a config.json, no weights and no GPU.
 
   spectra plan --model DIR --gpus 8 --gpu-memory-gib 80
   spectra plan --model meta-llama/Llama-3.3-70B-Instruct --gpus 4 --gpu-memory-gib 80 --quantization int8
-  spectra plan --model DIR --gpus 4 --gpu-memory-gib 80 --profile 70b-h100x4     with times of a profile
+  spectra plan --model DIR --gpus 4 --gpu-memory-gib 80 --profile 70b-h100x4     with a profile's times
 
-Rates are estimates by the formulas of docs/scaling.md; the report names every figure that they follow from. Exit status
-1: the model does not fit.
+Rates are estimates by the formulas of docs/scaling.md; the report lists their inputs. Exit status 1: the model does not
+fit.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Make ``parser`` that of ``spectra plan``."""
     add = parser.add_argument
     add("--model", required=True, metavar="M", help="directory with a config.json, that file, or hub id")
     add("--revision", metavar="R", help="branch, tag or commit of the model on the hub")
     add("--gpus", type=int, required=True, metavar="N", help="GPUs of all replicas")
     add("--gpu-memory-gib", type=float, required=True, metavar="X", help="memory of one GPU")
-    add(
-        "--usable",
-        type=float,
-        default=0.9,
-        metavar="S",
-        help="share of it for weights, KV cache and a step (default: 0.9)",
-    )
+    usable = "share of it for weights, KV cache and a step (default: 0.9)"
+    add("--usable", type=float, default=0.9, metavar="S", help=usable)
     add("--stages", type=int, metavar="P", help="only this number of stages (default: all that divide N)")
     add("--context", type=int, metavar="T", help="tokens of a sequence (default: 4096, or the model's if it has fewer)")
     add("--dtype", metavar="D", help="float32, bfloat16 or float16 (default: the checkpoint's)")
     add("--quantization", choices=["int8", "fp8"], help="int8 (on a CPU: extra int8) or fp8 matrices in the layers")
-    add(
-        "--read-gbs",
-        default="1.5,5",
-        metavar="X,..",
-        help="GB/s at which a stage reads its weights, one or several (default: 1.5,5)",
-    )
-    rates = parser.add_argument_group("rates", "What estimates of tokens per second follow from.")
+    speeds = "GB/s at which a stage reads its weights, one or several (default: 1.5,5)"
+    add("--read-gbs", default="1.5,5", metavar="X,..", help=speeds)
+    rates = parser.add_argument_group("rates", "Inputs of the estimates of tokens per second.")
     add = rates.add_argument
     add("--profile", metavar="NAME", help="stage times of a profile of `spectra serve --simulate`, or of a JSON file")
     add("--memory-tbs", type=float, default=4.3, metavar="X", help="TB/s of the GPU's memory (default: 4.3, an H200)")
     add("--tflops", type=float, default=790.0, metavar="X", help="dense TFLOP/s in the dtype (default: 790, an H200)")
-    add("--launch-us", type=float, default=6.0, metavar="X", help="microseconds of a launch; 0: graphs (default: 6)")
-    add("--link-gbits", type=float, default=0.0, metavar="X", help="Gbit/s between stages (default: 0, no limit)")
     add(
-        "--tokens-per-forward",
+        "--launch-us",
         type=float,
+        default=6.0,
         metavar="X",
-        help="of your traffic, as `spectra bench` or `bench --replay` measures it (default: a fit by nodes)",
+        help="microseconds per kernel launch; 0: CUDA graphs (default: 6)",
     )
-    add("--nodes", type=int, default=63, metavar="N", help="of a tree, with --tokens-per-forward (default: 63)")
+    add("--link-gbits", type=float, default=0.0, metavar="X", help="Gbit/s between stages (default: 0, no limit)")
+    tokens = "of your traffic, as `spectra bench` or `bench --replay` measures it (default: a fit by nodes)"
+    add("--tokens-per-forward", type=float, metavar="X", help=tokens)
+    add("--nodes", type=int, default=63, metavar="N", help="drafted nodes per step (default: 63)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Calculate and print; returns the exit status."""
     disks = _rates(arguments.read_gbs)
     from app.planning.plan import make_plan
     from app.planning.report import document, text
@@ -74,11 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _rates(given: str) -> list[float]:
-    """Bytes a second.
-
-    Raises:
-        ConfigError: a part is no number above 0.
-    """
+    """Return bytes per second, or raise ConfigError if a part is no number above 0."""
     try:
         found = [float(part) * 1e9 for part in given.split(",")]
     except ValueError:

@@ -1,39 +1,38 @@
-"""The parts of a RayService that rules speak of."""
+"""The groups of pods in a RayService manifest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-Object = Mapping[str, Any]
+
+@dataclass(frozen=True)
+class PodGroup:
+    """The head or a worker group of a RayService."""
+
+    name: str  # ``head``: the head
+    fields: dict[str, Any]
+
+    @property
+    def pod(self) -> Any:
+        return self.fields["template"]["spec"]
+
+    @property
+    def container(self) -> Any:
+        """The container that runs Ray: KubeRay takes the first. Empty if there is none."""
+        return next(iter(self.pod.get("containers", ())), {})
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of that container by name; one with ``valueFrom`` is empty."""
+        return {entry["name"]: entry.get("value", "") for entry in self.container.get("env", ())}
+
+    @property
+    def parameters(self) -> Any:
+        return self.fields.get("rayStartParams", {})
 
 
-def groups(service: Object) -> Iterator[tuple[str, Object]]:
-    """(name, group) of the head, which is called ``head``, and of every worker group."""
-    cluster = cluster_of(service)
-    yield "head", cluster["headGroupSpec"]
-    for group in cluster.get("workerGroupSpecs", ()):
-        yield group["groupName"], group
-
-
-def cluster_of(service: Object) -> Object:
-    """``spec.rayClusterConfig``."""
-    cluster: Object = service["spec"]["rayClusterConfig"]
-    return cluster
-
-
-def pod_of(group: Object) -> Object:
-    """The pod's ``spec``."""
-    pod: Object = group["template"]["spec"]
-    return pod
-
-
-def ray_of(group: Object) -> Object:
-    """The container that Ray runs in: KubeRay takes the first."""
-    container: Object = next(iter(pod_of(group).get("containers", ())), {})
-    return container
-
-
-def environment_of(container: Object) -> dict[str, str]:
-    """Variables by name; what is not given as a value but taken from elsewhere has an empty one."""
-    return {entry["name"]: entry.get("value", "") for entry in container.get("env", ())}
+def pod_groups(cluster: dict[str, Any]) -> list[PodGroup]:
+    """Return the groups of a ``rayClusterConfig``, the head first."""
+    workers = cluster.get("workerGroupSpecs", ())
+    return [PodGroup("head", cluster["headGroupSpec"]), *(PodGroup(one["groupName"], one) for one in workers)]

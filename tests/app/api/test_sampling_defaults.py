@@ -19,8 +19,7 @@ from app.api.http import Api
 from app.api.service import ServiceSettings
 from app.composition.sampling import sampling_defaults
 from app.config.errors import config_of
-from app.doctor.findings import PROBLEM
-from app.doctor.model import ServingSetup, fit
+from app.doctor.model import check_fit
 from app.serving.preflight import check_model
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.checkpoint_files import GENERATION_CONFIG as FILE
@@ -150,8 +149,8 @@ def test_serve_and_doctor_refuse_such_a_value_before_anything_starts(tiny_checkp
     (folder / FILE).write_text(json.dumps({"eos_token_id": 2, "top_p": 1.5}))
     with pytest.raises(ConfigError, match=r"top_p is 1.5; it must be at most 1.0") as refused:
         check_model(config_of({"model": str(folder)}), is_local=True)
-    asked = ServingSetup(str(folder), stages=1, kv_gib=0.01, gpu_memory_gib=None, dtype=None, quantization=None)
-    found = [one for one in fit(asked, 0.9) if one.status == PROBLEM]
+    checked = check_fit(config_of({"model": str(folder), "kv_gib": 0.01}), None, 0.9)
+    found = [one for one in checked if one.status == "problem"]
     assert [(one.name, one.says) for one in found] == [("model", str(refused.value))]
 
 

@@ -72,7 +72,7 @@ def test_a_temporary_folder_too_long_for_sockets_is_named_where_tmp_cannot_be_wr
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/" + "x" * 94)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(ConfigError, match=r"TMPDIR is /x+; where /tmp cannot be written, .* allow it 21 characters"):
+    with pytest.raises(ConfigError, match=r"TMPDIR is /x+; it may have 21 characters, or"):
         folder_for_sockets()
 
 

@@ -121,7 +121,7 @@ def test_a_draining_ingress_is_not_ready_and_a_proxy_that_does_not_know_asks_ano
 def test_a_wrong_config_is_refused_with_the_reason_and_the_old_one_serves(site: ServeSite) -> None:
     before = site.replicas("Router", "Ingress", "Target")
     site.head.deploy(site.changed({}, modle="tiny"))
-    site.until(lambda found: "modle is unknown; model is meant?" in found["message"])
+    site.until(lambda found: "modle is unknown; did you mean model?" in found["message"])
     assert site.application()["status"] == "DEPLOY_FAILED"
     site.head.deploy(site.changed({"Router": {"num_replicas": 2}}))
     refused = "Router.num_replicas is 2; it must be 1"

@@ -51,8 +51,8 @@ def test_the_documented_file_passes_also_inside_a_ray_service(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
-        ("proxy_locations", {}, "proxy_locations is unknown to Serve, which would drop it; proxy_location is meant?"),
-        ("applications.0.argss", {}, "applications[0].argss is unknown to Serve, which would drop it; args is meant?"),
+        ("proxy_locations", {}, "unknown to Serve, which would drop it; did you mean proxy_location?"),
+        ("applications.0.argss", {}, "[0].argss is unknown to Serve, which would drop it; did you mean args?"),
         (f"{ARGS}.modle", {}, "applications[0].args: modle is unknown; did you mean model?"),
         (f"{DEPLOYMENT}.num_replica", {}, "applications[0].deployments[0].num_replica is unknown to Serve"),
         (f"{DEPLOYMENT}.max_ongoing_requests", {}, "max_ongoing_requests is {}: "),

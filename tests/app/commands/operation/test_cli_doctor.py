@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from app.doctor.numerics import numerics
+import spectra_serve
+from app.doctor.machine import check_numerics
 from app.inputs import devices
 from app.inputs.devices import check_cache
 from app.version import VERSION
 from engine.errors import ConfigError
 from engine.model.resolve import resolve
 from engine.target_model.options import Resolution, TargetOptions
+from spectra_serve import HOME
 from tests.support.model_hub import fetch_from, model_hub
 from tests.support.spectra_command import run_cli
 from tools.shapes import llama_70b
@@ -148,7 +150,7 @@ def test_weights_that_the_hub_still_has_are_a_warning(
         ("/nowhere", Resolution("exact"), "warning", "not tested: "),
     ],
 )
-def test_the_numerics_that_auto_would_choose_on_a_gpu_are_told(
+def test_the_numerics_that_auto_would_choose_on_a_gpu_are_reported(
     model: str | None,
     resolution: Resolution,
     status: str,
@@ -161,9 +163,39 @@ def test_the_numerics_that_auto_would_choose_on_a_gpu_are_told(
         return resolution
 
     monkeypatch.chdir(tiny_checkpoint)
-    monkeypatch.setattr("app.doctor.numerics.DEFAULT_MODEL", ".")
+    monkeypatch.setattr("app.doctor.machine.DEFAULT_MODEL", ".")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("app.doctor.numerics.find_numerics", find)
-    found = numerics(model, None, None)
+    monkeypatch.setattr("app.doctor.machine.find_numerics", find)
+    found = check_numerics(model, None, None)
     assert (found.name, found.status) == ("numerics", status)
     assert found.says.startswith(says)
+
+
+def test_packages_with_the_names_of_ours_are_reported_with_what_follows(
+    port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("app", "speculators"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    (tmp_path / "engine").mkdir()  # without __init__.py: any regular package goes first
+    info = tmp_path / "speculators-0.3.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: speculators\nVersion: 0.3.0\n")
+    (info / "top_level.txt").write_text("speculators\n")
+    monkeypatch.setattr(sys, "path", [str(HOME), str(tmp_path)] + [one for one in sys.path if "-packages" in one])
+    found = findings("--port", port)
+    theirs = f"{tmp_path}/speculators/__init__.py (distribution speculators) has the name of a package of ours"
+    assert found["package speculators"]["says"] == f"{theirs}; in other programs `import speculators` takes ours"
+    assert found["package speculators"]["remedy"] == "use a separate environment"
+    assert "package engine" not in found
+    monkeypatch.setattr(sys, "path", sys.path[::-1])
+    assert findings("--port", port)["package app"]["says"].endswith("in other programs `import app` takes theirs")
+    monkeypatch.setattr(spectra_serve, "HOME", tmp_path)  # a wheel in the same site-packages
+    monkeypatch.setattr(sys, "path", sys.path[::-1][1:])
+    assert findings("--port", port, status=1)["package speculators"] == {
+        "name": "package speculators",
+        "status": "problem",
+        "says": f"the distribution speculators is installed into {tmp_path}/speculators, and each overwrites files of "
+        "the other",
+        "remedy": "install both again, in separate environments",
+    }

@@ -19,7 +19,7 @@ with warnings.catch_warnings():
 @pytest.mark.parametrize(
     ("overlay", "was", "now", "says"),
     [
-        ("cpu-demo", "stages: 2", "stagess: 2", "serve-config.yaml: .*args: stagess is unknown; stages is meant?"),
+        ("cpu-demo", "stages: 2", "stagess: 2", "serve-config.yaml: .*args: stagess is unknown; did you mean stages?"),
         ("cpu-demo", "proxy_location", "proxy_locations", "serve-config.yaml: .*proxy_locations is unknown to Serve"),
         ("cpu-demo", "stages: 2", "stages: 0", "serve-config.yaml: .*stages is 0; it must be at least 1"),
         ("cpu-demo", "method: auto", "method: magic", "serve-config.yaml: .*unknown method 'magic'"),
@@ -30,7 +30,7 @@ with warnings.catch_warnings():
             "tenant_header: X\n      api_keys: /etc",
             "serve-config.yaml: .*tenant_head",
         ),
-        ("cpu-demos", "", "", "cpu-demo is meant?"),
+        ("cpu-demos", "", "", "did you mean cpu-demo?"),
         ("mine", "", "", "has cpu-demo, h100-2x4, h100-4stage, h100-spread, multi-tenant"),
         ("cpu-demo", "", "", "there is no kubectl.*k8s/rendered"),
     ],

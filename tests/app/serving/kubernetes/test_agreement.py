@@ -48,9 +48,13 @@ def test_the_pods_of_every_overlay_fit_what_they_serve() -> None:
 @pytest.mark.parametrize(
     ("overlay", "spoil", "says"),
     [
-        ("cpu-demo", served(grace=900), "it must be above grace, drain and 5 s, 905"),
-        ("cpu-demo", served(drain=895), "it must be above grace, drain and 5 s, 900"),
-        ("cpu-demo", group(STAGE, "template.spec.terminationGracePeriodSeconds", 910), "sleep of preStop and"),
+        ("cpu-demo", served(grace=900), "it must be above 905, the longer of grace and drain, and 5 s"),
+        ("cpu-demo", served(drain=895), "it must be above 900, the longer of grace and drain, and 5 s"),
+        (
+            "cpu-demo",
+            group(STAGE, "template.spec.terminationGracePeriodSeconds", 910),
+            "it must be above 910, the sleep of preStop and",
+        ),
         ("cpu-demo", lambda s: s["spec"].update(rayClusterDeletionDelaySeconds=900), "DeletionDelaySeconds is 900"),
         ("cpu-demo", group(STAGE, f"{CONTAINER}.lifecycle.preStop.exec.command", ["ray", "stop"]), "inf"),
         (
@@ -62,24 +66,28 @@ def test_the_pods_of_every_overlay_fit_what_they_serve() -> None:
         ("cpu-demo", group(EDGE, f"{CONTAINER}.ports.0.name", "http"), "group edge has no port called serve"),
         ("cpu-demo", lambda s: s["spec"].pop("serveService"), "serveService must have one port with targetPort serve"),
         ("cpu-demo", group(STAGE, f"{CONTAINER}.readinessProbe", {}), "group stage has a readinessProbe"),
-        ("cpu-demo", served(edge_resources={"door": 0.01}), "no group has the resources of edge_resources, door"),
+        ("cpu-demo", served(edge_resources={"door": 0.01}), "no group has the resources of edge_resources: door"),
         (
             "cpu-demo",
             lambda s: s["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParams"].pop("num-cpus"),
             'num-cpus "0"',
         ),
-        ("cpu-demo", served(stages=3), "there is room for 2 stages; replicas and stages are 1 x 3"),
-        ("h100-4stage", served(replicas=2), "there is room for 4 stages; replicas and stages are 2 x 4"),
-        ("cpu-demo", served(min_replicas=1, max_replicas=9), "room for 4 stages; replicas and stages are 9 x 2"),
+        ("cpu-demo", served(stages=3), "the pods have room for 2 stages; 1 x 3 are needed (replicas x stages)"),
+        ("h100-4stage", served(replicas=2), "the pods have room for 4 stages; 2 x 4 are needed"),
+        ("cpu-demo", served(min_replicas=1, max_replicas=9), "room for 4 stages; 9 x 2 are needed"),
         (
             "h100-4stage",
             served(standby_stages=1),
-            "there is room for 4 processes; replicas, and stages with their standbys, are 1 x 5 (standby_stages is 1)",
+            "room for 4 processes; 1 x 5 are needed (replicas x stages with standbys; standby_stages is 1)",
         ),
-        ("h100-4stage", served(stage_cpus=9), "there is room for 0 stages"),
-        ("h100-4stage", served(model="/model/llama"), "model is /model/llama, where group head has no volume"),
-        ("cpu-demo", served(edge_resources={}), "router and HTTP processes would run beside stages"),
-        ("multi-tenant", served(api_keys="/keys.jsonl"), "api_keys is /keys.jsonl, where group head has no volume"),
+        ("h100-4stage", served(stage_cpus=9), "the pods have room for 0 stages"),
+        ("h100-4stage", served(model="/model/llama"), "model is /model/llama, but group head mounts no volume there"),
+        ("cpu-demo", served(edge_resources={}), "router and HTTP processes would run in the pods of stages"),
+        (
+            "multi-tenant",
+            served(api_keys="/keys.jsonl"),
+            "api_keys is /keys.jsonl, but group head mounts no volume there",
+        ),
     ],
 )
 def test_a_mismatch_is_named_with_its_field(overlay: str, spoil: Callable[[Any], None], says: str) -> None:
