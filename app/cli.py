@@ -13,55 +13,55 @@ from typing import Any
 from engine.errors import SpectraError
 
 DESCRIPTION = """\
-Lossless speculative decoding: a large language model, faster, writing exactly what it would have written.
+Serve a large language model faster, with exactly the text that it would write without speculation.
 
-  spectra serve                      start the OpenAI-compatible server, by default with a small model
-  spectra generate --prompt "..."    complete one prompt (or a file of prompts) offline, without a server
-  spectra chat                       talk to a running server, and see who drafted which token
+  spectra serve                      start an OpenAI-compatible server, by default with a small model
+  spectra generate --prompt "..."    complete one prompt, or a file of prompts, without a server
+  spectra chat                       chat with a running server and see which method drafted each token
 """
-ROOMS = {  # of app/commands, and what is said of the commands in each; "": in no room
+ROOMS = {  # folder of app/commands, "" for none -> command -> help
     "": {
         "serve": "start the OpenAI-compatible server",
         "generate": "complete prompts offline",
-        "chat": "talk to a running server in a terminal",
+        "chat": "chat with a running server in a terminal",
     },
     "measuring": {
         "bench": "compare methods on the same prompts",
-        "load": "load an OpenAI-compatible server and report what clients see",
+        "load": "send load to any OpenAI-compatible server and report what clients see",
     },
     "operation": {
-        "keys": "make, list and revoke the keys of a server",
-        "check": "name what is misspelt in a Serve config file or a RayService",
-        "doctor": "look whether this machine has what a server needs",
-        "plan": "say how a model fits on GPUs, and estimate what they would give",
-        "completion": "make a script that completes commands in a shell",
-        "k8s": "make the manifests of an overlay for Kubernetes",
-        "env": "show the environment that every node of a cluster needs before its Ray starts",
+        "keys": "create, list and revoke API keys",
+        "check": "check a Serve config file or a RayService for errors",
+        "doctor": "check that this machine has what a server needs",
+        "plan": "compute how a model fits on GPUs, and estimate its speed",
+        "completion": "print a script that completes commands in a shell",
+        "k8s": "print the Kubernetes manifests of an overlay",
+        "env": "print the environment variables that each node of a cluster needs before its Ray starts",
     },
     "training": {
-        "heads": "find the attention heads that pld-plus-a reads",
+        "heads": "find the attention heads that method pld-plus-a reads",
         "vocabulary": "let the model score its vocabulary once, for better drafts",
         "train": "train a drafter for a target",
     },
     "corpus": {
-        "corpus": "build snapshots of text for retrieval, and look after them",
+        "corpus": "build, publish and manage snapshots of text for retrieval",
     },
 }
 
 
 class Command(argparse.ArgumentParser):
-    """A command's parser. Its module, which adds the arguments, is imported when the command is the one given."""
+    """The parser of one command; the command's module is imported when the command is used."""
 
     def __init__(self, module: str = "", **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
         self._module = module
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As every parser does, the arguments added before; a mistyped flag ends the process with a hint."""
+        """Parse as argparse does; exit with a hint if a flag is mistyped."""
         self.fill()
         args = sys.argv[1:] if args is None else args
         for word in args:
-            if word == "--" or (self._subparsers and not word.startswith("-")):  # what follows is not this parser's
+            if word == "--" or (self._subparsers and not word.startswith("-")):  # a subcommand parses the rest
                 break
             self._check_flag(word.partition("=")[0])
         found, unknown = super().parse_known_args(args, namespace)
@@ -77,11 +77,13 @@ class Command(argparse.ArgumentParser):
             self.exit(2, f"{self.prog}: {word} is an unknown flag; {hint}\n")
 
     def _flags(self, *, visible: bool = False) -> list[str]:
-        actions = [one for one in self._actions if not visible or one.help != argparse.SUPPRESS]
+        actions = [
+            one for one in self._actions if not visible or getattr(one, "full_help", one.help) != argparse.SUPPRESS
+        ]
         return [flag for one in actions for flag in one.option_strings]
 
     def fill(self) -> None:
-        """Add the arguments now, with the module's ``DESCRIPTION`` and ``run`` unless its subcommands have theirs."""
+        """Add the arguments of the command's module, its ``DESCRIPTION`` and ``run``, once."""
         if self._module:
             module = import_module(self._module)
             self.description = getattr(module, "DESCRIPTION", None)
@@ -91,7 +93,7 @@ class Command(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Looks the version up when it is asked for, not before."""
+    """Prints the version; reads it only then, because that is slow."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from app.version import VERSION
@@ -101,7 +103,7 @@ class _Version(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Return the parser of all commands."""
     top = Command(prog="spectra", description=DESCRIPTION)
     top.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -112,10 +114,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; a mistake of the user's is one line on stderr and status 2."""
+    """Run a command and return its exit status; an error of the user is one line on stderr and status 2."""
     top = parser()
     arguments = top.parse_args(argv)
-    if "parser" in arguments:  # of a command that is about all commands
+    if "parser" in arguments:  # completion needs all commands
         arguments.parser = top
     try:
         status: int = arguments.run(arguments)

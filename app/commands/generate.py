@@ -20,14 +20,14 @@ if TYPE_CHECKING:  # torch loads when a command runs, not when --help prints
     from app.offline.generator import GeneratedAnswer
 
 DESCRIPTION = """\
-Complete a prompt, or every line of a JSONL file ({"prompt": ..}, {"turns": [..]} or {"messages": [..]}), on this
-machine, without a server. With --json, one JSON object per turn on stdout: text, token ids, and what speculation did.
-The text does not depend on --method: speculation is lossless.
+Complete a prompt, or every line of a JSONL file ({"prompt": ..}, {"turns": [..]} or {"messages": [..]}), without a
+server. --json prints one JSON object per turn: text, token ids, and statistics of speculation.
+The text does not depend on --method, because speculation is lossless.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Make ``parser`` that of ``spectra generate``."""
+    """Add the flags of ``spectra generate``."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt")
     source.add_argument("--prompts", type=Path, metavar="F.jsonl", help="prompts, one JSON object per line")
@@ -73,14 +73,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prediction(path: Path, method: str) -> str:
-    """The text of a file.
+    """Return the text of the file.
 
     Raises:
-        ConfigError: it cannot be read, or the method drafts from no prediction.
+        ConfigError: the file cannot be read, or the method does not use a prediction.
     """
     if not reads_prediction(method) and method.strip() != "autoregressive":
         raise ConfigError(
-            f"--prediction needs a --method that drafts from it: auto, prediction or prediction+{method}, not {method}"
+            f"--prediction is given, but --method {method} does not draft from it; use auto, prediction or "
+            f"prediction+{method}"
         )
     try:
         return path.read_text(encoding="utf-8")
@@ -97,7 +98,7 @@ def _counted(answers: Iterable[GeneratedAnswer], bar: Any) -> Iterator[Generated
 
 
 def in_order(answers: Iterable[GeneratedAnswer], turns: Sequence[int]) -> Iterator[GeneratedAnswer]:
-    """Answers by question and turn, whatever order a batch finished them in; ``turns`` counts each question's."""
+    """Yield answers in the order of questions and turns; ``turns`` is the number of turns of each question."""
     held: dict[tuple[int, int], GeneratedAnswer] = {}
     expected = iter([(index, turn) for index, n in enumerate(turns) for turn in range(n)])
     wanted = next(expected, None)

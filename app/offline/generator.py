@@ -1,4 +1,4 @@
-"""Offline generation: questions in, answers with their figures out. No Ray, no HTTP."""
+"""Offline generation: answers questions on an engine in this process."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class GeneratedAnswer:
     index: int  # of the question
     turn: int
     text: str
-    token_ids: list[int]  # a terminating EOS included
+    token_ids: list[int]  # including a final EOS
     finish_reason: str
     stats: RequestStats
-    parts: list[tuple[str, str | None]]  # the text of each token and who drafted it; empty unless it was asked for
+    parts: list[tuple[str, str | None]]  # text of each token and its source; empty unless traced
 
     def as_json(self) -> dict[str, Any]:
-        """The line ``spectra generate --json`` prints."""
+        """Return the line that ``spectra generate --json`` prints."""
         stats = self.stats
         return {
             "index": self.index,
@@ -52,7 +52,7 @@ class GeneratedAnswer:
 
 
 def tokens_per_forward(stats: Sequence[RequestStats]) -> float:
-    """Tokens that decode forwards committed, per forward; the prefill and its token do not count. 0 without any."""
+    """Return the committed tokens per decode forward, without the prefill and its token; 0 without a forward."""
     forwards = sum(one.target_forwards for one in stats)
     return sum(sum(one.step_tokens) for one in stats) / forwards if forwards else 0.0
 
@@ -64,7 +64,7 @@ class _Turn:
     index: int
     conversation: Conversation
     token_ids: list[int] = field(default_factory=list)
-    sources: list[str | None] = field(default_factory=list)  # of the tokens, where steps are traced
+    sources: list[str | None] = field(default_factory=list)  # of the tokens, if steps are traced
 
 
 class Generator:
@@ -77,7 +77,7 @@ class Generator:
         method: speculation.
         max_nodes: drafted nodes per step.
         raw: first turns only, without the chat template.
-        trace: answers tell who drafted their tokens.
+        trace: answers contain the source of each token.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Generator:
         self._trace = trace
 
     def answers(self, questions: Sequence[Question], batch_size: int) -> Iterator[GeneratedAnswer]:
-        """Every turn's answer, as it is complete; turns of one question in order.
+        """Yield the answer of every turn when it is complete; turns of one question in order.
 
         Raises:
             StepFailedError: the model's logits are NaN or infinite.
@@ -150,7 +150,7 @@ class Generator:
         return answer
 
     def _parts(self, shown: Sequence[int], sources: Sequence[str | None]) -> list[tuple[str, str | None]]:
-        """Characters of several tokens are with the last of them."""
+        """Return text and source of each token; a character of several tokens belongs to the last."""
         if not self._trace:
             return []
         detokenizer = Detokenizer(self._tokenizer)
@@ -159,5 +159,5 @@ class Generator:
 
 
 def _sources(event: StepEvent) -> list[str | None]:
-    """Who drafted each token of a step."""
+    """Return the source of each token of a step."""
     return [None if event.trace is None else event.trace.source(i) for i in range(len(event.token_ids))]
