@@ -169,10 +169,15 @@ class RecordFile:
         self._write(record)
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Remove records from the file."""
-        if [key for key in keys if self._records.pop(key, None) is not None]:
-            self._file.truncate(0)
+        """Remove records from the file; a run that is killed meanwhile loses no other record."""
+        if not [key for key in keys if self._records.pop(key, None) is not None]:
+            return
+        before, replacement = self._file, self.path.with_suffix(".new")
+        with before:
+            self._file = replacement.open("w+b")
+            self._lock()
             self._write(self._header, *self._records.values())
+            replacement.replace(self.path)
 
     def _lock(self) -> None:
         try:
