@@ -46,7 +46,7 @@ def _check_version(name: str, required: Requirement | None) -> Finding:
     try:
         found = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Finding(name, "problem", "not installed", f"pip install {required or name}")
+        return Finding(name, "problem", "not installed", f"pip install '{required or name}'")
     if required is not None and not required.specifier.contains(found.partition("+")[0], prereleases=True):
         return Finding(name, "warning", found, f"tests run with {required}")
     return Finding(name, "ok", found)
@@ -57,7 +57,10 @@ def _check_others(required: dict[str, Requirement]) -> Finding:
     missing = [one.name for one in found if one.status == "problem"]
     if missing:
         return Finding(
-            "packages", "problem", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}"
+            "packages",
+            "problem",
+            f"not installed: {', '.join(missing)}",
+            "pip install " + " ".join(f"'{one}'" for one in missing),
         )
     if other := [f"{one.name} {one.says}" for one in found if one.status == "warning"]:
         return Finding("packages", "warning", f"other versions than tests run with: {', '.join(other)}")

@@ -105,7 +105,7 @@ HEAVY = [
     (f"{BENCH} --prompts /dev/null", "at least one prompt"),
     (f"{BENCH} --methods pld,", "empty method"),
     (f"{BENCH} --temperature hot", "no list of numbers"),
-    (f"{BENCH} --state cold,tepid", "'tepid' is neither cold nor warm"),
+    (f"{BENCH} --state cold,tepid", "'cold,tepid' must be cold, warm"),
     (f"{BENCH} --retrieval nowhere", "--retrieval nowhere: no such"),
     (f"{FIND} --max-tokens 100000", "no room for 100000"),
     (f"{FIND} --prompts empty.jsonl --max-tokens 1", "no induction head was found in 1 prompts"),

@@ -56,7 +56,7 @@ def test_every_part_of_an_application_gets_the_commit_of_the_revision() -> None:
     ("given", "says"),
     [
         ({"model": ".", "revision": "v1"}, r"revision \(--revision\) is 'v1', but model .* is a directory"),
-        ({"model": "acme/tiny@v1"}, r"model is 'acme/tiny@v1'; revision \(--revision\) names a revision"),
+        ({"model": "acme/tiny@v1"}, r"model is 'acme/tiny@v1'; name its revision with revision \(--revision\)"),
         *(({"model": "acme/tiny", "revision": name}, "revision") for name in ("", "-x", "a b", "../up", "x" * 129)),
     ],
 )
