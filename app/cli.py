@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from engine.errors import SpectraError
 
@@ -75,6 +75,10 @@ class Command(argparse.ArgumentParser):
             near = " or ".join(get_close_matches(word, self._flags(visible=True), 2))
             hint = f"did you mean {near}?" if near else f"`{self.prog} --help` lists the flags"
             self.exit(2, f"{self.prog}: {word} is an unknown flag; {hint}\n")
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with one line instead of the usage, which fills a screen."""
+        self.exit(2, f"{self.prog}: error: {message} (`{self.prog} --help` lists the flags)\n")
 
     def _flags(self, *, visible: bool = False) -> list[str]:
         actions = [

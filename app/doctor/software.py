@@ -48,7 +48,7 @@ def _check_version(name: str, required: Requirement | None) -> Finding:
     except metadata.PackageNotFoundError:
         return Finding(name, "problem", "not installed", f"pip install '{required or name}'")
     if required is not None and not required.specifier.contains(found.partition("+")[0], prereleases=True):
-        return Finding(name, "warning", found, f"tests run with {required}")
+        return Finding(name, "warning", found, f"spectra-serve requires {required}")
     return Finding(name, "ok", found)
 
 
@@ -63,7 +63,7 @@ def _check_others(required: dict[str, Requirement]) -> Finding:
             "pip install " + " ".join(f"'{one}'" for one in missing),
         )
     if other := [f"{one.name} {one.says}" for one in found if one.status == "warning"]:
-        return Finding("packages", "warning", f"other versions than tests run with: {', '.join(other)}")
+        return Finding("packages", "warning", f"other versions than spectra-serve requires: {', '.join(other)}")
     return Finding("packages", "ok", f"{len(found)} others as required" if found else "not installed as a package")
 
 
