@@ -14,6 +14,11 @@ from speculators.methods import method_names
 DESCRIPTION = """\
 Start the server on this machine and print "Ready: URL" once a request would succeed. Ctrl-C or SIGTERM stops it.
 
+  POST /v1/chat/completions  /v1/completions  /v1/responses  /tokenize  /detokenize
+  GET  /v1/models  /ready  /health  /metrics (Prometheus)  / (playground)  /operator (what the server does now)
+
+A refused request gets a JSON error that names the field and what is allowed; the log has the same sentence.
+
 Flags from --model on are also environment variables (--max-nodes: SPECTRA_MAX_NODES) and keys of build_app's
 arguments in a Ray Serve config file (max_nodes). A flag whose default is true has --no-NAME.
 """
