@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from app.bench.records import BenchSetting, TurnRecord
+from app.bench.records import BenchSetting, Key, TurnRecord
 from app.reporting.summaries import Quartiles, grouped, loop_start, quartiles, ratio, summed
+from engine.scheduling.drafting import AUTOREGRESSIVE
 
 CURVE_STEPS = 3  # steps of a size that the curve of step times needs
-Turn = tuple[BenchSetting, int, int, int]  # setting, repeat, question, turn: what records of several methods share
 
 
 class MethodFigures(msgspec.Struct, frozen=True):
@@ -63,30 +63,23 @@ class MethodRow:
 def compare(records: Iterable[TurnRecord]) -> dict[BenchSetting, list[MethodRow]]:
     """Figures of every method under every setting; settings, methods and categories as they first occur."""
     records = list(records)
-    reference = {turn_of(record): record for record in records if record.is_reference}
+    reference = {record.key: record for record in records if record.is_reference}
     return {
         setting: [_row(method, mine, reference) for method, mine in grouped(some, lambda r: r.method).items()]
         for setting, some in grouped(records, lambda r: r.setting).items()
     }
 
 
-def turn_of(record: TurnRecord) -> Turn:
-    """The turn that a record shares with those of other methods."""
-    return (record.setting, record.repeat, record.index, record.turn)
-
-
-def figures(records: Sequence[TurnRecord], reference: Mapping[Turn, TurnRecord]) -> MethodFigures:
-    """Figures of one method's records under one setting.
-
-    Args:
-        records: at least one.
-        reference: autoregressive decoding's record of each turn.
-    """
+def figures(records: Sequence[TurnRecord], reference: Mapping[Key, TurnRecord]) -> MethodFigures:
+    """Figures of one method's records (at least one) under one setting, against autoregressive decoding's."""
     cuts = [loop_start(record.token_ids) for record in records]
     before = [steps_before(cut, record.step_tokens) for cut, record in zip(cuts, records, strict=True)]
     tokens, forwards = sum(sum(r.step_tokens) for r in records), sum(len(r.step_tokens) for r in records)
     per_turn = [sum(r.step_tokens) / len(r.step_tokens) for r in records if r.step_tokens]
-    pairs = [(record, reference[turn_of(record)]) for record in records if turn_of(record) in reference]
+    others = [(record, reference.get(record.key._replace(method=AUTOREGRESSIVE))) for record in records]
+    pairs = [(record, other) for record, other in others if other is not None]
+    rates = [n / s for r in records for n, s in zip(r.step_tokens, r.step_seconds, strict=False)]
+    inside = ratio(sum(sum(r.target_seconds) for r in records), sum(sum(r.step_seconds) for r in records))
     repeats = grouped(pairs, lambda pair: pair[0].repeat).values()
     return MethodFigures(
         outputs=len(records),
@@ -102,8 +95,8 @@ def figures(records: Sequence[TurnRecord], reference: Mapping[Turn, TurnRecord])
         speedup_total=_speedup(pairs),
         speedup_repeats=[s for some in repeats if (s := _speedup(some)) is not None],
         mic_tp=ratio(sum(len(r.token_ids) for r in records if r.seconds), sum(r.seconds for r in records)),
-        mac_tp=_mac_tp(records),
-        outside_target=_outside(records),
+        mac_tp=statistics.fmean(rates) if rates else None,
+        outside_target=None if inside is None else 1 - inside,
         by_source=summed(record.by_source for record in records),
         drafting_failures=sum(record.failures for record in records),
     )
@@ -139,21 +132,20 @@ def steps_before(cut: int | None, step_tokens: Sequence[int]) -> tuple[int, int]
     return tokens, forwards
 
 
-def _row(method: str, records: Sequence[TurnRecord], reference: Mapping[Turn, TurnRecord]) -> MethodRow:
+def _row(method: str, records: Sequence[TurnRecord], reference: Mapping[Key, TurnRecord]) -> MethodRow:
     categories = grouped(records, lambda r: r.category)
     return MethodRow(
         method, figures(records, reference), {name: figures(some, reference) for name, some in categories.items()}
     )
 
 
-def _same(record: TurnRecord, other: TurnRecord, reference: Mapping[Turn, TurnRecord]) -> bool:
+def _same(record: TurnRecord, other: TurnRecord, reference: Mapping[Key, TurnRecord]) -> bool:
     """Whether an output equals autoregressive decoding's of the same repeat.
 
     A greedy output of autoregressive decoding itself is compared with that of its first repeat.
     """
     if record.is_reference:
-        first = (record.setting, 0 if record.temperature == 0 else record.repeat, record.index, record.turn)
-        other = reference.get(first, record)
+        other = reference.get(record.key._replace(repeat=0) if record.temperature == 0 else record.key, record)
     return record.token_ids == other.token_ids
 
 
@@ -164,13 +156,3 @@ def _timed(pairs: Iterable[tuple[TurnRecord, TurnRecord]]) -> list[tuple[TurnRec
 def _speedup(pairs: Iterable[tuple[TurnRecord, TurnRecord]]) -> float | None:
     timed = _timed(pairs)
     return ratio(sum(other.seconds for _, other in timed), sum(record.seconds for record, _ in timed))
-
-
-def _mac_tp(records: Iterable[TurnRecord]) -> float | None:
-    rates = [n / s for r in records for n, s in zip(r.step_tokens, r.step_seconds, strict=False)]
-    return statistics.fmean(rates) if rates else None
-
-
-def _outside(records: Sequence[TurnRecord]) -> float | None:
-    inside = ratio(sum(sum(r.target_seconds) for r in records), sum(sum(r.step_seconds) for r in records))
-    return None if inside is None else 1 - inside

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from app.bench.records import BenchSetting, TurnRecord, source_counts
+from app.bench.records import BenchSetting, TurnRecord
 from app.bench.schedule import BenchSchedule, Turn
 from app.inputs.recordings import RecordedTurn
 from app.reporting.summaries import grouped
@@ -178,7 +178,7 @@ class Replay(BenchSchedule):
                     step_nodes=list(self._target.step_nodes(seq)),
                     warm=setting.warm,
                     finish_reason=event.finish_reason or "",
-                    by_source=source_counts(event.stats),
+                    by_source={name: counts.named for name, counts in event.stats.by_source.items()},
                 )
 
 

@@ -31,24 +31,22 @@ COLUMNS = (
 FEW_TURNS = 10  # of a category; quartiles of fewer are single turns
 
 
-def publish(
-    records: Sequence[TurnRecord], facts: Mapping[str, Any], folder: Path, has_plots: bool = True
-) -> dict[str, Any]:
-    """Write ``tables.md``, ``bench.json`` and the plots to ``folder``, print tables and document; returns the document.
+def publish(records: Sequence[TurnRecord], facts: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """Print tables and document; write ``tables.md``, ``bench.json`` and plots to ``folder``; returns the document.
 
     Args:
         records: of every method and setting; at least one.
         facts: further keys of the document, such as ``model`` and ``prompts``; the sentences of ``notes``, if present,
             are printed above the tables too.
-        folder: made if missing.
-        has_plots: whether to draw plots, if matplotlib is installed.
+        folder: made if missing; None: no files are written.
     """
     found = compare(records)
     shown = "\n\n".join([*facts.get("notes", ()), *few_turns(records), tables(found)])
     print(shown, flush=True)
-    drawn = plots(found, records, folder) if has_plots and can_plot() else []
+    drawn = plots(found, records, folder) if folder is not None and can_plot() else []
     result = {**document(found, records), **facts, "plots": [str(path) for path in drawn]}
-    write_report(folder, "bench.json", result, shown)
+    if folder is not None:
+        write_report(folder, "bench.json", result, shown)
     print(as_line(result), flush=True)
     return result
 

@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from transformers import PreTrainedTokenizerFast
 
 from app.bench.meter import FailureCount, MeteredEngine, SequenceTimes
-from app.bench.records import BenchSetting, RecordFile, TurnRecord, source_counts
+from app.bench.records import BenchSetting, TurnRecord
 from app.bench.schedule import BenchSchedule, Turn
 from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
 from app.offline.generator import GeneratedAnswer, Generator
+from app.reporting.record_file import RecordFile
 from engine.errors import ConfigError
 from engine.request import DEFAULT_NODES
 from engine.sampling.params import SamplingParams
@@ -94,7 +95,7 @@ class BenchRunner(BenchSchedule):
                     f"they exceed the context of {info.max_model_len}"
                 )
 
-    def run(self, file: RecordFile, done: Callable[[], object]) -> None:
+    def run(self, file: RecordFile[TurnRecord], done: Callable[[], object]) -> None:
         """Measure the turns that ``file`` lacks; ``done`` is called after every turn."""
         with self._failures:
             if self.work(file):
@@ -129,15 +130,14 @@ class BenchRunner(BenchSchedule):
                 step_seconds=[round(value, 6) for value in times.step_seconds],
                 target_seconds=[round(value, 6) for value in times.target_seconds],
                 seconds=round(times.seconds, 6),
-                by_source=source_counts(answer.stats),
+                by_source={name: counts.named for name, counts in answer.stats.by_source.items()},
                 failures=self._failures.take(),
             )
 
     def teach(self, setting: BenchSetting, method: str, repeat: int) -> Iterator[TurnRecord]:
         """Answer all questions ``warm_passes`` times."""
-        every = list(chain(*self._plan.units()))
         for _ in range(self._plan.warm_passes):
-            yield from self.records(setting, method, repeat, every)
+            yield from self.records(setting, method, repeat, self.turns)
 
     def _warm_up(self) -> None:
         """Let every method make some steps that are not counted: the first ones touch memory and load code."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import chain, product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from app.bench.records import BenchSetting, Key, RecordFile, TurnRecord
+from app.bench.records import BenchSetting, Key, TurnRecord, open_records
+from app.reporting.record_file import RecordFile
 from app.reporting.report import bar
 
 Turn = tuple[int, int]  # index of a question, and of one of its turns
@@ -38,6 +41,7 @@ class BenchSchedule(ABC):
     ) -> None:
         self.methods, self.settings = methods, settings
         self._repeats, self._units, self._lessons = repeats, units, lessons
+        self.turns = list(chain(*units))
 
     @abstractmethod
     def records(self, setting: BenchSetting, method: str, repeat: int, turns: Sequence[Turn]) -> Iterator[TurnRecord]:
@@ -47,25 +51,24 @@ class BenchSchedule(ABC):
     def teach(self, setting: BenchSetting, method: str, repeat: int) -> Iterator[TurnRecord]:
         """Run the lessons of a warm setting, whose records do not count."""
 
-    def work(self, file: RecordFile) -> int:
+    def work(self, file: RecordFile[TurnRecord]) -> int:
         """Turns still to be run, lessons included; forgets warm passes that cannot be continued."""
         todo = 0
         for repeat, setting, method in product(range(self._repeats), self.settings, self.methods):
-            every = list(chain(*self._units))
-            missing = _missing(file, setting, method, repeat, every)
+            missing = _missing(file, setting, method, repeat, self.turns)
             if setting.warm and missing:
-                file.forget(_keys(setting, method, repeat, every))
-                todo += self._lessons + len(every)
+                file.forget([Key(setting, method, repeat, *turn) for turn in self.turns])
+                todo += self._lessons + len(self.turns)
             else:
                 todo += len(missing)
         return todo
 
-    def run(self, file: RecordFile, done: Callable[[], object]) -> None:
+    def run(self, file: RecordFile[TurnRecord], done: Callable[[], object]) -> None:
         """Run the turns that ``file`` lacks and add their records; ``done`` is called after every turn."""
         for repeat, setting in product(range(self._repeats), self.settings):
             if setting.warm:
                 for method in self.methods:
-                    if _missing(file, setting, method, repeat, list(chain(*self._units))):
+                    if _missing(file, setting, method, repeat, self.turns):
                         for _ in self.teach(setting, method, repeat):
                             done()
             for i, unit in enumerate(self._units):
@@ -76,13 +79,11 @@ class BenchSchedule(ABC):
                             done()
 
 
-def _keys(setting: BenchSetting, method: str, repeat: int, turns: Iterable[Turn]) -> list[Key]:
-    return [Key(setting, method, repeat, *turn) for turn in turns]
-
-
-def _missing(file: RecordFile, setting: BenchSetting, method: str, repeat: int, turns: Sequence[Turn]) -> list[Turn]:
+def _missing(
+    file: RecordFile[TurnRecord], setting: BenchSetting, method: str, repeat: int, turns: Sequence[Turn]
+) -> list[Turn]:
     """All turns of the questions that lack a record: the turns of a question are run together."""
-    lacking = {key.question for key in _keys(setting, method, repeat, turns) if key not in file}
+    lacking = {turn[0] for turn in turns if Key(setting, method, repeat, *turn) not in file.by_key}
     return [turn for turn in turns if turn[0] in lacking]
 
 
@@ -92,19 +93,24 @@ def rotated(methods: Sequence[str], by: int) -> list[str]:
     return [*methods[by:], *methods[:by]]
 
 
-def recorded(run: BenchSchedule, out: Path, settings: Mapping[str, Any], restart: bool) -> list[TurnRecord]:
+def recorded(run: BenchSchedule, out: Path | None, settings: Mapping[str, Any], restart: bool) -> list[TurnRecord]:
     """Run what the records in ``out`` lack, with a progress bar; returns those of the run's methods and settings.
+
+    Without ``out``, the records are deleted at the end.
 
     Raises:
         ConfigError: ``out`` holds records of other settings; nothing was run.
-        KeyboardInterrupt: Ctrl-C; the records are kept.
+        KeyboardInterrupt: Ctrl-C; the records in ``out`` are kept.
     """
-    with RecordFile(out / "records.jsonl", settings, restart) as file:
+    with (
+        TemporaryDirectory() if out is None else nullcontext(out) as folder,
+        open_records(Path(folder) / "records.jsonl", settings, restart) as file,
+    ):
         try:
             with bar(None, run.work(file), "turn") as shown:
                 run.run(file, shown.update)
         except KeyboardInterrupt:
-            kept = f"{len(file.records)} records are kept in {file.path}"
-            print(f"spectra: stopped; {kept}; the same command continues from there", file=sys.stderr)
+            kept = f"{len(file.records)} records are kept in {file.path}; the same command continues from there"
+            print(f"spectra: stopped; {'no records are kept without --out' if out is None else kept}", file=sys.stderr)
             raise
         return [one for one in file.records if one.method in run.methods and one.setting in run.settings]

@@ -11,8 +11,7 @@ from typing import Any
 import aiohttp
 
 from app.chat.trace import TraceReader
-from app.load.failures import AttemptError
-from app.load.stream import Endpoint, Event, stream
+from app.load.stream import AttemptError, Endpoint, Event, stream
 
 
 @dataclass(slots=True)

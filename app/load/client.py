@@ -9,7 +9,6 @@ from typing import Any
 
 import aiohttp
 
-from app.load.failures import AttemptError
 from app.load.records import OK, Break, RequestRecord
 from app.load.stream import Endpoint, Event, stream
 
@@ -27,12 +26,7 @@ class RequestObserver:
 
 
 class LoadClient:
-    """Sends requests.
-
-    Args:
-        retries: attempts after the first, for each request.
-        observer: called for text and breaks.
-    """
+    """Sends requests, each with up to ``retries`` attempts after the first."""
 
     def __init__(
         self,
@@ -41,9 +35,7 @@ class LoadClient:
         retries: int = 0,
         observer: RequestObserver | None = None,
     ) -> None:
-        self._session = session
-        self._endpoint = endpoint
-        self._retries = retries
+        self._session, self._endpoint, self._retries = session, endpoint, retries
         self._observer = observer or RequestObserver()
         self._timeout = aiohttp.ClientTimeout(total=endpoint.timeout)
 
@@ -67,7 +59,8 @@ class LoadClient:
             if not failure.retryable or len(record.breaks) > self._retries:
                 record.ended, record.outcome = now, failure.kind
                 return record
-            await asyncio.sleep(_backoff(failure, len(record.breaks)))
+            backoff = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (len(record.breaks) - 1))
+            await asyncio.sleep(backoff if failure.retry_after is None else failure.retry_after)
 
 
 class Attempt:
@@ -114,10 +107,3 @@ class Attempt:
         for found in self._record.breaks:
             if found.recovered is None:
                 found.recovered = now - found.at
-
-
-def _backoff(failure: AttemptError, n_breaks: int) -> float:
-    """Seconds until the next attempt: the server's Retry-After, else an exponential backoff."""
-    if failure.retry_after is not None:
-        return failure.retry_after
-    return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (n_breaks - 1))

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from app.load.failures import TOO_MANY
 from app.load.records import STREAM_BREAKS, RequestRecord
 from app.load.settings import Slo
+from app.load.stream import TOO_MANY
 from app.reporting.summaries import Percentiles, grouped, percentiles, ratio, summed
 
 SHOWN_CHARS = 60  # of answers that differ
@@ -139,19 +139,16 @@ def identity(records: Iterable[RequestRecord], is_greedy: bool) -> Identity:
     comparable = [record for record in records if record.ok and (is_greedy or record.seed is not None)]
     groups = grouped(comparable, lambda record: (record.prompt, None if is_greedy else record.seed))
     several = [group for group in groups.values() if len(group) > 1]
-    differing = [found for group in several if (found := _difference(group))]
+    differing = [found for group in several if (found := _first_difference(group))]
     return Identity(sum(map(len, several)), len(several), differing)
 
 
-def _difference(group: list[RequestRecord]) -> str:
-    first = group[0]
-    for other in group[1:]:
-        if (other.text, other.completion_tokens) != (first.text, first.completion_tokens):
-            return _words(first, other)
-    return ""
-
-
-def _words(a: RequestRecord, b: RequestRecord) -> str:
+def _first_difference(group: list[RequestRecord]) -> str:
+    """The first answer that differs from the group's first, in words; empty if all are the same."""
+    a = group[0]
+    b = next((b for b in group if (b.text, b.completion_tokens) != (a.text, a.completion_tokens)), None)
+    if b is None:
+        return ""
     pairs = zip(a.text, b.text, strict=False)
     at = next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a.text), len(b.text)))
     seeds = f"seed {a.seed}" if a.seed == b.seed else f"seeds {a.seed}, {b.seed}"

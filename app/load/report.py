@@ -68,7 +68,7 @@ def document(load: LoadProfile, asked: Mapping[str, Any], found: LoadFigures, ra
     loop = "closed" if load.rate is None else "open"
     chunks = sum(len(record.chunks) for record in ran.records)
     settings = {
-        "url": load.url,
+        "url": load.endpoint.url,
         "loop": loop,
         "concurrency": load.concurrency if loop == "closed" else None,
         "rate": load.rate,
@@ -77,7 +77,7 @@ def document(load: LoadProfile, asked: Mapping[str, Any], found: LoadFigures, ra
         "duration": load.duration,
         "seed": load.seed,
         "retries": load.retries,
-        "timeout": load.timeout,
+        "timeout": load.endpoint.timeout,
         "body": dict(asked),
     }
     client = {
@@ -95,7 +95,7 @@ def tables(load: LoadProfile, found: LoadFigures, ran: Ran) -> str:
     """The report as Markdown, with warnings below the tables."""
     spreads = [(name, getattr(found, key), factor) for name, (key, factor) in LATENCIES.items()]
     rows = [_row(name, values, factor) for name, values, factor in spreads if values is not None]
-    parts = [f"## {load.label}: {load.url}", markdown(("", "figure"), _totals(found))]
+    parts = [f"## {load.label}: {load.endpoint.url}", markdown(("", "figure"), _totals(found))]
     parts += [markdown(("of whole answers", "mean", "p50", "p90", "p99", "max", "n"), rows)] if rows else []
     if found.failed_attempts:
         parts.append(markdown(("failed attempts", "first message", "all", "for good"), _failures(found), 2))

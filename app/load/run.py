@@ -1,10 +1,13 @@
-"""Runs a load against a server: the warm-up, then the loop; returns the records."""
+"""Runs a load against a server: a warm-up, then a closed or an open loop; returns the records."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,14 +17,14 @@ import msgspec
 import uvloop
 
 from app.load.client import LoadClient
-from app.load.loops import Ask, arrivals, closed_loop, open_loop
 from app.load.progress import LoadProgressBar
 from app.load.records import RequestRecord
-from app.load.settings import LoadProfile, RequestPlan
-from app.load.stream import Endpoint, open_session
+from app.load.settings import POISSON, LoadProfile, RequestPlan
+from app.load.stream import open_session
 from engine.errors import ConfigError
 
 MODELS_TIMEOUT_S = 30.0
+Ask = Callable[[int, float], Coroutine[Any, Any, None]]  # index of a request, and its intended time in seconds
 Loop = Callable[[Ask], Awaitable[None]]
 
 
@@ -51,7 +54,21 @@ def model_at(base: str, headers: Mapping[str, str], tls: ssl.SSLContext | None =
     Raises:
         ConfigError: the server does not answer, or lists no model.
     """
-    return uvloop.run(_first_model(base, headers, tls))
+
+    async def models() -> tuple[int, bytes]:
+        timeout = aiohttp.ClientTimeout(MODELS_TIMEOUT_S)
+        async with open_session(tls) as session, session.get(f"{base}/models", headers=headers, timeout=timeout) as got:
+            return got.status, await got.read()
+
+    try:
+        status, body = uvloop.run(models())
+        if status != 200:
+            raise ConfigError(f"--url: GET {base}/models answers with status {status}; give --model")
+        return str(msgspec.json.decode(body)["data"][0]["id"])
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        raise ConfigError(f"--url: no server answers at {base}: {error or type(error).__name__}") from error
+    except (msgspec.DecodeError, LookupError, TypeError) as error:
+        raise ConfigError(f"--url: GET {base}/models lists no model; give --model") from error
 
 
 async def _run(load: LoadProfile, plan: RequestPlan) -> Ran:
@@ -92,7 +109,7 @@ async def _phase(
 ) -> list[RequestRecord]:
     records: list[RequestRecord] = []
     async with LoadProgressBar(what, requests, duration) as progress:
-        client = LoadClient(session, Endpoint(load.url, load.headers, load.timeout), load.retries, progress)
+        client = LoadClient(session, load.endpoint, load.retries, progress)
 
         async def ask(index: int, intended: float) -> None:
             record = plan.record(index, intended)
@@ -105,17 +122,79 @@ async def _phase(
     return sorted(records, key=lambda record: record.index)
 
 
-async def _first_model(base: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> str:
-    try:
-        async with (
-            open_session(tls) as session,
-            session.get(f"{base}/models", headers=headers, timeout=aiohttp.ClientTimeout(MODELS_TIMEOUT_S)) as answer,
-        ):
-            if answer.status != 200:
-                raise ConfigError(f"--url: GET {base}/models answers with status {answer.status}; give --model")
-            found: Iterable[Any] = msgspec.json.decode(await answer.read())["data"]
-            return str(next(iter(found))["id"])
-    except (TimeoutError, aiohttp.ClientError, OSError) as error:
-        raise ConfigError(f"--url: no server answers at {base}: {error or type(error).__name__}") from error
-    except (msgspec.DecodeError, KeyError, TypeError, StopIteration) as error:
-        raise ConfigError(f"--url: GET {base}/models lists no model; give --model") from error
+class MonotonicClock:
+    """The monotonic clock, in seconds."""
+
+    def now(self) -> float:
+        """The present moment."""
+        return time.monotonic()
+
+    async def sleep_until(self, moment: float) -> None:
+        """Return at ``moment``, or at once if it has passed."""
+        if (left := moment - self.now()) > 0:
+            await asyncio.sleep(left)
+
+
+async def closed_loop(
+    ask: Ask, concurrency: int, requests: int | None, duration: float | None, clock: MonotonicClock | None = None
+) -> None:
+    """Run ``concurrency`` clients; each sends its next request when its last one is done.
+
+    Args:
+        ask: sends one request and returns when it is done; must not raise.
+        requests: to send in all; None: no limit.
+        duration: seconds in which requests begin; None: no limit.
+    """
+    clock = clock or MonotonicClock()
+    end = None if duration is None else clock.now() + duration
+    indices: Iterator[int] = itertools.count() if requests is None else iter(range(requests))
+
+    async def client() -> None:
+        while end is None or clock.now() < end:
+            index = next(indices, None)
+            if index is None:
+                return
+            await ask(index, clock.now())
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(client())
+
+
+async def open_loop(ask: Ask, offsets: Iterable[float], clock: MonotonicClock | None = None) -> None:
+    """Send requests at given moments, however many are unanswered; returns when all are done.
+
+    Args:
+        ask: sends one request; latency counts from the moment that it is given.
+        offsets: arrivals, in seconds from now, ascending.
+    """
+    clock = clock or MonotonicClock()
+    began = clock.now()
+    async with asyncio.TaskGroup() as group:
+        for index, offset in enumerate(offsets):
+            await clock.sleep_until(began + offset)
+            group.create_task(ask(index, began + offset))
+
+
+def arrivals(
+    rate: float, kind: str, seed: int, requests: int | None = None, duration: float | None = None
+) -> Iterator[float]:
+    """When the requests of an open loop arrive: ascending seconds from its start.
+
+    Args:
+        rate: requests per second.
+        kind: ``POISSON``: exponential gaps, independent of each other; ``FIXED``: equal gaps.
+        requests: upper limit of arrivals; None: no limit.
+        duration: end of the arrivals; None: no limit.
+    """
+    times = _poisson(rate, seed) if kind == POISSON else (i / rate for i in itertools.count())
+    if duration is not None:
+        times = itertools.takewhile(lambda at: at < duration, times)
+    return itertools.islice(times, requests)
+
+
+def _poisson(rate: float, seed: int) -> Iterator[float]:
+    noise, now = random.Random(seed), 0.0
+    while True:
+        now += noise.expovariate(rate)
+        yield now

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from app.inputs.prompts import CHAT
 from app.load.records import RequestRecord
 from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from app.load.stream import Endpoint
 
 PATHS = {CHAT: "/chat/completions", "completions": "/completions"}
 POISSON, FIXED = "poisson", "fixed"  # arrivals of an open loop
@@ -47,25 +51,18 @@ class Slo:
 
         The end of an answer without text counts as its first text; an answer of one token has no TPOT to limit.
         """
-        if not record.ok:
-            return False
         ttft = record.e2e if record.ttft is None else record.ttft
-        if not all(limit is None or value <= limit for value, limit in ((ttft, self.ttft), (record.e2e, self.e2e))):
+        times = ((ttft, self.ttft), (record.e2e, self.e2e), (record.tpot, self.tpot))
+        if not record.ok or any(limit is not None and value is not None and value > limit for value, limit in times):
             return False
-        if self.tpot is None:
-            return True
-        if record.completion_tokens is None:
-            return None
-        return record.tpot is None or record.tpot <= self.tpot
+        return None if self.tpot is not None and record.completion_tokens is None else True
 
 
 @dataclass(frozen=True)
 class LoadProfile:
     """How the server is loaded."""
 
-    base: str  # of the API, ending in ``/v1``
-    endpoint: str = CHAT  # ``CHAT`` or ``COMPLETIONS``
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # sent with every request
+    endpoint: Endpoint
     concurrency: int | None = 1  # clients of a closed loop; None: an open loop
     rate: float | None = None  # requests per second of an open loop
     arrivals: str = POISSON  # ``POISSON`` or ``FIXED``
@@ -73,15 +70,9 @@ class LoadProfile:
     duration: float | None = None  # seconds in which requests begin; None: no limit
     warmup: int = 0  # requests before the counted ones
     retries: int = 0  # attempts after the first, for each request
-    timeout: float = 600.0  # seconds per attempt
     seed: int = 0  # of the first request, and of the arrivals
     slo: Slo | None = None  # objective of the requests that goodput counts
     tls: ssl.SSLContext | None = None  # which https servers are trusted; None: those that the system trusts
-
-    @property
-    def url(self) -> str:
-        """Address of the endpoint."""
-        return self.base + PATHS[self.endpoint]
 
     @property
     def label(self) -> str:
@@ -127,18 +118,11 @@ def parse_slo(text: str) -> Slo:
         name, _, value = part.strip().partition("=")
         if name not in SLO_NAMES or name in limits:
             raise ConfigError(f"--slo {text!r}: {name!r} must be one of {', '.join(SLO_NAMES)}, each once")
-        limits[name] = _seconds(text, name, value)
+        with suppress(ValueError):
+            limits[name] = float(value)
+        if not 0 < limits.get(name, 0) < math.inf:
+            raise ConfigError(f"--slo {text!r}: {name} is {value!r}; it must be a number of seconds above 0")
     return Slo(**limits)
-
-
-def _seconds(text: str, name: str, value: str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise ConfigError(f"--slo {text!r}: {name} is {value!r}; it must be a number of seconds above 0")
-    return seconds
 
 
 def base_of(url: str) -> str:

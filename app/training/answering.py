@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from transformers import PreTrainedTokenizerFast
 from app.config.serve import ServeConfig
 from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
 from app.offline.setup import load_target, sampling
+from app.reporting.record_file import RecordFile
 from app.reporting.report import bar
 from app.speculation.vocabulary import known_rows
 from app.training.examples import Example, source_of
-from engine.errors import ConfigError
 from engine.loop import Engine
 from engine.model.identity import model_hash
 from engine.request import Request
@@ -54,58 +53,9 @@ class TrainingAnswer(msgspec.Struct, frozen=True):
         return Example(self.source_hash, [*self.prompt, *self.answer], len(self.prompt), self.temperature)
 
 
-class _Head(msgspec.Struct, frozen=True):
-    """The first line of the file."""
-
-    settings: dict[str, Any]
-
-
-class AnswerFile:
-    """The answers of a JSON-lines file, which is open for more; an interrupted run continues after its last answer.
-
-    Args:
-        path: made if missing; a last line that a kill left unfinished is dropped.
-        settings: JSON values that decide the answers, apart from the questions.
-
-    Raises:
-        ConfigError: the file holds something else, or answers of other settings.
-    """
-
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        head, *lines = whole.splitlines() or [b""]
-        try:
-            known = msgspec.json.decode(head, type=_Head).settings if head else settings
-            answers = [msgspec.json.decode(line, type=TrainingAnswer) for line in lines]
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"{path} is not a file of answers: {error}; use another --work folder") from error
-        check_settings(f"{path} has answers", known, settings, "use the same value or another --work folder")
-        self.answers = {answer.key: answer for answer in answers}
-        self._file = path.open("ab")
-        self._file.truncate(len(whole))
-        if not head:
-            self._write(_Head(settings))
-
-    def add(self, answer: TrainingAnswer) -> None:
-        """Keep an answer, also on disk."""
-        self.answers[answer.key] = answer
-        self._write(answer)
-
-    def _write(self, line: _Head | TrainingAnswer) -> None:
-        self._file.write(msgspec.json.encode(line) + b"\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def check_settings(what: str, known: Mapping[str, Any], settings: Mapping[str, Any], remedy: str) -> None:
-    """Raises ConfigError if a value of ``settings`` differs from the ``known`` one."""
-    for name, value in settings.items():
-        if known.get(name) != value:
-            raise ConfigError(f"{what} with {name} {known.get(name)!r}, not {value!r}; {remedy}")
+def open_answers(path: Path, settings: Mapping[str, Any]) -> RecordFile[TrainingAnswer]:
+    """The answers at ``path``, to which a run of the same settings adds."""
+    return RecordFile(path, TrainingAnswer, settings, "use the same values or another --work folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +67,9 @@ class Asker:
     params: SamplingParams  # of all answers, apart from temperature and seed
     arguments: argparse.Namespace  # flags of ``spectra train``
 
-    def ask(self, questions: Sequence[Question], file: AnswerFile, on_answer: Callable[[int], object]) -> None:
+    def ask(
+        self, questions: Sequence[Question], file: RecordFile[TrainingAnswer], on_answer: Callable[[int], object]
+    ) -> None:
         """Add every answer that the file lacks; a conversation ends early if the next answer has no room.
 
         ``on_answer`` is called with the number of tokens of each answer.
@@ -130,11 +82,11 @@ class Asker:
                 for answer, params in missing
             ]
             for index, completion in self.engine.run(requests, arguments.batch_size):
-                file.add(msgspec.structs.replace(missing[index][0], answer=completion.token_ids))
+                file.append(msgspec.structs.replace(missing[index][0], answer=completion.token_ids))
                 on_answer(len(completion.token_ids))
 
     def _missing(
-        self, questions: Sequence[Question], turn: int, file: AnswerFile
+        self, questions: Sequence[Question], turn: int, file: RecordFile[TrainingAnswer]
     ) -> Iterator[tuple[TrainingAnswer, SamplingParams]]:
         """The answers of a turn that are yet to be written, still empty."""
         room = self.engine.target.info.max_model_len - self.params.max_tokens
@@ -143,8 +95,8 @@ class Asker:
                 continue
             name, source = name_question(question), source_of(_first_question(question))
             for sample in range(self.arguments.samples):
-                earlier = [file.answers.get((name, sample, before)) for before in range(turn)]
-                if (name, sample, turn) in file.answers or None in earlier:
+                earlier = [file.by_key.get((name, sample, before)) for before in range(turn)]
+                if (name, sample, turn) in file.by_key or None in earlier:
                     continue
                 prompt = self._prompt(question, [answer.answer for answer in earlier if answer is not None])
                 if len(prompt) <= room:
@@ -202,8 +154,8 @@ def answer_questions(
     flags = {name: getattr(arguments, name) for name in ("max_tokens", "temperature", "samples", "raw", "seed")}
     n_answers = arguments.samples * sum(1 if arguments.raw else len(question.turns) for question in questions)
     names = {name_question(question) for question in questions}
-    with closing(AnswerFile(arguments.work / ANSWERS, {"model": model_hash(path)[:16], **flags})) as file:
-        known = sum(answer.question in names for answer in file.answers.values())
+    with open_answers(arguments.work / ANSWERS, {"model": model_hash(path)[:16], **flags}) as file:
+        known = sum(answer.question in names for answer in file.records)
         if known < n_answers:
             with bar("answers", n_answers, "answer", initial=known) as shown:
                 tokens = 0
@@ -215,7 +167,8 @@ def answer_questions(
                     shown.update()
 
                 _asker(arguments, config, path, tokenizer).ask(questions, file, on_answer)
-    return [answer.example() for _, answer in sorted(file.answers.items()) if answer.question in names]
+    answers = sorted(file.records, key=lambda answer: answer.key)
+    return [answer.example() for answer in answers if answer.question in names]
 
 
 def _asker(arguments: argparse.Namespace, config: ServeConfig, path: Path, tokenizer: PreTrainedTokenizerFast) -> Asker:

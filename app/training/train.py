@@ -20,7 +20,7 @@ from app.inputs.prompts import Question
 from app.offline.flags import n_threads
 from app.offline.setup import check_device
 from app.training.acceptance import measure_held_out
-from app.training.answering import answer_questions, check_settings
+from app.training.answering import answer_questions
 from app.training.batches import Capture, EpochBatches
 from app.training.examples import Split, most_frequent, read_answers, read_texts, source_of, split
 from app.training.loop import LoopSettings, TrainingProgress, TrainingRun
@@ -33,6 +33,7 @@ from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.checkpoint.write import write_drafter
 from engine.drafter.networks.build import AnyNetwork
 from engine.drafter.spec import DrafterSpec
+from engine.errors import ConfigError
 from engine.model.identity import model_hash
 from engine.target_model.numerics import resolve_dtype
 from engine.target_model.whole_texts import WholeTexts
@@ -142,7 +143,10 @@ def _start_run(
     if checkpoint.exists() and file.exists():
         remedy = "use the same value, another --work folder, or --restart"
         known = json.loads(file.read_text(encoding="utf-8"))
-        check_settings(f"{arguments.work} has a training", known, json.loads(written), remedy)
+        for name, value in json.loads(written).items():
+            if known.get(name) != value:
+                has = f"{arguments.work} has a training with {name} {known.get(name)!r}"
+                raise ConfigError(f"{has}, not {value!r}; {remedy}")
     file.write_text(written, encoding="utf-8")
     flags = ("steps", "minutes", "rate", "checkpoint_every", "seed")
     settings = LoopSettings(**{name: getattr(arguments, name) for name in flags})

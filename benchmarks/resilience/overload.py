@@ -17,7 +17,7 @@ import asyncio
 from typing import Any
 
 from app.inputs.default_model import DEFAULT_MODEL
-from app.load.failures import TOO_MANY
+from app.load.stream import TOO_MANY
 from benchmarks.support.reporting import BenchmarkReport, heading, row
 from benchmarks.support.server_process import ServerProcess, load
 

@@ -36,8 +36,8 @@ import aiohttp
 from tqdm import tqdm
 
 from app.inputs.default_model import DEFAULT_MODEL
-from app.load.failures import REFUSED
 from app.load.records import Break
+from app.load.stream import REFUSED
 from benchmarks.resilience.observation import ask_ready, left_over, sampled
 from benchmarks.resilience.phases import Phase
 from benchmarks.resilience.recovery import FLOW_S, SETTLE_S, question, report

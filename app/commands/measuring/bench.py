@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from app.bench.records import COLD, WARM
@@ -91,23 +90,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure what is not measured yet; print tables and the document."""
     if arguments.warm_passes is None:
         arguments.warm_passes = 0 if arguments.replay is None else 1
-    return _measure(arguments) if arguments.replay is None else _replay(arguments)
+    if arguments.replay is not None:
+        check_replay(arguments)
 
+        from app.bench.report import publish
+        from app.commands.measuring.replay import replay
 
-def _replay(arguments: argparse.Namespace) -> int:
-    """Replay the logs; without ``--out`` the run leaves no files."""
-    check_replay(arguments)
-
-    from app.bench.report import publish
-    from app.commands.measuring.replay import replay
-
-    with TemporaryDirectory() as folder:
-        out = arguments.out or Path(folder)
-        publish(*replay(arguments, out), out, has_plots=arguments.out is not None)
-    return 0
-
-
-def _measure(arguments: argparse.Namespace) -> int:
+        publish(*replay(arguments), arguments.out)
+        return 0
     refuse_replay_flags(arguments)
     if arguments.out is None:
         raise ConfigError("--out is missing; give a folder for records, tables and plots")

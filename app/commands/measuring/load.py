@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from app.inputs.prompts import CHAT, COMPLETIONS, read_bodies
-from app.load.settings import FIXED, POISSON
+from app.load.settings import (
+    FIXED,
+    PATHS,
+    POISSON,
+    LoadProfile,
+    RequestPlan,
+    base_of,
+    common_fields,
+    distinct_of,
+    parse_slo,
+    trusting,
+)
 from engine.errors import ConfigError
 
 KEY_VARIABLES = ("SPECTRA_API_KEY", "SPECTRA_LOAD_API_KEY")
@@ -121,10 +132,10 @@ def _wrong(found: Any, said: list[str]) -> list[str]:
     return [*failed, *(line for line in said if line.startswith("DIVERGED"))]
 
 
-def _plan(arguments: argparse.Namespace) -> tuple[Any, Any]:
+def _plan(arguments: argparse.Namespace) -> tuple[LoadProfile, RequestPlan]:
     """The load and its requests; asks the server for its model unless a flag names one."""
     from app.load.run import model_at
-    from app.load.settings import LoadProfile, RequestPlan, base_of, common_fields, distinct_of, parse_slo, trusting
+    from app.load.stream import Endpoint
 
     if arguments.arrivals and arguments.rate is None:
         raise ConfigError(f"--arrivals {arguments.arrivals} is for an open loop: give --rate as well")
@@ -132,10 +143,10 @@ def _plan(arguments: argparse.Namespace) -> tuple[Any, Any]:
     requests = DEFAULT_REQUESTS if unlimited else arguments.requests
     prompts = read_bodies(arguments.prompts, arguments.endpoint)
     key = arguments.api_key or next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)
+    base, tls = base_of(arguments.url), trusting(arguments.tls_ca)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     load = LoadProfile(
-        base=base_of(arguments.url),
-        endpoint=arguments.endpoint,
-        headers={"Authorization": f"Bearer {key}"} if key else {},
+        Endpoint(base + PATHS[arguments.endpoint], headers, arguments.timeout),
         concurrency=None if arguments.rate is not None else arguments.concurrency or 1,
         rate=arguments.rate,
         arrivals=arguments.arrivals or POISSON,
@@ -143,15 +154,14 @@ def _plan(arguments: argparse.Namespace) -> tuple[Any, Any]:
         duration=arguments.duration,
         warmup=arguments.warmup,
         retries=arguments.retry,
-        timeout=arguments.timeout,
         seed=arguments.seed,
         slo=parse_slo(arguments.slo) if arguments.slo is not None else None,
-        tls=trusting(arguments.tls_ca),
+        tls=tls,
     )
     distinct = distinct_of(arguments.repeat_check, len(prompts), requests)
     common = common_fields(_fields(arguments), arguments.extra)
     if not common.get("model"):
-        common["model"] = model_at(load.base, load.headers, load.tls)
+        common["model"] = model_at(base, headers, tls)
     seed = None if "seed" in common else arguments.seed
     return load, RequestPlan(prompts, common, seed, distinct)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +10,8 @@ import msgspec
 from app.bench.records import WARM, BenchSetting, TurnRecord, digest, fingerprint
 from app.bench.replay import Replay, check_methods
 from app.bench.schedule import recorded
-from app.commands.measuring.replay_flags import library, replay_config, tokenizer_folder
+from app.commands.measuring.replay_flags import library, replay_config
+from app.inputs.models import texts_path
 from app.inputs.prompts import first_of_each
 from app.inputs.recordings import encode, read_logs, split
 from app.inputs.text_index import index_of
@@ -24,14 +24,14 @@ from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
 
 
-def replay(arguments: argparse.Namespace, out: Path) -> tuple[list[TurnRecord], dict[str, Any]]:
-    """Replay logs, with records in ``out``; returns them and the keys that the run adds to the JSON document.
+def replay(arguments: argparse.Namespace) -> tuple[list[TurnRecord], dict[str, Any]]:
+    """Replay logs; returns the records and the keys that the run adds to the JSON document.
 
     Raises:
         ConfigError: a log is wrong, or the folder holds records of other settings; nothing was run.
         UnknownMethodError: a method needs more than text, is unknown, or lacks its corpus.
     """
-    tokenizer = load_tokenizer(tokenizer_folder(arguments))
+    tokenizer = load_tokenizer(texts_path(arguments.tokenizer))
     history, chosen = _logs(arguments)
     earlier = encode(tokenizer, history, "--history") if history else []
     test = encode(tokenizer, chosen, "--replay")
@@ -55,7 +55,7 @@ def replay(arguments: argparse.Namespace, out: Path) -> tuple[list[TurnRecord], 
         "max_nodes": nodes,
     }
     run = Replay(pool, arguments.methods, states, earlier, test, nodes, passes, len(tokenizer))
-    return recorded(run, out, settings, arguments.restart), {
+    return recorded(run, arguments.out, settings, arguments.restart), {
         "model": None,
         "tokenizer": str(arguments.tokenizer),
         "prompts": len(test),

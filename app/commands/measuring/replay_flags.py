@@ -90,11 +90,6 @@ def replay_config(arguments: argparse.Namespace) -> ServeConfig:
     return config_of_flags(arguments, USED, retrieval="none")
 
 
-def tokenizer_folder(arguments: argparse.Namespace) -> Path:
-    """The folder that ``--tokenizer`` names; of a GGUF file its converted checkpoint."""
-    return texts_path(arguments.tokenizer)
-
-
 def library(arguments: argparse.Namespace) -> LibraryAt | None:
     """The library that ``--retrieval`` names; None: none is named.
 
@@ -104,4 +99,4 @@ def library(arguments: argparse.Namespace) -> LibraryAt | None:
     from app.inputs.libraries import library_at
 
     config = replay_config(arguments)
-    return library_at(config.retrieval, str(tokenizer_folder(arguments)), config.retrieval_namespace)
+    return library_at(config.retrieval, str(texts_path(arguments.tokenizer)), config.retrieval_namespace)

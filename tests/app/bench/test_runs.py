@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.bench.records import BenchSetting, RecordFile, TurnRecord
+from app.bench.records import BenchSetting, TurnRecord, open_records
 from app.bench.runs import BenchPlan, BenchRunner
 from app.bench.schedule import rotated
 from app.inputs.prompts import Question
@@ -94,7 +94,7 @@ def run(bench: MakeBench, tmp_path: Path) -> Callable[..., list[TurnRecord]]:
     """Runs a plan from the start and returns its records."""
 
     def records(**changes: Any) -> list[TurnRecord]:
-        with RecordFile(tmp_path / "records.jsonl", {}, restart=True) as file:
+        with open_records(tmp_path / "records.jsonl", {}, restart=True) as file:
             bench(**changes).run(file, lambda: None)
             return file.records
 
@@ -162,13 +162,13 @@ def test_an_interrupted_run_is_resumed(
     bench: MakeBench, tmp_path: Path, changes: dict[str, Any], stop_after: int, kept: int
 ) -> None:
     path = tmp_path / "records.jsonl"
-    with RecordFile(path, {}) as file:
+    with open_records(path, {}) as file:
         whole = bench(**changes).work(file)
         with pytest.raises(KeyboardInterrupt):
             bench(**changes).run(file, stopping_after(stop_after))
         first = file.records[:kept]
     calls: list[int] = []
-    with RecordFile(path, {}) as file:
+    with open_records(path, {}) as file:
         again = bench(**changes)
         left = again.work(file)
         again.run(file, lambda: calls.append(1))

@@ -10,9 +10,8 @@ import pytest
 
 from app.load import client as clients
 from app.load.client import LoadClient, RequestObserver
-from app.load.failures import retry_after
 from app.load.records import Break, RequestRecord
-from app.load.stream import Endpoint, open_session
+from app.load.stream import Endpoint, open_session, retry_after
 from tests.app.load.conftest import TEXT, Script, answer, chat, event, usage
 from tests.support.waiting import LIMIT_S
 

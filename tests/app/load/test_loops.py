@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.load.loops import MonotonicClock, arrivals, closed_loop, open_loop
+from app.load.run import MonotonicClock, arrivals, closed_loop, open_loop
 
 
 class VirtualClock(MonotonicClock):

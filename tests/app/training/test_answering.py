@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from app.inputs.prompts import Question, encode_chat
-from app.training.answering import AnswerFile, Asker, TrainingAnswer, distinct, name_question
+from app.training.answering import Asker, TrainingAnswer, distinct, name_question, open_answers
 from app.training.examples import read_answers, read_texts, source_of
 from engine.errors import ConfigError
 from engine.loop import Engine
@@ -34,11 +33,11 @@ def ask(file: Path, questions: list[Question], seed: int = 0, **how: Any) -> dic
     target = LocalTarget.load(TargetOptions(str(path), kv_bytes=1 << 22, max_model_len=120), path)
     params = SamplingParams(max_tokens=N, seed=seed, stop_ids=target.info.spec.eos_ids)
     flags = {"samples": 1, "raw": False, "answer_method": AUTOREGRESSIVE, "max_nodes": 4, "batch_size": 3, **how}
-    with closing(AnswerFile(file, {"seed": seed})) as kept:
+    with open_answers(file, {"seed": seed}) as kept:
         engine = Engine(target, SpeculatorPool(SpeculatorOptions()))
         asker = Asker(engine, tiny_tokenizer(), params, Namespace(temperature=0.8, **flags))
         asker.ask(distinct(questions), kept, lambda n: None)
-        return dict(kept.answers)
+        return {answer.key: answer for answer in kept.records}
 
 
 def test_half_of_the_answers_are_greedy_and_turns_follow_the_conversation(tmp_path: Path) -> None:
@@ -95,8 +94,8 @@ def test_given_answers_are_read_in_every_form(tmp_path: Path) -> None:
     assert tokenizer.decode(list(first.written)) == "runs<|end|>"
     assert (third.written, third.source) == ([7, 8], "0123456789abcdef")
     file.write_text('{"prompt": "x"}\n')
-    with pytest.raises(ConfigError, match="is not a file of answers"):
-        AnswerFile(file, {})
+    with pytest.raises(ConfigError, match=r"line 1: .*settings"):
+        open_answers(file, {})
 
 
 @pytest.mark.parametrize(
