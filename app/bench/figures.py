@@ -80,7 +80,8 @@ def figures(records: Sequence[TurnRecord], reference: Mapping[Key, TurnRecord]) 
     pairs = [(record, other) for record, other in others if other is not None]
     rates = [n / s for r in records for n, s in zip(r.step_tokens, r.step_seconds, strict=False)]
     inside = ratio(sum(sum(r.target_seconds) for r in records), sum(sum(r.step_seconds) for r in records))
-    repeats = grouped(pairs, lambda pair: pair[0].repeat).values()
+    timed = [(record, other) for record, other in pairs if record.seconds and other.seconds]
+    repeats = grouped(timed, lambda pair: pair[0].repeat).values()
     return MethodFigures(
         outputs=len(records),
         tokens=tokens,
@@ -91,8 +92,8 @@ def figures(records: Sequence[TurnRecord], reference: Mapping[Key, TurnRecord]) 
         looping=sum(cut is not None for cut in cuts) / len(cuts),
         identical=sum(_same(record, other, reference) for record, other in pairs),
         compared=len(pairs),
-        speedup_quartiles=quartiles([other.seconds / record.seconds for record, other in _timed(pairs)]),
-        speedup_total=_speedup(pairs),
+        speedup_quartiles=quartiles([other.seconds / record.seconds for record, other in timed]),
+        speedup_total=_speedup(timed),
         speedup_repeats=[s for some in repeats if (s := _speedup(some)) is not None],
         mic_tp=ratio(sum(len(r.token_ids) for r in records if r.seconds), sum(r.seconds for r in records)),
         mac_tp=statistics.fmean(rates) if rates else None,
@@ -149,10 +150,5 @@ def _same(record: TurnRecord, other: TurnRecord, reference: Mapping[Key, TurnRec
     return record.token_ids == other.token_ids
 
 
-def _timed(pairs: Iterable[tuple[TurnRecord, TurnRecord]]) -> list[tuple[TurnRecord, TurnRecord]]:
-    return [pair for pair in pairs if pair[0].seconds and pair[1].seconds]
-
-
-def _speedup(pairs: Iterable[tuple[TurnRecord, TurnRecord]]) -> float | None:
-    timed = _timed(pairs)
+def _speedup(timed: Sequence[tuple[TurnRecord, TurnRecord]]) -> float | None:
     return ratio(sum(other.seconds for _, other in timed), sum(record.seconds for record, _ in timed))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 import ssl
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,10 +30,6 @@ HELP = """\
 REFUSED = (400, 403)  # a server without traces, or a key that may not see them
 MOST_SEED = (1 << 63) - 1
 DRAWN_SEEDS = 1 << 31
-
-
-class Quit(Exception):  # noqa: N818 - no error
-    """The user ends the program."""
 
 
 @dataclass(slots=True)
@@ -92,7 +89,7 @@ class Chat:
                 self.screen.line("\n(Ctrl-D or /quit ends)")
             except ConfigError as error:
                 self.screen.line(f"[{error}]")
-            except (EOFError, Quit):
+            except EOFError:
                 return
 
     def line(self, line: str) -> None:
@@ -100,54 +97,39 @@ class Chat:
 
         Raises:
             ConfigError: the command is unknown, or its value is wrong.
-            Quit: the user ends the program.
+            EOFError: the user ends the program.
         """
         if not line.startswith("/"):
             self._ask(line)
             return
-        name, _, rest = line[1:].partition(" ")
-        command = self.commands().get(name)
-        if command is None:
-            raise ConfigError(f"/{name} is no command; /help lists them")
-        command(rest.strip())
-
-    def commands(self) -> Mapping[str, Callable[[str], None]]:
-        """The function of each command; it gets the text after the command's name."""
-        return {
-            "method": self._method,
-            "seed": self._seed,
-            "temperature": self._temperature,
-            "race": self._race,
-            "trace": self._trace,
-            "new": self._new,
-            "help": lambda _: self.screen.line(HELP),
-            "quit": self._quit,
-        }
-
-    def _method(self, text: str) -> None:
-        self.talk.method = text or None
-        self.screen.line(f"(method: {text or 'the default of the server'})")
-
-    def _seed(self, text: str) -> None:
-        self.talk.seed = number(text, "/seed", 0, MOST_SEED, int) if text else None
-        self.screen.line(f"(seed: {text or 'a new one for each answer'})")
-
-    def _temperature(self, text: str) -> None:
-        self.talk.temperature = number(text, "/temperature", 0, 2, float) if text else None
-        self.screen.line(f"(temperature: {text or 'the default of the server'})")
-
-    def _trace(self, text: str) -> None:
-        if text not in ("on", "off"):
-            raise ConfigError(f"/trace is {text!r}; it must be on or off")
-        self.talk.trace = text == "on"
-        self.screen.line(f"(trace: {text})")
-
-    def _new(self, _: str) -> None:
-        self.talk.messages.clear()
-        self.screen.line("(a new conversation)")
-
-    def _quit(self, _: str) -> None:
-        raise Quit
+        name, _, text = line[1:].partition(" ")
+        text = text.strip()
+        match name:
+            case "method":
+                self.talk.method = text or None
+                self.screen.line(f"(method: {text or 'the default of the server'})")
+            case "seed":
+                self.talk.seed = number(text, "/seed", 0, MOST_SEED, int) if text else None
+                self.screen.line(f"(seed: {text or 'a new one for each answer'})")
+            case "temperature":
+                self.talk.temperature = number(text, "/temperature", 0, 2, float) if text else None
+                self.screen.line(f"(temperature: {text or 'the default of the server'})")
+            case "race":
+                self._race(text)
+            case "trace":
+                if text not in ("on", "off"):
+                    raise ConfigError(f"/trace is {text!r}; it must be on or off")
+                self.talk.trace = text == "on"
+                self.screen.line(f"(trace: {text})")
+            case "new":
+                self.talk.messages.clear()
+                self.screen.line("(a new conversation)")
+            case "help":
+                self.screen.line(HELP)
+            case "quit":
+                raise EOFError
+            case _:
+                raise ConfigError(f"/{name} is no command; /help lists them")
 
     def _ask(self, question: str) -> None:
         answer, was_stopped = self._answer(self.talk, question, self.talk.method, self.talk.next_seed())
@@ -215,14 +197,14 @@ def number(text: str, what: str, least: float, most: float, kind: type[int] | ty
     return value
 
 
-def reader(commands: Collection[str]) -> Callable[[], str]:
-    """A function that reads a line: at a terminal with editing and completion of ``commands``, else from the pipe."""
+def reader() -> Callable[[], str]:
+    """A function that reads a line: at a terminal with editing and completion of commands, else from the pipe."""
     if not sys.stdin.isatty():
         return _piped
     with contextlib.suppress(ImportError):  # a Python may be built without it
         import readline
 
-        names = sorted(f"/{name}" for name in commands)
+        names = sorted(re.findall("^/[a-z]+", HELP, re.MULTILINE))
         readline.set_completer_delims(" ")
         readline.set_completer(lambda text, i: [*(one for one in names if one.startswith(text)), None][i])
         readline.parse_and_bind("tab: complete")

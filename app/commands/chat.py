@@ -61,5 +61,5 @@ def run(arguments: argparse.Namespace) -> int:
         screen.line(f"{talk.model} at {base}; /help lists commands")
     endpoint = Endpoint(base + PATHS["chat"], headers, timeout)
     chat = Chat(talk, endpoint, tls, screen)
-    chat.run(reader(chat.commands()))
+    chat.run(reader())
     return 0

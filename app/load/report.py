@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from app.load.figures import LoadFigures
+from app.load.figures import LoadFigures, figures
 from app.load.plots import plots
 from app.load.records import RequestRecord
 from app.load.run import Ran
-from app.load.settings import LoadProfile, Slo
+from app.load.settings import LoadProfile
 from app.reporting.plotting import can_plot
-from app.reporting.report import NOTHING, markdown, number, write_document, write_lines, write_report
+from app.reporting.report import NOTHING, as_line, markdown, number, write_document, write_lines, write_report
 from app.reporting.summaries import Percentiles
 
 LATENCIES = {
@@ -30,21 +30,26 @@ LATE_S = 0.02  # above, the client's lateness distorts latencies
 
 
 def publish(
-    document: Mapping[str, Any],
-    tables: str,
-    records: Sequence[RequestRecord],
-    slo: Slo | None,
-    folder: Path | None,
-    file: Path | None,
-) -> None:
-    """Write the document to ``file``, and document, tables, records and plots to ``folder``; None: not requested."""
+    load: LoadProfile, common: Mapping[str, Any], ran: Ran, folder: Path | None, file: Path | None
+) -> LoadFigures:
+    """Print tables and document, and return the figures.
+
+    Args:
+        common: fields of all bodies.
+        folder: for document, tables, records and plots; None: none.
+        file: for the document; None: none.
+    """
+    found = figures(ran.records, load.slo, common.get("temperature") == 0)
+    whole, shown = document(load, common, found, ran), tables(load, found, ran)
     if file is not None:
-        write_document(document, file)
+        write_document(whole, file)
     if folder is not None:
-        write_report(folder, "load.json", document, tables)
-        write_records(records, folder / "records.jsonl")
+        write_report(folder, "load.json", whole, shown)
+        write_records(ran.records, folder / "records.jsonl")
         if can_plot():
-            plots(records, folder, slo)
+            plots(ran.records, folder, load.slo)
+    print(shown, as_line(whole), sep="\n\n", flush=True)
+    return found
 
 
 def write_records(records: Sequence[RequestRecord], path: Path) -> None:
@@ -87,8 +92,13 @@ def document(load: LoadProfile, asked: Mapping[str, Any], found: LoadFigures, ra
         "cpu_us_per_chunk": 1e6 * ran.cpu_seconds / chunks if chunks else None,
     }
     warmup = {"requests": len(ran.warmup), "failed": sum(not record.ok for record in ran.warmup)}
-    figures: dict[str, Any] = msgspec.to_builtins(found)
-    return {"settings": settings, **figures, "is_good": found.is_good, "warmup": warmup, "client": client}
+    return {
+        "settings": settings,
+        **msgspec.to_builtins(found),
+        "is_good": found.is_good,
+        "warmup": warmup,
+        "client": client,
+    }
 
 
 def tables(load: LoadProfile, found: LoadFigures, ran: Ran) -> str:

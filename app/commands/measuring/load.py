@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from app.load.settings import (
     parse_slo,
     trusting,
 )
+from app.offline.flags import check_least
+from app.reporting.report import check_writable
 from engine.errors import ConfigError
 
 KEY_VARIABLES = ("SPECTRA_API_KEY", "SPECTRA_LOAD_API_KEY")
@@ -61,12 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     group = parser.add_argument_group("load")
     add, loop = group.add_argument, group.add_mutually_exclusive_group()
-    loop.add_argument("--concurrency", type=_count, metavar="C", help="closed loop of C clients (default: 1)")
+    loop.add_argument("--concurrency", type=int, metavar="C", help="closed loop of C clients (default: 1)")
     loop.add_argument("--rate", type=_above_zero, metavar="R", help="open loop of R requests per second")
     add("--arrivals", choices=(POISSON, FIXED), help="of an open loop: random, or evenly spaced (default: poisson)")
-    add("--requests", type=_count, metavar="N", help=f"send N requests (default: {DEFAULT_REQUESTS})")
+    add("--requests", type=int, metavar="N", help=f"send N requests (default: {DEFAULT_REQUESTS})")
     add("--duration", type=_above_zero, metavar="S", help="begin requests for S seconds, at most --requests")
-    add("--warmup", type=_count_or_none, default=0, metavar="N", help="send N requests first that are not counted")
+    add("--warmup", type=int, default=0, metavar="N", help="send N requests first that are not counted")
 
     add = parser.add_argument_group("requests").add_argument
     add(
@@ -75,25 +77,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F.jsonl",
         help='lines {"turns": [..]} (first turns), {"prompt": ..} or {"messages": [..]} (default: 8 built-in prompts)',
     )
-    add("--max-tokens", type=_count, default=128, metavar="N", help="per answer (default: 128)")
+    add("--max-tokens", type=int, default=128, metavar="N", help="per answer (default: 128)")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     add("--seed", type=int, default=0, metavar="S", help="of request 0, and of random arrivals (default: 0)")
     add("--ignore-eos", action="store_true", help="always write --max-tokens tokens (ours and vLLM's only)")
     add("--method", metavar="X", help="speculation method (ours only; not sent unless given)")
-    add("--max-nodes", type=_count, metavar="N", help="drafted nodes per step (ours only)")
+    add("--max-nodes", type=int, metavar="N", help="drafted nodes per step (ours only)")
     add("--extra", type=_object, default={}, metavar="JSON", help="fields added to every body; null removes a field")
 
     add = parser.add_argument_group("failures and identity").add_argument
     add(
         "--retry",
-        type=_count_or_none,
+        type=int,
         default=0,
         metavar="N",
         help="send a request up to N times again after a broken stream, no connection, 5xx, or 429 with Retry-After",
     )
     add(
         "--repeat-check",
-        type=_count,
+        type=int,
         nargs="?",
         const=0,
         metavar="K",
@@ -108,28 +110,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the server and report; returns the exit status."""
-    from app.load.figures import figures
-    from app.load.report import document, notes, publish, tables
+    from app.load.report import notes, publish
     from app.load.run import run as run_load
-    from app.reporting.report import as_line, check_writable
 
     load, plan = _plan(arguments)
     check_writable(arguments.out, arguments.json)
     ran = run_load(load, plan)
-    found = figures(ran.records, load.slo, plan.common.get("temperature") == 0)
-    whole = document(load, plan.common, found, ran)
-    shown = tables(load, found, ran)
-    publish(whole, shown, ran.records, load.slo, arguments.out, arguments.json)
-    print(shown, as_line(whole), sep="\n\n", flush=True)
-    if not found.is_good:
-        print(f"spectra: {'; '.join(_wrong(found, notes(found, ran)))}", file=sys.stderr)
-    return 0 if found.is_good else 1
-
-
-def _wrong(found: Any, said: list[str]) -> list[str]:
+    found = publish(load, plan.common, ran, arguments.out, arguments.json)
+    if found.is_good:
+        return 0
     kinds = ", ".join(f"{kind}: {n}" for kind, n in found.errors.items())
-    failed = [f"{found.failed} of {found.requests} requests failed ({kinds})"] if found.failed else []
-    return [*failed, *(line for line in said if line.startswith("DIVERGED"))]
+    wrong = [f"{found.failed} of {found.requests} requests failed ({kinds})"] if found.failed else []
+    wrong += [line for line in notes(found, ran) if line.startswith("DIVERGED")]
+    print(f"spectra: {'; '.join(wrong)}", file=sys.stderr)
+    return 1
 
 
 def _plan(arguments: argparse.Namespace) -> tuple[LoadProfile, RequestPlan]:
@@ -137,6 +131,8 @@ def _plan(arguments: argparse.Namespace) -> tuple[LoadProfile, RequestPlan]:
     from app.load.run import model_at
     from app.load.stream import Endpoint
 
+    ones = dict.fromkeys(("concurrency", "requests", "max_tokens", "max_nodes"), 1)
+    check_least(arguments, {**ones, "warmup": 0, "retry": 0, "repeat_check": 0})
     if arguments.arrivals and arguments.rate is None:
         raise ConfigError(f"--arrivals {arguments.arrivals} is for an open loop: give --rate as well")
     unlimited = arguments.requests is None and arguments.duration is None
@@ -178,28 +174,15 @@ def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
     return fields
 
 
-def _number(text: str, kind: Callable[[str], Any], allowed: Callable[[Any], bool], what: str) -> Any:
-    try:
-        value = kind(text)
-    except ValueError:
-        value = None
-    if value is None or not allowed(value):
-        raise argparse.ArgumentTypeError(f"{text!r} must be {what}")
-    return value
-
-
-def _count(text: str) -> int:
-    return int(_number(text, int, lambda n: n >= 1, "a whole number above 0"))
-
-
-def _count_or_none(text: str) -> int:
-    return int(_number(text, int, lambda n: n >= 0, "a whole number, 0 or more"))
-
-
 def _above_zero(text: str) -> float:
-    return float(_number(text, float, lambda x: x > 0 and math.isfinite(x), "a number above 0"))
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
 
 
 def _object(text: str) -> dict[str, Any]:
-    value = _number(text, json.loads, lambda value: isinstance(value, dict), 'a JSON object, such as {"top_p": 0.9}')
-    return dict(value)
+    with suppress(ValueError):
+        if isinstance(value := json.loads(text), dict):
+            return value
+    raise argparse.ArgumentTypeError(f'{text!r} must be a JSON object, such as {{"top_p": 0.9}}')

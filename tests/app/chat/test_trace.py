@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.chat.trace import TraceReader
+from app.chat.answers import TraceReader
 from tests.support.trace_cases import CASES
 
 
