@@ -78,7 +78,6 @@ class MeteredEngine(Engine):
         return seq
 
     def cancel(self, seq: int) -> None:
-        """Stop a request and forget its times."""
         super().cancel(seq)
         self._times.pop(seq, None)
 

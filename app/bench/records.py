@@ -29,7 +29,6 @@ class BenchSetting(NamedTuple):
 
     @property
     def state(self) -> str:
-        """``COLD`` or ``WARM``."""
         return WARM if self.warm else COLD
 
     @property
@@ -77,12 +76,10 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def setting(self) -> BenchSetting:
-        """The conditions it was measured under."""
         return BenchSetting(self.temperature, self.warm)
 
     @property
     def key(self) -> Key:
-        """Identifies the record."""
         return Key(self.setting, self.method, self.repeat, self.index, self.turn)
 
     @property

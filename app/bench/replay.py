@@ -92,7 +92,6 @@ class ReplayTarget:
         return self._live[seq].step_nodes
 
     def step(self, step: Step) -> StepResult:
-        """Answer one micro-batch."""
         began = time.perf_counter()
         for seq in step.ends:
             self._live.pop(seq, None)
@@ -147,11 +146,9 @@ class Replay(BenchSchedule):
         return (self._replay(setting, method, self._test[turn]) for turn in turns)
 
     def teach(self, setting: BenchSetting, method: str, repeat: int) -> Iterator[TurnRecord]:
-        """Replay the history."""
         return (self._replay(setting, method, turn) for turn in self._history)
 
     def _replay(self, setting: BenchSetting, method: str, turn: RecordedTurn) -> TurnRecord:
-        """Commit one recorded answer while ``method`` drafts."""
         params = SamplingParams(max_tokens=len(turn.answer))
         scope = f"{setting.label}, {method}" if setting.warm else next(self._fresh)
         predicted = list(turn.prediction)

@@ -153,7 +153,6 @@ def _repeats(f: MethodFigures) -> str:
 
 
 def _by_category(rows: Sequence[MethodRow], categories: Sequence[str], name: str) -> str:
-    """A table of the figure called ``name``."""
     return markdown(
         ("method", *categories),
         [[row.method, *(number(getattr(row.by_category.get(c), name, None)) for c in categories)] for row in rows],

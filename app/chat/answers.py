@@ -173,7 +173,6 @@ def _source(token: TracedToken, nodes: list[TracedNode]) -> str | None:
 
 
 def _bytes(token: str) -> bytes:
-    """The bytes of a token, by its text."""
     if not token.startswith(PART):
         return token.encode()
     try:

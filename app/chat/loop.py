@@ -61,7 +61,6 @@ class ChatConversation:
         return {name: value for name, value in fields.items() if value is not None}
 
     def next_seed(self) -> int:
-        """The seed of the next answer."""
         return secrets.randbelow(DRAWN_SEEDS) if self.seed is None else self.seed
 
     def add(self, question: str, answer: ChatAnswer) -> None:

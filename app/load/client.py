@@ -74,7 +74,6 @@ class Attempt:
         self._length = 0
 
     def take(self, event: Event, now: float) -> None:
-        """Read an event that came at ``now``."""
         record = self._record
         for choice in event.choices or ():
             if added := choice.added:

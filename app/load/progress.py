@@ -36,19 +36,15 @@ class LoadProgressBar(RequestObserver):
         self._bar.close()
 
     def chunk(self, record: RequestRecord, text: str, now: float) -> None:
-        """Count a chunk."""
         self._chunks += 1
 
     def broke(self, record: RequestRecord, found: Break) -> None:
-        """Count a failed attempt."""
         self._broken += 1
 
     def begins(self) -> None:
-        """Count a request in flight."""
         self._running += 1
 
     def ends(self, record: RequestRecord) -> None:
-        """Count a request as done."""
         self._running -= 1
         self._done += 1
         self._errors += not record.ok

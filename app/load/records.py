@@ -47,7 +47,6 @@ class RequestRecord:
 
     @property
     def ok(self) -> bool:
-        """Whether the whole answer came."""
         return self.outcome == OK
 
     @property

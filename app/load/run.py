@@ -73,46 +73,37 @@ def model_at(base: str, headers: Mapping[str, str], tls: ssl.SSLContext | None =
 
 async def _run(load: LoadProfile, plan: RequestPlan) -> Ran:
     async with open_session(load.tls) as session:
-        warmup = await _warm_up(session, load, plan)
+        warmup: list[RequestRecord] = []
+        if load.warmup:
+            clients = load.concurrency or min(8, load.warmup)
+            loop = partial(closed_loop, concurrency=clients, requests=load.warmup, duration=None)
+            warmup = await _phase(session, load, plan, LoadProgressBar("warm-up", load.warmup, None), loop, True)
+        if load.rate is None:
+            clients = load.concurrency or 1
+            loop = partial(closed_loop, concurrency=clients, requests=load.requests, duration=load.duration)
+        else:
+            times = arrivals(load.rate, load.arrivals, load.seed, load.requests, load.duration)
+            loop = partial(open_loop, offsets=times)
         cpu, began = time.process_time(), time.monotonic()
-        records = await _phase(session, load, plan, load.label, load.requests, load.duration, _loop(load))
+        records = await _phase(session, load, plan, LoadProgressBar(load.label, load.requests, load.duration), loop)
         return Ran(records, warmup, time.process_time() - cpu, time.monotonic() - began)
-
-
-def _loop(load: LoadProfile) -> Loop:
-    if load.rate is None:
-        return partial(closed_loop, concurrency=load.concurrency or 1, requests=load.requests, duration=load.duration)
-    times = arrivals(load.rate, load.arrivals, load.seed, load.requests, load.duration)
-    return partial(open_loop, offsets=times)
-
-
-async def _warm_up(session: aiohttp.ClientSession, load: LoadProfile, plan: RequestPlan) -> list[RequestRecord]:
-    """Send requests -1, -2, .. in a closed loop."""
-    if not load.warmup:
-        return []
-    n = load.concurrency or min(8, load.warmup)
-
-    async def loop(ask: Ask) -> None:
-        await closed_loop(lambda index, intended: ask(-1 - index, intended), n, load.warmup, None)
-
-    return await _phase(session, load, plan, "warm-up", load.warmup, None, loop)
 
 
 async def _phase(
     session: aiohttp.ClientSession,
     load: LoadProfile,
     plan: RequestPlan,
-    what: str,
-    requests: int | None,
-    duration: float | None,
+    bar: LoadProgressBar,
     loop: Loop,
+    is_warmup: bool = False,
 ) -> list[RequestRecord]:
+    """Send the requests of a loop; those of a warm-up have the indices -1, -2, .."""
     records: list[RequestRecord] = []
-    async with LoadProgressBar(what, requests, duration) as progress:
+    async with bar as progress:
         client = LoadClient(session, load.endpoint, load.retries, progress)
 
         async def ask(index: int, intended: float) -> None:
-            record = plan.record(index, intended)
+            record = plan.record(-1 - index if is_warmup else index, intended)
             records.append(record)
             progress.begins()
             await client.ask(plan.body(record), record)
@@ -126,7 +117,6 @@ class MonotonicClock:
     """The monotonic clock, in seconds."""
 
     def now(self) -> float:
-        """The present moment."""
         return time.monotonic()
 
     async def sleep_until(self, moment: float) -> None:
@@ -165,7 +155,7 @@ async def open_loop(ask: Ask, offsets: Iterable[float], clock: MonotonicClock | 
     """Send requests at given moments, however many are unanswered; returns when all are done.
 
     Args:
-        ask: sends one request; latency counts from the moment that it is given.
+        ask: sends one request; latency counts from the moment that it gets.
         offsets: arrivals, in seconds from now, ascending.
     """
     clock = clock or MonotonicClock()

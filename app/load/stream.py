@@ -23,16 +23,11 @@ ERROR_BYTES = 1 << 14
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of requests.
+    """The address of requests."""
 
-    Args:
-        url: of the endpoint, such as ``http://127.0.0.1:8000/v1/chat/completions``.
-        timeout: seconds that one attempt may take.
-    """
-
-    url: str
+    url: str  # such as ``http://127.0.0.1:8000/v1/chat/completions``
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a key
-    timeout: float = 600.0
+    timeout: float = 600.0  # seconds that one attempt may take
 
 
 @dataclass(eq=False)
@@ -62,7 +57,6 @@ class ChunkChoice(msgspec.Struct):
 
     @property
     def added(self) -> str:
-        """The text that the choice adds."""
         if self.delta is None:
             return self.text or ""
         return (self.delta.reasoning_content or "") + (self.delta.content or "")
@@ -94,11 +88,7 @@ decode = msgspec.json.Decoder(Event).decode
 
 
 def open_session(tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
-    """A session without limit of connections and without compression; needs a running event loop.
-
-    Args:
-        tls: which servers are trusted; None: those that the system trusts.
-    """
+    """A session without limit of connections and without compression; ``tls``: as in ``LoadProfile``."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=True if tls is None else tls)
     return aiohttp.ClientSession(connector=connector, headers={"Accept-Encoding": "identity"})
 
@@ -112,8 +102,7 @@ async def stream(
 ) -> AttemptError | None:
     """Send ``body``, which must ask for a stream; returns None if the whole answer came, else why it did not.
 
-    Args:
-        take: called with every event and its time in monotonic seconds.
+    ``take`` is called with every event and its time in monotonic seconds.
     """
     has_begun = is_done = False
     events = EventData()

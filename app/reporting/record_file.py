@@ -74,11 +74,9 @@ class RecordFile(Generic[Record]):
 
     @property
     def records(self) -> list[Record]:
-        """All records so far."""
         return list(self.by_key.values())
 
     def append(self, record: Record) -> None:
-        """Write a record to disk."""
         self.by_key[record.key] = record
         self._write(record)
 

@@ -11,7 +11,7 @@ import pytest
 
 from app.bench.records import BenchSetting, TurnRecord, open_records
 from app.bench.runs import BenchPlan, BenchRunner
-from app.bench.schedule import rotated
+from app.bench.schedule import recorded, rotated
 from app.inputs.prompts import Question
 from app.inputs.tokenizers import load_tokenizer
 from engine.errors import ConfigError, UnknownMethodError
@@ -178,6 +178,22 @@ def test_an_interrupted_run_is_resumed(
         assert again.work(file) == 0
         if "settings" in changes:
             assert all(record.by_source for record in file.records if record.method == "remembering")
+
+
+@pytest.mark.parametrize("folder", ["out", None])
+def test_a_stopped_run_says_whether_records_are_kept(
+    bench: MakeBench,
+    folder: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stopped, out = bench(), None if folder is None else tmp_path / folder
+    monkeypatch.setattr(stopped, "run", lambda file, done: stopping_after(1)())
+    with pytest.raises(KeyboardInterrupt):
+        recorded(stopped, out, {}, False)
+    kept = "no records are kept without --out" if out is None else f"0 records are kept in {out / 'records.jsonl'};"
+    assert f"stopped; {kept}" in capsys.readouterr().err
 
 
 def stopping_after(n: int) -> Callable[[], None]:
