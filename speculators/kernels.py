@@ -41,16 +41,18 @@ def compile_kernels() -> None:
 
 def start_compiling() -> subprocess.Popen[bytes] | None:
     """Start a process that compiles; return None if the cache has the machine code of these sources."""
-    if any(_code_folder().glob("*.nbi")):
+    folder = _code_folder()
+    if folder is None or any(folder.glob("*.nbi")):
         return None
     code = f"import spectra_serve; from {__name__} import compile_kernels; compile_kernels()"
     command, quiet = [sys.executable, "-Pc", code], subprocess.DEVNULL
     return subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
 
 
-def _code_folder() -> Path:
-    """Return where the cache keeps the machine code of drafting; sources that have changed have another folder."""
-    return Path(draft.stats.cache_path)  # type: ignore[attr-defined]
+def _code_folder() -> Path | None:
+    """Return where the cache keeps the machine code of drafting, by its sources; None if Numba compiles nothing."""
+    stats = getattr(draft, "stats", None)
+    return None if stats is None else Path(stats.cache_path)
 
 
 def _draft_once() -> None:

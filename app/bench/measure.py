@@ -20,6 +20,7 @@ from app.inputs.libraries import LibraryAt
 from app.inputs.models import model_path
 from app.inputs.prompts import Question
 from app.inputs.tokenizers import load_tokenizer
+from app.offline.flags import n_threads
 from app.offline.setup import load_target, sampling, speculator_options
 from app.version import VERSION
 from engine.model.identity import model_hash
@@ -98,6 +99,7 @@ def run_settings(
         "model": f"{path.name} {model_hash(path)[:12]}",
         "prompts": f"{len(questions)} questions, {digest(msgspec.json.encode(list(questions)))}",
         "dtype": str(dtype).removeprefix("torch."),
+        "threads": n_threads(config),
         **{name: str(value) if isinstance(value, Path) else value for name, value in sorted(flags.items())},
     }
 

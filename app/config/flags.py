@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from app.config.errors import REMOVED, config_of
@@ -16,6 +16,12 @@ from app.config.serve import ServeConfig
 from engine.errors import ConfigError
 
 PREFIX = "SPECTRA_"  # of environment variables
+KINDS = {
+    **dict.fromkeys(("drafter", "draft_model", "retrieval_cache"), "DIR"),
+    **dict.fromkeys(("heads", "api_keys", "simulate_answers"), "FILE"),
+    "model": "DIR|ID", "retrieval": "DIR|URL",
+}
+"""Kinds of values that a type does not show."""
 REPEATED = ("name",)  # flags that may be given several times
 FIELDS = ServeConfig.model_fields
 OBJECTS = {name for name, info in FIELDS.items() if get_origin(info.annotation) is dict or name in SECTIONS}
@@ -50,7 +56,7 @@ def add_field(group: Any, field: str, option: str | None = None) -> None:
         option or flag(field),
         dest=field,
         default=argparse.SUPPRESS,
-        metavar=metavar(FIELDS[field].annotation),
+        metavar=KINDS.get(field) or metavar(FIELDS[field].annotation),
         action="append" if field in REPEATED else "store",
         help=argparse.SUPPRESS if is_advanced(field) else text,
     )
@@ -115,21 +121,25 @@ def config_of_flags(arguments: argparse.Namespace, fields: Iterable[str] = FIELD
         ConfigError: names the flag, the value and what is allowed.
     """
     known = {*fields, *REMOVED}
-    variables = {field: os.environ[name] for field in known if (name := PREFIX + field.upper()) in os.environ}
+    variables = {field: value for field in known if (value := os.environ.get(PREFIX + field.upper()))}
     flags = {name: value for name, value in vars(arguments).items() if name in known}
+
+    def name(field: str) -> str:
+        return PREFIX + field.upper() if field in variables and field not in flags else flag(field)
+
     given: Mapping[str, Any] = defaults | variables | flags
-    return config_of({name: _parsed(name, value) for name, value in given.items()}, flag)
+    return config_of({field: _parsed(field, value, name) for field, value in given.items()}, name)
 
 
 def value_of(arguments: argparse.Namespace, field: str) -> Any:
     """Return the value of one field: of the flag, of the environment, or the default."""
-    return getattr(arguments, field, os.environ.get(PREFIX + field.upper(), FIELDS[field].default))
+    return getattr(arguments, field, os.environ.get(PREFIX + field.upper()) or FIELDS[field].default)
 
 
-def _parsed(field: str, value: Any) -> Any:
+def _parsed(field: str, value: Any, name: Callable[[str], str]) -> Any:
     if field not in OBJECTS or not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{flag(field)} is {value!r}, which is not a JSON object: {error}") from None
+        raise ConfigError(f"{name(field)} is {value!r}, which is not a JSON object: {error}") from None

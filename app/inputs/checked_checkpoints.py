@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
 from app.inputs.models import read_checkpoint
-from app.version import SOFTWARE
+from engine import model
 from engine.errors import UnsupportedModelError
 from engine.kept_files import cache_folder, keep_json
 from engine.model.identity import file_hashes
 from engine.model.spec import ModelSpec
 
-CHECKS = 1  # grows when the checks refuse more, or a spec says more
+READERS = ("spectra-serve", "torch", "transformers", "tokenizers", "safetensors", "gguf", "jinja2")
 TEXTS = (".json", ".jinja", ".model", ".txt")  # suffixes of the files that config and tokenizer are read from
 
 
@@ -24,12 +26,13 @@ def checked_spec(path: Path, *, has_weights: bool) -> ModelSpec:
     Raises:
         UnsupportedModelError: as ``read_checkpoint``.
     """
-    known = _read(path, has_weights)
+    files = _records(path, has_weights)
+    known = _read(files[-1])
     if known is not None:
         return known
     spec, _ = read_checkpoint(path, has_weights=has_weights)
-    for includes_weights in {False, has_weights}:
-        if (file := _record(path, includes_weights)) is not None:
+    if files == _records(path, has_weights):  # else files changed meanwhile
+        for file in filter(None, files):
             keep_json(file, msgspec.to_builtins(spec), "the checks of a model")
     return spec
 
@@ -40,7 +43,7 @@ def spec_of(path: Path) -> ModelSpec:
     Raises:
         UnsupportedModelError: as ``load_spec``.
     """
-    known = _read(path, has_weights=False)
+    known = _read(_record(path, has_weights=False))
     if known is not None:
         return known
     from engine.model.loader import load_spec
@@ -48,8 +51,20 @@ def spec_of(path: Path) -> ModelSpec:
     return load_spec(path)
 
 
-def _read(path: Path, has_weights: bool) -> ModelSpec | None:
-    file = _record(path, has_weights)
+@cache
+def _checks() -> bytes:
+    """Return a digest of the code that checks: our sources, and versions of the packages that they use."""
+    digest = hashlib.sha256(" ".join(map(version, READERS)).encode())
+    for file in sorted(Path(model.__path__[0]).rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.digest()
+
+
+def _records(path: Path, has_weights: bool) -> list[Path | None]:
+    return [_record(path, has_weights=False), *([_record(path, has_weights=True)] if has_weights else [])]
+
+
+def _read(file: Path | None) -> ModelSpec | None:
     try:
         return None if file is None else msgspec.json.decode(file.read_bytes(), type=ModelSpec)
     except (OSError, msgspec.DecodeError):
@@ -58,11 +73,11 @@ def _read(path: Path, has_weights: bool) -> ModelSpec | None:
 
 def _record(path: Path, has_weights: bool) -> Path | None:
     """Return the file of a checkpoint's record, named after all that the checks read; None: a file cannot be read."""
-    digest = hashlib.sha256(f"{CHECKS} {SOFTWARE}".encode())
+    digest = hashlib.sha256(_checks())
     try:
-        for file in sorted(path.iterdir()):
+        for file in sorted(path.rglob("*")):
             if file.suffix in TEXTS:
-                digest.update(f"\n{file.name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+                digest.update(f"\n{file.relative_to(path)}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
         if has_weights:
             digest.update(msgspec.json.encode(file_hashes(path)))
     except (OSError, UnsupportedModelError):

@@ -33,6 +33,7 @@ def add_model(parser: argparse.ArgumentParser, flag: str = "--model", batch_size
         "--batch-size", type=int, default=batch_size, metavar="B", help=f"prompts at once (default: {batch_size})"
     )
     add_help_all(parser)
+    parser.set_defaults(config_fields=("model", *MODEL))
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +60,7 @@ def add_max_tokens(parser: Any, default: int, scope: str) -> None:
 def add_speculation(parser: argparse.ArgumentParser) -> None:
     """Add the fields of drafting."""
     add_group(parser, "speculation", None, SPECULATION)
+    parser.set_defaults(config_fields=("model", *MODEL, *SPECULATION))
 
 
 def checked_config(arguments: argparse.Namespace, temperature: float, *methods: str) -> ServeConfig:
@@ -71,7 +73,7 @@ def checked_config(arguments: argparse.Namespace, temperature: float, *methods: 
     gpus = 0.0 if device == "cpu" else 1.0
     config = config_of_flags(
         argparse.Namespace(**vars(arguments) | {"device": device}),
-        ("model", *MODEL, *SPECULATION),
+        arguments.config_fields,
         stage_gpus=gpus,
         speculator_actors=1,
         speculator_gpus=gpus,

@@ -1,4 +1,4 @@
-"""Checks of ``spectra serve`` before it deploys, so that a mistake is reported at once and in one sentence."""
+"""Checks of ``spectra serve`` before it deploys, so that a mistake is reported in one sentence."""
 
 from __future__ import annotations
 

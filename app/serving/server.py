@@ -117,6 +117,7 @@ class Server:
             self._progress.say("compiling the methods meanwhile (once)")
         self._set_environment()
         self._progress.say("loading Ray")
+        gc.disable()  # collections would visit what imports allocate, and take a sixth of their time
         from ray import serve  # noqa: F401 - now: two threads that import parts of it could meet half-imported modules
 
         ray = "starting Ray and Serve" if self._address is None else f"joining Ray at {self._address}"
@@ -178,22 +179,24 @@ class Server:
         at once and leave Ray's processes behind.
         """
         self._has_ray = True
-        gc.disable()  # collections would visit what imports allocate, and take a sixth of their time
         with ThreadPoolExecutor(1) as checks:
             checking, starting = checks.submit(self._checked_application), self._ray_thread.submit(self._start_ray)
             while wait((checking, starting), timeout=0.02).not_done:
                 self.install_signals()
+                if checking.done() and checking.exception():
+                    self._stop.set()  # so that Ray does not start Serve
         self.install_signals()
-        gc.enable()
         application = checking.result()
         starting.result()
         return application
 
     def _checked_application(self) -> Application:
+        try:
+            from app.builder import application
+        finally:
+            gc.enable()
         check_model(self.config, is_local=self._address is None)
         check_store(self.config, self._progress.say)
-        from app.builder import application
-
         is_private = self._address is None and self._certificate is None and is_loopback(self.host)
         return application(self.config, is_private=is_private)
 

@@ -19,9 +19,10 @@ FORWARD = GIB // 2  # estimated bytes of a GPU for the forward passes of a draft
 
 def draft_model_bytes(config: ServeConfig) -> int:
     """Return about how many bytes of the target's GPU the draft model takes, once the first request loads it; or 0."""
-    if config.draft_model is None or config.device == "cpu":
+    settings = DraftModelConfig(**config.draft_model_settings)
+    if config.draft_model is None or settings.device == "cpu":
         return 0
-    return loaded_bytes(resolve(drafter_path(config.draft_model))) + int(DraftModelConfig().kv_gib * GIB) + FORWARD
+    return loaded_bytes(resolve(drafter_path(config.draft_model))) + int(settings.kv_gib * GIB) + FORWARD
 
 
 def check_drafter(model: str, path: Path, spec: ModelSpec) -> None:

@@ -79,12 +79,13 @@ class StageActor:
             "cuda"
         ):  # lazy loading of a kernel would wait for a receive that waits for a neighbour
             os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-        gc.disable()  # until ``listen``: collections would visit what imports allocate, and take a sixth of their time
+        gc.disable()  # collections would visit what imports allocate, and take a sixth of their time
         import torch
 
         # Import everything now, in parallel with the other stages: later they wait for the first one to plan.
         from deployments.stage import planning, worker  # noqa: F401
 
+        gc.enable()
         self._importing = time.monotonic() - began
         torch.set_num_threads(threads)
         self._options, self._gpus = options, gpus
@@ -189,7 +190,6 @@ class StageActor:
         self._worker = StageWorker(
             self._stage, self._device, addresses[0], secret, self._transport, also="".join(addresses[1:])
         )
-        gc.enable()
         gc.collect()
         gc.freeze()  # everything loaded now stays: a full collection would stall a step by tens of milliseconds
         reached = {address.partition(":")[0]: address for address in self._worker.addresses}

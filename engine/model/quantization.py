@@ -123,5 +123,8 @@ def bitsandbytes() -> Any:
     require_extra("int8", "quantization int8 on a CPU")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # it uses torch.jit
-        import bitsandbytes as package
+        try:
+            import bitsandbytes as package
+        except ImportError as error:
+            raise ConfigError(f"bitsandbytes is installed, but cannot be imported: {error}") from error
     return package

@@ -89,8 +89,9 @@ class LocalStore(Store):
     def versions(self) -> list[Published]:
         state = self._state()
         if state.expired():
-            with self._changing() as state:
+            with self._changing():
                 pass
+            state = self._state()
         found = ((version, at, self._raw_manifest(self._place(version))) for version, at in state.versions.items())
         current = state.pointer.version
         return [self._published(name, raw, name == current, at) for name, at, raw in found if raw is not None]

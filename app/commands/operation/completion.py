@@ -43,6 +43,7 @@ def _prepare(parser: Any) -> None:
     if hasattr(parser, "fill"):
         parser.fill()
     for action in parser._actions:
+        action.help = getattr(action, "full_help", action.help)  # advanced flags are completed, too
         shown = action.metavar if isinstance(action.metavar, str) else ""
         words = set(shown.replace("|", " ").split())
         if isinstance(action, argparse._SubParsersAction):

@@ -47,7 +47,9 @@ def read_drafter(folder: Path, target: ModelSpec, tap_override: tuple[int, ...] 
 
 def _override_taps(spec: DrafterSpec, taps: tuple[int, ...]) -> DrafterSpec:
     if not spec.taps:
-        raise ConfigError(f"--drafter-layers is {list(taps)}, but a drafter of method {spec.method} reads no layer")
+        raise ConfigError(
+            f"drafter_options: layers is {list(taps)}, but a drafter of method {spec.method} reads no layer"
+        )
     return replace(spec, taps=taps)
 
 

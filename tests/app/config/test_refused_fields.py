@@ -193,9 +193,11 @@ def test_a_flag_overrides_its_environment_variable(monkeypatch: pytest.MonkeyPat
     assert config_of_flags(parser().parse_args(["serve"])).max_nodes == 7
     assert config_of_flags(parser().parse_args(["serve", "--max-nodes", "9"])).max_nodes == 9
     assert config_of_flags(parser().parse_args(["serve"])).section("auto").given == {"loss": 0.02}
+    monkeypatch.setenv("SPECTRA_MAX_NODES", "")
+    assert config_of_flags(parser().parse_args(["serve"])).max_nodes is None
     assert ServeConfig().max_nodes is None  # in a Serve config file only keys count
     monkeypatch.setenv("SPECTRA_MAX_NODES", "x")
-    with pytest.raises(ConfigError, match="--max-nodes is x; it must be an integer"):
+    with pytest.raises(ConfigError, match="SPECTRA_MAX_NODES is x; it must be an integer"):
         config_of_flags(parser().parse_args(["serve"]))
 
 

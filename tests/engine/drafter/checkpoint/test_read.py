@@ -197,7 +197,9 @@ def test_taps_may_be_overridden(tmp_path: Path) -> None:
         read_drafter(folder, TARGET, (0, 3))
     with pytest.raises(ConfigError, match="the target has no layer -2, its layers are 0 to 11"):
         read_drafter(folder, TARGET, (-2, 0, 1))
-    with pytest.raises(ConfigError, match=r"--drafter-layers is \[1\], but a drafter of method medusa reads no layer"):
+    with pytest.raises(
+        ConfigError, match=r"drafter_options: layers is \[1\], but a drafter of method medusa reads no layer"
+    ):
         read_drafter(LAYOUTS["medusa"]().save(tmp_path / "medusa"), TARGET, (1,))
 
 
