@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch loads when a command runs, not when --help prints
 DESCRIPTION = """\
 Find the induction heads of a model: attention heads that look at the earlier occurrence of a token when the model
 writes that token again. The best heads are written to --out, for 'spectra generate|bench|serve --heads', and a heat
-map (PNG) next to it. Without --prompts, built-in prompts are used: summaries, questions, edits, code.
+map next to it (PNG, with the extra 'plots'). Without --prompts, built-in prompts are used: summaries, questions, edits, code.
 """
 SHOWN = 10  # heads in the printed table
 
