@@ -19,7 +19,8 @@ PREFIX = "SPECTRA_"  # of environment variables
 KINDS = {
     **dict.fromkeys(("drafter", "draft_model", "retrieval_cache"), "DIR"),
     **dict.fromkeys(("heads", "api_keys", "simulate_answers"), "FILE"),
-    "model": "DIR|ID", "retrieval": "DIR|URL",
+    "model": "DIR|ID",
+    "retrieval": "DIR|URL",
 }
 """Kinds of values that a type does not show."""
 REPEATED = ("name",)  # flags that may be given several times
