@@ -73,11 +73,8 @@ class KeyRecord(BaseModel):
 def parse_records(text: bytes, where: str) -> list[KeyRecord]:
     """The records of a file of keys; empty lines are skipped.
 
-    Args:
-        where: the file's name, for errors.
-
     Raises:
-        ConfigError: names line, field and value, and what would be right; a value that may be a key is not shown.
+        ConfigError: names ``where``, line, field and value, and what is allowed; hides a value that may be a key.
     """
     records: list[KeyRecord] = []
     seen: dict[tuple[str, str], int] = {}  # field and value -> line
@@ -140,11 +137,7 @@ def signature(path: Path) -> Signature | None:
 
 
 def read_records(path: Path) -> list[KeyRecord]:
-    """The records of a file.
-
-    Raises:
-        ConfigError: the file cannot be read, or a record is wrong.
-    """
+    """The records of a file; raises ConfigError if it cannot be read, or a record is wrong."""
     return parse_records(_content(path), str(path))
 
 

@@ -149,11 +149,9 @@ class CompletionChoice:
 
     def _at_once(self, event: StepEvent) -> ChoiceDelta:
         """The common case: all tokens of the step become text together."""
-        ids, finish = event.token_ids, event.finish_reason
-        if finish is None:
-            return ChoiceDelta(self._push_tokens(ids), ids)
-        text = self._push_tokens(self._shown(event)) + self._detokenizer.flush()
-        return ChoiceDelta(text, ids, finish, self._visible_reason(event))
+        text = self._push_tokens(self._shown(event))
+        text += "" if event.finish_reason is None else self._detokenizer.flush()
+        return ChoiceDelta(text, event.token_ids, event.finish_reason, self._visible_reason(event))
 
     def _by_tokens(self, event: StepEvent) -> ChoiceDelta:
         """Token by token, for stop strings and for the offset of each token's text."""
@@ -213,9 +211,8 @@ class CompletionChoice:
     def _count(self, event: StepEvent, used: int) -> None:
         if self.n_tokens:  # the first event is that of the prefill
             self._step_tokens.append(used)
-            if event.drafts is None:
-                self._drafts = None
-            elif self._drafts is not None:
+            self._drafts = None if event.drafts is None else self._drafts
+            if event.drafts is not None and self._drafts is not None:
                 if self._matcher is not None:
                     self._step_accepted.append(sum(counts.accepted for counts in event.drafts.values()))
                 for name, counts in event.drafts.items():

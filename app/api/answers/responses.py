@@ -21,15 +21,12 @@ from app.api.tools.parts import Arguments, CallBegin, Part, Reasoning, TextPart
 from engine.events import LENGTH
 
 COMPLETED, INCOMPLETE, FAILED = "completed", "incomplete", "failed"
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}  # of the ids of items
 Event = dict[str, Any]
 
 
 class ResponseItems:
-    """The items of one response.
-
-    Args:
-        name: the end of the items' ids, after a number.
-    """
+    """The items of one response, whose ids end with ``name`` after a number."""
 
     def __init__(self, name: str) -> None:
         self.done: list[dict[str, Any]] = []
@@ -47,27 +44,25 @@ class ResponseItems:
                 case Reasoning(text=text):
                     yield from self._text("reasoning", text)
                 case CallBegin(id=call_id, name=name):
-                    call = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
-                    yield from self._begin(call)
+                    yield from self._begin("function_call", call_id=call_id, name=name, arguments="")
                 case Arguments(text=text):
-                    assert self._open is not None
-                    self._open["arguments"] += text
+                    self._opened["arguments"] += text
                     yield self._event("function_call_arguments.delta", delta=text)
 
     def end(self, status: str) -> Iterator[Event]:
-        if self._open is None and not self.done:
-            yield from self._text("message", "")
-        if self._logprobs and self._open is not None and self._open["type"] == "message":
-            yield from self._text("message", "")  # those of the end
+        is_empty = self._open is None and not self.done
+        if is_empty or (self._logprobs and self._open is not None and self._open["type"] == "message"):
+            yield from self._text("message", "")  # takes the log-probabilities of the end
         yield from self._close(status)
 
     def _text(self, kind: str, text: str) -> Iterator[Event]:
         if self._open is None or self._open["type"] != kind:
-            own: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
-            yield from self._begin({"type": kind} | own)
-            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            if kind == "reasoning":
-                part = {"type": "reasoning_text", "text": ""}
+            part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+            if kind == "message":
+                part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+                yield from self._begin(kind, role="assistant", content=[])
+            else:
+                yield from self._begin(kind, summary=[], content=[])
             yield self._event("content_part.added", content_index=0, part=dict(part))
             self._opened["content"] = [part]
         (content,) = self._opened["content"]
@@ -79,15 +74,12 @@ class ResponseItems:
         if text or logprobs:
             yield self._event(f"{content['type']}.delta", content_index=0, delta=text, **of_tokens)
 
-    def _begin(self, item: dict[str, Any]) -> Iterator[Event]:
+    def _begin(self, kind: str, **fields: Any) -> Iterator[Event]:
         yield from self._close(COMPLETED)
-        if item["type"] != "message":
+        if kind != "message":
             self._logprobs = []
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[item["type"]]
-        item_id = f"{prefix}_{len(self.done)}_{self._name}"
-        self._open = {"id": item_id, "status": "in_progress"} | item
-        if item["type"] != "function_call":
-            self._open["content"] = []
+        item_id = f"{PREFIXES[kind]}_{len(self.done)}_{self._name}"
+        self._open = {"id": item_id, "status": "in_progress", "type": kind} | fields
         yield {"type": "response.output_item.added", "output_index": len(self.done), "item": dict(self._open)}
 
     def _close(self, status: str) -> Iterator[Event]:

@@ -153,14 +153,11 @@ class ChatTemplate:
                 raise RequestError(f"messages[{i}]: this model's chat template takes no tools", f"messages[{i}]")
 
     def _turn(self, number: int, message: ChatMessage, source: str) -> dict[str, Any]:
-        role = message.role
-        if role == "developer" and "developer" not in source:
-            role = "system"  # its older name
-        turn: dict[str, Any] = {"role": role, "content": message.content}
+        is_older = message.role == "developer" and "developer" not in source
+        turn: dict[str, Any] = {"role": "system" if is_older else message.role, "content": message.content}
         given = {"name": message.name, "tool_call_id": message.tool_call_id}
+        given["reasoning_content"] = message.reasoning_content or None
         turn |= {key: value for key, value in given.items() if value is not None}
-        if message.reasoning_content:
-            turn["reasoning_content"] = message.reasoning_content
         if message.tool_calls:
             turn["tool_calls"] = [
                 _call(call, f"messages[{number}].tool_calls[{i}].function.arguments")

@@ -147,7 +147,7 @@ class Converter:
         """
         if body.prediction is None or not body.prediction.content:
             return []
-        method = (body.speculative.method if body.speculative.enabled else None) or ""
+        method = body.speculative.method if body.speculative.enabled else None
         if method and not reads_prediction(method) and method.strip() != "autoregressive":
             raise RequestError(
                 f"speculative.method is {shorten(method)}, which does not read a prediction; use auto, or join "
@@ -239,8 +239,8 @@ class Converter:
     def _bad_word(self, text: str) -> list[tuple[int, ...]]:
         found = self._encoder.word(text)
         if not all(0 < len(ids) <= MOST_RECENT + 1 for ids in found):
-            message = f"bad_words has {shorten(text)}; a word must have 1 to {MOST_RECENT + 1} tokens"
-            raise RequestError(message, "bad_words")
+            what = f"bad_words has {shorten(text)}; a word must have 1 to {MOST_RECENT + 1} tokens"
+            raise RequestError(what, "bad_words")
         return found
 
     def _cut(self, body: GenerationRequest, prompt: list[int]) -> list[int]:

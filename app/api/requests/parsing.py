@@ -70,11 +70,7 @@ class Strict(BaseModel):
 
 
 def texts_of(parts: list[Any]) -> list[str]:
-    """The texts of a list of text parts.
-
-    Raises:
-        PydanticCustomError: a part is of another kind.
-    """
+    """The texts of a list of text parts; raises PydanticCustomError for a part of another kind."""
     for part in parts:
         given = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
         if given - {"prompt_cache_breakpoint"} != {"type", "text"} or part["type"] != "text":
@@ -131,11 +127,7 @@ def _check_values(body: bytes, max_numbers: int) -> None:
 
 
 def validated(schema: type[Schema], fields: Any) -> Schema:
-    """Check decoded fields.
-
-    Raises:
-        RequestError: as ``parse``.
-    """
+    """Check decoded fields; raises RequestError as ``parse``."""
     if not isinstance(fields, dict):
         raise RequestError("the body must be a JSON object")
     try:

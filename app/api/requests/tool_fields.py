@@ -153,10 +153,9 @@ class ToolFields(TemplateFields):
 
     @model_validator(mode="after")
     def _tools_fit_together(self) -> Self:
-        names = [tool.function.name for tool in self.tools]
-        if self.tool_choice == "required" and not names:
+        if self.tool_choice == "required" and not self.tools:
             raise refuse("tool_choice is 'required', but there are no tools")
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+        if isinstance(self.tool_choice, NamedTool) and not self.forced:
             raise refuse(f"tool_choice names {shorten(self.tool_choice.function.name)}, which is not among tools")
         return self
 

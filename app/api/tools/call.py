@@ -31,13 +31,9 @@ class JsonValue:
     def takes(self, char: str) -> bool:
         """Whether the next character belongs to the value; False ends a number or a word."""
         if self._in_string:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif char == "\\":
-                self._is_escaped = True
-            elif char == '"':
-                self._in_string = False
-                self.is_complete = not self._depth
+            self._in_string = self._is_escaped or char != '"'
+            self._is_escaped = char == "\\" and not self._is_escaped
+            self.is_complete = not self._in_string and not self._depth
         elif char == '"':
             self._in_string = True
         elif char in "{[":
