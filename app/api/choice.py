@@ -84,7 +84,7 @@ class CompletionChoice:
         params = request.params
         self._matcher = StopMatcher(params.stop, params.min_tokens + 1) if params.stop else None
         self._by_token = self._matcher is not None or params.logprobs is not None
-        self._reasoning = None if form.reading is None else form.reading.reasoning()
+        self._reasoning = form.reasoning()
         self._n_chars = len(form.echo)  # of the text so far
         self._step_tokens: list[int] = []
         self._step_accepted: list[int] = []  # only where a stop string may end the text

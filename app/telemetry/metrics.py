@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from app.telemetry.exchange import OTHER, Exchange, ExchangeUsage
+from app.telemetry.exchange import OTHER, Exchange
 from deployments.metrics.families import CHOICES, MODEL, OURS, VLLM, Families, token_buckets
 
 ANONYMOUS = "anonymous"
@@ -50,12 +50,10 @@ class EdgeMetrics:
         self._sizes.labels(route).observe(exchange.n_bytes)
         if refusal is not None:
             self._refusals.labels(str(refusal.status), refusal.code, field).inc()
-        if exchange.usage is not None:
-            self._count_usage(self._known(exchange.account), exchange.usage())
-
-    def _count_usage(self, tenant: str, usage: ExchangeUsage) -> None:
-        if not usage.generation_tokens:
+        usage = None if exchange.usage is None else exchange.usage()
+        if usage is None or not usage.generation_tokens:
             return
+        tenant = self._known(exchange.account)
         amounts = {"requests": 1, "prompt_tokens": usage.prompt_tokens, "generation_tokens": usage.generation_tokens}
         for key, amount in amounts.items():
             self._usage[key].labels(tenant).inc(amount)

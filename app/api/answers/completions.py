@@ -58,8 +58,7 @@ def usage(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     completion = sum(c.n_tokens for c in choices)
     first = [c.final_stats() for c in choices if c.request.params.choice == 0]
     details: dict[str, int] = {}
-    reading = choices[0].form.reading
-    if reading is not None and reading.has_reasoning:
+    if choices[0].form.has_reasoning:
         details["reasoning_tokens"] = sum(c.n_reasoning for c in choices)
     if choices[0].request.prediction:
         counts = [s.by_source["prediction"] for c in choices if (s := c.final_stats()) and "prediction" in s.by_source]

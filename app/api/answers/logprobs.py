@@ -70,7 +70,12 @@ class TokenTexts:
 
 def chat_logprobs(entries: Sequence[TokenLogprob], texts: TokenTexts) -> dict[str, Any]:
     """``choices[].logprobs`` of a chat completion."""
-    return {"content": [_chat_entry(entry, texts) for entry in entries], "refusal": None}
+    content = [
+        _token(entry.token_id, entry.logprob, texts)
+        | {"top_logprobs": [_token(i, value, texts) for i, value in entry.top]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
 
 
 def completion_logprobs(entries: Sequence[TokenLogprob], offsets: Sequence[int], texts: TokenTexts) -> dict[str, Any]:
@@ -133,11 +138,6 @@ def _known(entry: TokenLogprob, n: int, texts: TokenTexts) -> dict[int, _PromptL
 def _items(values: Iterable[object]) -> bytes:
     """Items of a list as JSON, encoded one by one, because the encoder holds the interpreter lock."""
     return b",".join(map(_encode, values))
-
-
-def _chat_entry(entry: TokenLogprob, texts: TokenTexts) -> dict[str, Any]:
-    tops = [_token(i, value, texts) for i, value in entry.top]
-    return {**_token(entry.token_id, entry.logprob, texts), "top_logprobs": tops}
 
 
 def _token(token_id: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from app.api.answers.speculation import speculative_metrics
 from app.api.choice import ChoiceDelta, CompletionChoice
 from app.api.errors import answer_for
 from app.api.requests.responses import ResponsesRequest
-from app.api.tools.answer import AnswerFormat, AnswerReader
+from app.api.tools.answer import AnswerForm, AnswerReader
 from app.api.tools.parts import Arguments, CallBegin, Part, Reasoning, TextPart
 from engine.events import LENGTH
 
@@ -115,7 +115,7 @@ class ResponseWriter:
     ) -> None:
         self._asked, self._envelope, self._choice = asked, envelope, choice
         self._texts = texts
-        self._reader = choice.form.reader() or AnswerReader(AnswerFormat())
+        self._reader = choice.form.reader() or AnswerReader(AnswerForm())
         self._items = ResponseItems(envelope.id.partition("_")[2])
         self._n_events = 0
 

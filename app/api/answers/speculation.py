@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from app.api.answers.logprobs import TokenTexts
@@ -35,10 +36,7 @@ def _figures(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
         for name, counts in stats.by_source.items():
             by_source[name] = counts.plus(by_source[name]) if name in by_source else counts
     limit = max(choice.max_nodes for choice in choices)
-    by_accepted = [0] * max(limit + 1, *(len(stats.accepted_steps) for stats in every))
-    for stats in every:
-        for n_accepted, n_steps in enumerate(stats.accepted_steps):
-            by_accepted[n_accepted] += n_steps
+    columns = zip_longest([0] * (limit + 1), *(stats.accepted_steps for stats in every), fillvalue=0)
     figures: dict[str, Any] = {
         "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
         "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
@@ -46,7 +44,7 @@ def _figures(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
         "num_draft_tokens": drafted,
         "num_accepted_draft_tokens": accepted,
         "num_spec_tokens": limit,
-        "acceptance_histogram": by_accepted,
+        "acceptance_histogram": [sum(column) for column in columns],
         "by_source": {name: counts.named for name, counts in by_source.items()},
     }
     decisions = sum((Counter(stats.decisions) for stats in every), Counter())

@@ -14,7 +14,7 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 
 from app.api.requests.parts import ChatMessage
 from app.api.requests.tool_fields import TemplateFields, ToolCall, ToolFields
-from app.api.tools.answer import AnswerFormat
+from app.api.tools.answer import AnswerForm
 from app.api.tools.families import FAMILIES, CallFamily, family_of
 from app.api.tools.grammar import CallGrammars
 from app.api.tools.reasoning import CLOSE, OPEN
@@ -30,6 +30,7 @@ GLOBALS = {*DEFAULT_NAMESPACE, "messages", "tools", "documents", "raise_exceptio
 AUTO, NONE = "auto", "none"
 THINKING = "enable_thinking"  # the variable by which clients turn reasoning off
 EFFORT = "reasoning_effort"
+TAG = re.compile("<.*>", re.DOTALL)
 
 
 class ChatTemplate:
@@ -91,15 +92,21 @@ class ChatTemplate:
             return None
         return Thought(CLOSE, "" if end.endswith(OPEN) else OPEN)
 
-    def reading(self, fields: ToolFields, thought: Thought | None, *, has_form: bool) -> AnswerFormat | None:
-        """The parts that an answer may have; None: only content. ``has_form``: a grammar governs the content."""
+    def answer_form(self, fields: ToolFields, thought: Thought | None, *, has_form: bool) -> AnswerForm:
+        """The parts that an answer may have, and their marks. ``has_form``: a grammar governs the content."""
+        family = self.family if fields.offered else None
         has_reasoning = self.has_reasoning and not (has_form and thought is None)
-        if not fields.offered and not has_reasoning:
-            return None
-        names = frozenset(tool.function.name for tool in fields.offered)
-        most = None if fields.parallel_tool_calls else 1
-        is_open = thought is not None and not thought.opening
-        return AnswerFormat(self.family if names else None, names, most, has_reasoning, is_open, has_form)
+        marks = (*(family.marks if family is not None else ()), *((OPEN, CLOSE) if has_reasoning else ()))
+        ids = map(self._tokenizer.backend_tokenizer.token_to_id, marks)
+        return AnswerForm(
+            family,
+            frozenset(tool.function.name for tool in fields.offered),
+            most_calls=None if fields.parallel_tool_calls else 1,
+            has_reasoning=has_reasoning,
+            is_open=thought is not None and not thought.opening,
+            keeps_spaces=has_form,
+            shown=frozenset(found for found in ids if found is not None),
+        )
 
     def grammar(self, fields: ToolFields, form: Grammar | None, thought: Thought | None) -> Grammar | None:
         """The grammar of an answer: its form, calls of tools, or either of them; None: any text.
@@ -121,7 +128,8 @@ class ChatTemplate:
 
         vocabulary = self._tokenizer.backend_tokenizer
         added = vocabulary.get_added_tokens_decoder()
-        special = {token.content: i for i, token in added.items() if token.special or _is_tag(token.content)}
+        # llguidance takes tokens such as Qwen's <tool_call> for special ones.
+        special = {token.content: i for i, token in added.items() if token.special or TAG.fullmatch(token.content)}
         functions = [(tool.function.name, tool.function.parameters) for tool in fields.forced or fields.offered]
         calls = CallGrammars(self.family, functions, fields.may_repeat, special)
         source: str = LLMatcher.grammar_from_lark(calls.forced() if is_alone else calls.allowed())
@@ -186,11 +194,6 @@ def _with_closed_thought(prompt: str) -> str:
 
 def _mentions(source: str, name: str) -> bool:
     return re.search(rf"\b{re.escape(name)}\b", source) is not None
-
-
-def _is_tag(token: str) -> bool:
-    """Whether llguidance takes an added token for a special one, such as Qwen's ``<tool_call>``."""
-    return token.startswith("<") and token.endswith(">")
 
 
 def _call(call: ToolCall, param: str) -> dict[str, Any]:

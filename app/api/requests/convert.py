@@ -18,8 +18,7 @@ from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, G
 from app.api.requests.tokenizing import TextEncoder
 from app.api.requests.tool_fields import TemplateFields
 from app.api.service import ServiceSettings
-from app.api.tools.answer import AnswerForm, AnswerFormat
-from app.api.tools.reasoning import CLOSE, OPEN
+from app.api.tools.answer import AnswerForm
 from deployments.submission.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError
 from engine.request import Request
@@ -81,12 +80,17 @@ class Converter:
         # A drawn seed has 53 bits, so that a client whose numbers are doubles can send it back.
         seed = secrets.randbits(53) if body.seed is None else body.seed
         params = self._params(body, seed)
-        reading = None
+        form = AnswerForm()
         if isinstance(body, ChatCompletionRequest):
             thought = self._template.thought(self._encoder.decode(prompts[0][-PROMPT_END:]))
-            reading = self._template.reading(body, thought, has_form=bool(body.forms))
+            form = self._template.answer_form(body, thought, has_form=bool(body.forms))
             params = replace(params, grammar=self._template.grammar(body, body.grammar, thought))
-        form = self._form(body, reading)
+        form = replace(
+            form,
+            skip_special_tokens=body.skip_special_tokens,
+            includes_stop=body.include_stop_str_in_output,
+            is_echo_alone=body.token_limit == 0,
+        )
         common = replace(common, prediction=self._prediction_ids(body))
         requests: list[Request] = []
         forms: list[AnswerForm] = []
@@ -160,19 +164,6 @@ class Converter:
             message = f"prediction has {len(ids)} tokens; this model's maximum context length is {most} tokens"
             raise PromptTooLongError(message, "prediction")
         return ids
-
-    def _form(self, body: Body, reading: AnswerFormat | None) -> AnswerForm:
-        marks = () if reading is None or reading.family is None else reading.family.marks
-        if reading is not None and reading.has_reasoning:
-            marks = (*marks, OPEN, CLOSE)
-        ids = map(self._tokenizer.backend_tokenizer.token_to_id, marks)
-        return AnswerForm(
-            body.skip_special_tokens,
-            body.include_stop_str_in_output,
-            frozenset(found for found in ids if found is not None),
-            is_echo_alone=body.token_limit == 0,
-            reading=reading,
-        )
 
     def _echo(self, body: CompletionRequest, number: int, prompt: list[int]) -> str:
         """The prompt that begins the text: as it was sent if it was a text and is whole, otherwise decoded."""

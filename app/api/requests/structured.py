@@ -42,18 +42,15 @@ def _schema_of(value: Any) -> Any:
             raise refuse(f"must be a JSON schema, or one as text; this text is not JSON: {error}") from None
     if not isinstance(value, dict | bool):
         raise refuse("must be a JSON schema: an object, or true or false")
-    level: list[Any] = [value]
+    level: list[Any] = [value] if isinstance(value, dict) else []
     depth = 0
     while level:
         depth += 1
         if depth > MOST_DEPTH:
             raise refuse(f"is nested more than {MOST_DEPTH} deep")
-        level = [below for each in level for below in _inner(each) if isinstance(below, dict | list)]
+        inner = (below for each in level for below in (each.values() if isinstance(each, dict) else each))
+        level = [below for below in inner if isinstance(below, dict | list)]
     return value
-
-
-def _inner(value: Any) -> Any:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _brackets(value: str) -> str:

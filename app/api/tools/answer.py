@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-class AnswerFormat(msgspec.Struct, frozen=True):
-    """The parts that the text of an answer may have in addition to content."""
+class AnswerForm(msgspec.Struct, frozen=True):
+    """How the text of one choice is made of its tokens, and the parts that it may have in addition to content."""
 
     family: CallFamily | None = None  # None: no calls
     offered: frozenset[str] = frozenset()  # names of the tools
@@ -25,37 +25,29 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     has_reasoning: bool = False
     is_open: bool = False  # the text begins inside the reasoning
     keeps_spaces: bool = False  # a grammar governs the content, so its own spaces stay
-
-    def reasoning(self) -> ReasoningReader | None:
-        return ReasoningReader(is_open=self.is_open, keeps_spaces=self.keeps_spaces) if self.has_reasoning else None
-
-
-class AnswerForm(msgspec.Struct, frozen=True):
-    """How the text of one choice is made of its tokens, and read into parts."""
-
     skip_special_tokens: bool = True
     includes_stop: bool = False  # the stop string, or a stop id's text, ends the text
     shown: frozenset[int] = frozenset()  # special tokens that the text shows nevertheless: marks that are read
     echo: str = ""  # the text begins with it
     is_echo_alone: bool = False  # and has nothing else: the engine's one token is dropped
-    reading: AnswerFormat | None = None  # None: the text is content, unchanged
 
     def detokenizer(self, tokenizer: PreTrainedTokenizerFast) -> Detokenizer:
         return Detokenizer(tokenizer, self.skip_special_tokens, self.shown)
 
     def reader(self) -> AnswerReader | None:
         """Reads the text into parts; None: it has only content."""
-        return None if self.reading is None else AnswerReader(self.reading)
+        return None if self.family is None and not self.has_reasoning else AnswerReader(self)
+
+    def reasoning(self) -> ReasoningReader | None:
+        return ReasoningReader(is_open=self.is_open, keeps_spaces=self.keeps_spaces) if self.has_reasoning else None
 
 
 class AnswerReader:
     """Reads a growing text; the parts do not depend on where it is cut."""
 
-    def __init__(self, reading: AnswerFormat) -> None:
-        self._reasoning = reading.reasoning()
-        self._calls = None
-        if reading.family is not None:
-            self._calls = CallParser(reading.family, reading.offered, reading.most_calls)
+    def __init__(self, form: AnswerForm) -> None:
+        self._reasoning = form.reasoning()
+        self._calls = None if form.family is None else CallParser(form.family, form.offered, form.most_calls)
         self.has_calls = False  # whether any call was read
 
     def push(self, text: str) -> list[Part]:

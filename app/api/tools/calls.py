@@ -37,14 +37,12 @@ class CallParser:
         self._state: Callable[[str, list[Part]], str] = self._at_start if family.is_bare else self._outside
 
     def push(self, text: str) -> list[Part]:
-        """Read on; returns the parts that became certain."""
         parts: list[Part] = []
         while text:
             text = self._state(text, parts)
         return self._counted(parts)
 
     def flush(self) -> list[Part]:
-        """Returns the parts that were held back; the text is complete."""
         parts: list[Part] = []
         lost, self._lost = self._lost, ""
         if self._call is not None:

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken
 
 from app.api.choice import CompletionChoice
-from app.api.tools.answer import AnswerForm, AnswerFormat
+from app.api.tools.answer import AnswerForm
 from deployments.submission.messages import ModelCard
 from engine.events import StepEvent
 from engine.request import Request
@@ -31,7 +31,7 @@ def ids_of(*parts: str) -> list[int]:
 def count(steps: list[list[int]], finish: str | None, **params: Any) -> tuple[int, int]:
     """Tokens of an answer, and how many of them are reasoning."""
     shown = frozenset(ids_of("<think>", "</think>"))
-    form = AnswerForm(reading=AnswerFormat(has_reasoning=True), shown=shown)
+    form = AnswerForm(has_reasoning=True, shown=shown)
     card = ModelCard(
         name="tiny", method="auto", max_nodes=64, max_model_len=400, vocab_size=len(TOKENIZER), eos_ids=(EOS,)
     )

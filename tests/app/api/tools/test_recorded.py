@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.api.answers.completions import whole_message
-from app.api.tools.answer import AnswerFormat, AnswerReader
+from app.api.tools.answer import AnswerForm, AnswerReader
 from app.api.tools.families import FAMILIES
 from app.api.tools.parts import Arguments, CallBegin, Reasoning, TextPart
 from tests.support.recorded_calls import RECORDED, RecordedOutput
@@ -20,7 +20,7 @@ OFFERED = frozenset({"get_weather", "search", "now"})
 
 
 def reader_of(family: str, **more: Any) -> AnswerReader:
-    return AnswerReader(AnswerFormat(FAMILIES[family], OFFERED, has_reasoning=True, **more))
+    return AnswerReader(AnswerForm(FAMILIES[family], OFFERED, has_reasoning=True, **more))
 
 
 def parsed(reader: AnswerReader, pieces: Iterable[str]) -> RecordedOutput:
