@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # torch loads when a command runs, not when --help prints
 
 DESCRIPTION = """\
 Find the induction heads of a model: attention heads that look at the earlier occurrence of a token when the model
-writes that token again. The best heads are written to --out, for 'spectra generate|bench|serve --heads', and a heat
-map next to it (PNG, with the extra 'plots'). Without --prompts, built-in prompts are used: summaries, questions, edits, code.
+writes that token again. The best heads are written to --out, for 'spectra generate|bench|serve --heads'. The extra
+'plots' adds a heat map (PNG). Without --prompts, built-in prompts are used: summaries, questions, edits, code.
 """
 SHOWN = 10  # heads in the printed table
 
