@@ -137,19 +137,12 @@ def _overall(row: MethodRow) -> list[str]:
         number(f.tokens_per_forward),
         number(f.pre_loop_tokens_per_forward),
         NOTHING if (q := f.speedup_quartiles) is None else f"{q.median:.2f} ({q.low:.2f} - {q.high:.2f})",
-        _repeats(f),
+        f"{fmean(times):.2f} +- {stdev(times):.2f}" if len(times := f.speedup_repeats) > 1 else number(f.speedup_total),
         number(f.mic_tp, 1),
         number(f.mac_tp, 1),
         percent(f.outside_target),
         identical,
     ]
-
-
-def _repeats(f: MethodFigures) -> str:
-    """Ratio of the summed times; with several repeats their mean and standard deviation."""
-    if len(f.speedup_repeats) < 2:
-        return number(f.speedup_total)
-    return f"{fmean(f.speedup_repeats):.2f} +- {stdev(f.speedup_repeats):.2f}"
 
 
 def _by_category(rows: Sequence[MethodRow], categories: Sequence[str], name: str) -> str:

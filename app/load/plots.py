@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,7 @@ def _timeline(records: Sequence[RequestRecord]) -> Any:
 
 def _in_flight(records: Sequence[RequestRecord], began: float) -> tuple[list[float], list[int]]:
     changes = sorted([(r.intended - began, 1) for r in records] + [(r.ended - began, -1) for r in records])
-    counts, running = [], 0
-    for _, change in changes:
-        running += change
-        counts.append(running)
-    return [at for at, _ in changes], counts
+    return [at for at, _ in changes], list(accumulate(change for _, change in changes))
 
 
 def _failures(ax: Any, records: Sequence[RequestRecord], began: float) -> None:

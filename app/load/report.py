@@ -11,7 +11,7 @@ import msgspec
 from app.load.figures import LoadFigures, figures
 from app.load.plots import plots
 from app.load.records import RequestRecord
-from app.load.run import Ran
+from app.load.run import LoadRun
 from app.load.settings import LoadProfile
 from app.reporting.plotting import can_plot
 from app.reporting.report import NOTHING, as_line, markdown, number, write_document, write_lines, write_report
@@ -30,7 +30,7 @@ LATE_S = 0.02  # above, the client's lateness distorts latencies
 
 
 def publish(
-    load: LoadProfile, common: Mapping[str, Any], ran: Ran, folder: Path | None, file: Path | None
+    load: LoadProfile, common: Mapping[str, Any], ran: LoadRun, folder: Path | None, file: Path | None
 ) -> LoadFigures:
     """Print tables and document, and return the figures.
 
@@ -68,7 +68,7 @@ def _shifted(record: RequestRecord, zero: float) -> dict[str, Any]:
     return fields
 
 
-def document(load: LoadProfile, asked: Mapping[str, Any], found: LoadFigures, ran: Ran) -> dict[str, Any]:
+def document(load: LoadProfile, asked: Mapping[str, Any], found: LoadFigures, ran: LoadRun) -> dict[str, Any]:
     """The JSON document of a run."""
     loop = "closed" if load.rate is None else "open"
     chunks = sum(len(record.chunks) for record in ran.records)
@@ -101,18 +101,26 @@ def document(load: LoadProfile, asked: Mapping[str, Any], found: LoadFigures, ra
     }
 
 
-def tables(load: LoadProfile, found: LoadFigures, ran: Ran) -> str:
+def tables(load: LoadProfile, found: LoadFigures, ran: LoadRun) -> str:
     """The report as Markdown, with warnings below the tables."""
-    spreads = [(name, getattr(found, key), factor) for name, (key, factor) in LATENCIES.items()]
-    rows = [_row(name, values, factor) for name, values, factor in spreads if values is not None]
+    rows = []
+    for name, (key, factor) in LATENCIES.items():
+        spread: Percentiles | None = getattr(found, key)
+        if spread is not None:
+            shown = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
+            rows.append([name, *(number(factor * value) for value in shown), str(spread.n)])
     parts = [f"## {load.label}: {load.endpoint.url}", markdown(("", "figure"), _totals(found))]
     parts += [markdown(("of whole answers", "mean", "p50", "p90", "p99", "max", "n"), rows)] if rows else []
     if found.failed_attempts:
-        parts.append(markdown(("failed attempts", "first message", "all", "for good"), _failures(found), 2))
+        failed = [
+            [kind, found.messages[kind], str(n), str(found.errors.get(kind, 0))]
+            for kind, n in found.failed_attempts.items()
+        ]
+        parts.append(markdown(("failed attempts", "first message", "all", "for good"), failed, 2))
     return "\n\n".join([*parts, *notes(found, ran)])
 
 
-def notes(found: LoadFigures, ran: Ran) -> list[str]:
+def notes(found: LoadFigures, ran: LoadRun) -> list[str]:
     """Warnings that concern the figures, one line each."""
     lines = []
     if found.ok and found.output_tokens is None:
@@ -153,26 +161,8 @@ def _totals(found: LoadFigures) -> list[list[str]]:
         rows.append(
             ("repeated questions with identical answers", f"{equal} of {same} ({found.identity.compared} answers)")
         )
-    return [list(row) for row in [*rows, *_speculation(found.speculation)]]
-
-
-def _speculation(sums: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    if sums is None:
-        return []
-    drafted, accepted = sums["num_draft_tokens"], sums["num_accepted_draft_tokens"]
-    return [
-        ("mean acceptance length", number(sums["mean_acceptance_length"])),
-        ("draft tokens accepted", f"{accepted} of {drafted} ({sums['draft_acceptance_rate']:.1%})"),
-    ]
-
-
-def _row(name: str, values: Percentiles, factor: float) -> list[str]:
-    shown = (values.mean, values.p50, values.p90, values.p99, values.max)
-    return [name, *(number(factor * value) for value in shown), str(values.n)]
-
-
-def _failures(found: LoadFigures) -> Sequence[list[str]]:
-    return [
-        [kind, found.messages[kind], str(n), str(found.errors.get(kind, 0))]
-        for kind, n in found.failed_attempts.items()
-    ]
+    if sums := found.speculation:
+        drafted, accepted = sums["num_draft_tokens"], sums["num_accepted_draft_tokens"]
+        rows.append(("mean acceptance length", number(sums["mean_acceptance_length"])))
+        rows.append(("draft tokens accepted", f"{accepted} of {drafted} ({sums['draft_acceptance_rate']:.1%})"))
+    return [list(row) for row in rows]

@@ -29,7 +29,7 @@ Loop = Callable[[Ask], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Ran:
+class LoadRun:
     """The records of a run, in the order of requests, and the CPU time of the client."""
 
     records: list[RequestRecord]
@@ -43,7 +43,7 @@ class Ran:
         return self.cpu_seconds / self.seconds if self.seconds else 0.0
 
 
-def run(load: LoadProfile, plan: RequestPlan) -> Ran:
+def run(load: LoadProfile, plan: RequestPlan) -> LoadRun:
     """Load the server until the run ends."""
     return uvloop.run(_run(load, plan))
 
@@ -71,7 +71,7 @@ def model_at(base: str, headers: Mapping[str, str], tls: ssl.SSLContext | None =
         raise ConfigError(f"--url: GET {base}/models lists no model; give --model") from error
 
 
-async def _run(load: LoadProfile, plan: RequestPlan) -> Ran:
+async def _run(load: LoadProfile, plan: RequestPlan) -> LoadRun:
     async with open_session(load.tls) as session:
         warmup: list[RequestRecord] = []
         if load.warmup:
@@ -86,7 +86,7 @@ async def _run(load: LoadProfile, plan: RequestPlan) -> Ran:
             loop = partial(open_loop, offsets=times)
         cpu, began = time.process_time(), time.monotonic()
         records = await _phase(session, load, plan, LoadProgressBar(load.label, load.requests, load.duration), loop)
-        return Ran(records, warmup, time.process_time() - cpu, time.monotonic() - began)
+        return LoadRun(records, warmup, time.process_time() - cpu, time.monotonic() - began)
 
 
 async def _phase(
