@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from app.cli import parser
-from app.commands.serve import OBJECTS, flag
 from app.config.errors import config_of
+from app.config.flags import OBJECTS, flag
 from app.config.serve import ServeConfig
 from tests.support.server_process import SpectraServer, spectra
 
