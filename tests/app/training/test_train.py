@@ -135,7 +135,7 @@ def test_a_work_folder_of_another_training_is_refused(trained: Trained) -> None:
     for flags, named in (
         (("--drafts", 3), "drafter n_drafts 5, not 3"),
         (("--labels", "soft"), "loss labels 'hard', not 'soft'"),
-        (("--seed", 1), "has answers with seed 0, not 1"),
+        (("--seed", 1), "holds records of other settings (seed: 0 there, 1 now"),
         (("--limit", 20), "has a training with texts (hash)"),
     ):
         run = run_train(folder, "parallelspec-eagle", *FLAGS, *flags)
