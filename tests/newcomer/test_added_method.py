@@ -42,7 +42,7 @@ def test_the_command_line_knows_the_method_and_its_settings(program: Path, tmp_p
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([program, *words], cwd=tmp_path, capture_output=True, text=True)
 
-    assert "settings of last-time" in run("serve", "--help").stdout
+    assert "settings of last-time" in run("serve", "--help-all").stdout
     assert "last-time" in run("completion", "bash").stdout
     refused = run("serve", "--last-time", '{"draft_tokens": 65}')
     assert (refused.returncode, refused.stderr) == (
