@@ -34,7 +34,7 @@ def init_ray(options: dict[str, Any]) -> None:
 
     job = JobConfig()
     job._runtime_env_has_working_dir = lambda: True
-    if options.get("address") == "local":
+    if options.get("address") == "local" and options.get("include_dashboard") is False:
         _leave_out_services()
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it could not take the signals
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
