@@ -13,6 +13,7 @@ from app.inputs.default_model import DEFAULT_MODEL
 from tests.newcomer.installation import ROOT, environment, pip
 from tests.newcomer.test_how_to import blocks
 from tests.support.server_process import running
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -61,6 +62,12 @@ def test_the_method_is_served_by_an_actor_and_joins_others(program: Path, tiny_d
             "max_tokens": 48,
             "seed": 1,
         }
+
+        def drafts() -> bool:  # a server is ready before its actors are, and decodes without drafts until then
+            answer = server.complete(**fields, speculative={"method": "last-time"}).raise_for_status().json()
+            return "last-time" in answer["metrics"]["speculative_decoding"]["by_source"]
+
+        wait_until(drafts, "a draft of the actor")
         answers = {}
         for method in ("autoregressive", "last-time", "last-time+pld", ""):
             speculative = {"speculative": {"method": method}} if method else {}
