@@ -54,13 +54,10 @@ class FailureCount(logging.Handler):
 
 
 class MeteredEngine(Engine):
-    """An engine that times its steps and puts each request into a scope.
+    """An engine that times its steps and puts each request into the scope that ``scope`` returns.
 
     The sequences in a step share its time evenly, so that ``SequenceTimes.seconds`` of all sequences sum to the time
     that the engine worked, at any batch size; ``SequenceTimes.step_seconds`` holds the whole time of each step.
-
-    Args:
-        scope: called for every request; speculators share what they learn among the requests of one scope.
     """
 
     def __init__(self, target: Target, pool: DraftPool, options: SchedulerOptions, scope: Callable[[], str]) -> None:
@@ -76,10 +73,6 @@ class MeteredEngine(Engine):
         seq = super().submit(request)
         self._times[seq] = SequenceTimes(time.perf_counter() - began)
         return seq
-
-    def cancel(self, seq: int) -> None:
-        super().cancel(seq)
-        self._times.pop(seq, None)
 
     def step(self) -> list[tuple[int, StepEvent]]:
         """Run one step and share its time among the sequences in it."""

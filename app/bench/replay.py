@@ -7,16 +7,16 @@ nothing but text can be replayed. Records have no times: the cost of a step depe
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 
+from app.bench.meter import MeteredEngine
 from app.bench.records import BenchSetting, TurnRecord
 from app.bench.schedule import BenchSchedule, Turn
 from app.inputs.recordings import RecordedTurn
 from app.reporting.summaries import grouped
 from engine.errors import UnknownMethodError
-from engine.loop import Engine
 from engine.model.spec import ModelSpec
 from engine.protocol import Needs
 from engine.request import Request
@@ -46,19 +46,19 @@ READ = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _ReplayedSequence:
     """State of one sequence."""
 
-    n_prompt: int = 0  # tokens
-    answer: Sequence[int] = ()
-    step_nodes: list[int] = field(default_factory=list)
+    n_prompt: int  # tokens
+    answer: Sequence[int]
 
 
 class ReplayTarget:
     """A target without a model: it commits the recorded answer, whatever is drafted.
 
-    Implements ``engine.target_model.info.Target``; ``engine.verify.rules.walk_text`` verifies.
+    Implements ``engine.target_model.info.Target``; ``engine.verify.rules.walk_text`` verifies. Append to ``answers``
+    before you submit a request; sequences take them in the order in which they start.
 
     Args:
         longest: most tokens of a prompt and its answer together.
@@ -81,22 +81,15 @@ class ReplayTarget:
         )
         n_blocks = -(-(longest + MAX_TREE + 1) // BLOCK)
         self.info = TargetInfo(spec, n_blocks, BLOCK, longest)
+        self.answers: deque[Sequence[int]] = deque()
         self._live: dict[int, _ReplayedSequence] = {}
-
-    def record(self, seq: int, answer: Sequence[int]) -> None:
-        """Set the answer that sequence ``seq`` will commit; call it before the first step."""
-        self._live[seq] = _ReplayedSequence(answer=answer)
-
-    def step_nodes(self, seq: int) -> list[int]:
-        """Nodes of each tree of a live sequence so far, one entry per decode step."""
-        return self._live[seq].step_nodes
 
     def step(self, step: Step) -> StepResult:
         began = time.perf_counter()
         for seq in step.ends:
             self._live.pop(seq, None)
         for start in step.starts:
-            self._live[start.seq].n_prompt = start.n_prompt
+            self._live[start.seq] = _ReplayedSequence(start.n_prompt, self.answers.popleft())
         results = [self._answer(work) for work in step.work]
         return StepResult(step.step_id, results, time.perf_counter() - began)
 
@@ -108,7 +101,6 @@ class ReplayTarget:
         future = sequence.answer[written : written + work.max_new]
         if work.tree is None:
             return WorkResult(work.seq, list(future[:1]))
-        sequence.step_nodes.append(len(work.tree))
         tokens, accepted = walk_text(work.tree, future)
         return WorkResult(work.seq, tokens, accepted)
 
@@ -136,47 +128,42 @@ class Replay(BenchSchedule):
         self._history = list(history) * history_passes
         self._test = {(one.index, one.turn): one for one in test}
         self._max_nodes = max_nodes
-        self._fresh = (f"cold {i}" for i in count())
         longest = max(len(turn.prompt) + len(turn.answer) for turn in (*history, *test))
         self._target = ReplayTarget(vocab_size, longest)
-        self._engine = Engine(self._target, pool, SchedulerOptions(max_sequences=1, prefix_cache=False))
+        options = SchedulerOptions(max_sequences=1, prefix_cache=False)
+        self._engine = MeteredEngine(self._target, pool, options, self.scope)
 
     def records(self, setting: BenchSetting, method: str, repeat: int, turns: Sequence[Turn]) -> Iterator[TurnRecord]:
         """Commit some recorded answers while ``method`` drafts."""
-        return (self._replay(setting, method, self._test[turn]) for turn in turns)
+        return self._replay(setting, method, repeat, [self._test[turn] for turn in turns])
 
     def teach(self, setting: BenchSetting, method: str, repeat: int) -> Iterator[TurnRecord]:
-        return (self._replay(setting, method, turn) for turn in self._history)
+        return self._replay(setting, method, repeat, self._history)
 
-    def _replay(self, setting: BenchSetting, method: str, turn: RecordedTurn) -> TurnRecord:
-        params = SamplingParams(max_tokens=len(turn.answer))
-        scope = f"{setting.label}, {method}" if setting.warm else next(self._fresh)
-        predicted = list(turn.prediction)
-        seq = self._engine.submit(
-            Request(turn.prompt, params, method, self._max_nodes, scope=scope, prediction=predicted)
-        )
-        self._target.record(seq, turn.answer)
-        written: list[int] = []
-        while True:
-            for _, event in self._engine.step():
-                written += event.token_ids
-                if event.stats is None:
-                    continue
-                assert written == turn.answer, "the replay committed other tokens than were recorded"
-                return TurnRecord(
-                    method=method,
-                    index=turn.index,
-                    turn=turn.turn,
-                    question_id=turn.question_id,
-                    category=turn.category,
-                    prompt_tokens=event.stats.prompt_tokens,
-                    token_ids=written,
-                    step_tokens=event.stats.step_tokens,
-                    step_nodes=list(self._target.step_nodes(seq)),
-                    warm=setting.warm,
-                    finish_reason=event.finish_reason or "",
-                    by_source={name: counts.named for name, counts in event.stats.by_source.items()},
-                )
+    def _replay(
+        self, setting: BenchSetting, method: str, repeat: int, turns: Sequence[RecordedTurn]
+    ) -> Iterator[TurnRecord]:
+        self.enter(setting, method, repeat)
+        for turn in turns:
+            self._target.answers.append(turn.answer)
+            params = SamplingParams(max_tokens=len(turn.answer))
+            request = Request(turn.prompt, params, method, self._max_nodes, prediction=list(turn.prediction))
+            done = self._engine.complete(request)
+            assert done.token_ids == turn.answer, "the replay committed other tokens than were recorded"
+            yield TurnRecord(
+                method=method,
+                index=turn.index,
+                turn=turn.turn,
+                question_id=turn.question_id,
+                category=turn.category,
+                prompt_tokens=done.stats.prompt_tokens,
+                token_ids=done.token_ids,
+                step_tokens=done.stats.step_tokens,
+                step_nodes=self._engine.finished.popleft().step_nodes,
+                warm=setting.warm,
+                finish_reason=done.finish_reason,
+                by_source={name: counts.named for name, counts in done.stats.by_source.items()},
+            )
 
 
 def check_methods(methods: Sequence[str], pool: SpeculatorPool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain
 
 from msgspec.structs import replace
 from transformers import PreTrainedTokenizerFast
@@ -63,14 +63,10 @@ class BenchRunner(BenchSchedule):
         self._plan = plan
         self._pools = pools
         self._tokenizer = tokenizer
-        self._fresh = (f"cold {i}" for i in count())
-        self._shared: str | None = None  # the scope of warm turns
         size = max(64, plan.batch_size)
         # All methods run the same prompts: with a prefix cache only the first one would pay for the prefill.
         options = SchedulerOptions(max_sequences=size, max_waiting=size, prefix_cache=False)
-        self._engine = MeteredEngine(
-            target, pools[plan.settings[0].warm], options, lambda: self._shared or next(self._fresh)
-        )
+        self._engine = MeteredEngine(target, pools[plan.settings[0].warm], options, self.scope)
         self._failures = FailureCount()
 
     def check(self) -> None:
@@ -106,7 +102,7 @@ class BenchRunner(BenchSchedule):
         """Answer some questions and record each turn."""
         questions = list(dict.fromkeys(question for question, _ in turns))
         self._engine.pool = self._pools[setting.warm]  # no sequence is alive between two calls
-        self._shared = f"{setting.label}, {method}, {repeat}" if setting.warm else None
+        self.enter(setting, method, repeat)
         params = replace(self._plan.params, temperature=setting.temperature)
         if setting.temperature > 0:
             params = replace(params, seed=(params.seed + repeat) % 2**64)

@@ -6,7 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import chain, product
+from itertools import chain, count, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,6 +42,8 @@ class BenchSchedule(ABC):
         self.methods, self.settings = methods, settings
         self._repeats, self._units, self._lessons = repeats, units, lessons
         self.turns = list(chain(*units))
+        self._shared: str | None = None  # the scope of all turns of a warm setting
+        self._fresh = (f"cold {i}" for i in count())
 
     @abstractmethod
     def records(self, setting: BenchSetting, method: str, repeat: int, turns: Sequence[Turn]) -> Iterator[TurnRecord]:
@@ -51,13 +53,22 @@ class BenchSchedule(ABC):
     def teach(self, setting: BenchSetting, method: str, repeat: int) -> Iterator[TurnRecord]:
         """Run the lessons of a warm setting, whose records do not count."""
 
+    def enter(self, setting: BenchSetting, method: str, repeat: int) -> None:
+        """Choose the scope of the next turns."""
+        self._shared = f"{setting.label}, {method}, {repeat}" if setting.warm else None
+
+    def scope(self) -> str:
+        """The scope of the next turn; speculators share what they learn among the requests of one scope."""
+        return self._shared or next(self._fresh)
+
     def work(self, file: RecordFile[TurnRecord]) -> int:
-        """Turns still to be run, lessons included; forgets warm passes that cannot be continued."""
+        """Turns still to be run, lessons included; drops the records of warm passes that cannot be continued."""
         todo = 0
         for repeat, setting, method in product(range(self._repeats), self.settings, self.methods):
             missing = _missing(file, setting, method, repeat, self.turns)
             if setting.warm and missing:
-                file.forget([Key(setting, method, repeat, *turn) for turn in self.turns])
+                for turn in self.turns:  # the file keeps them, and the records of the next pass replace them
+                    file.by_key.pop(Key(setting, method, repeat, *turn), None)
                 todo += self._lessons + len(self.turns)
             else:
                 todo += len(missing)

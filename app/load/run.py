@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import ssl
 import time
@@ -113,21 +114,7 @@ async def _phase(
     return sorted(records, key=lambda record: record.index)
 
 
-class MonotonicClock:
-    """The monotonic clock, in seconds."""
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    async def sleep_until(self, moment: float) -> None:
-        """Return at ``moment``, or at once if it has passed."""
-        if (left := moment - self.now()) > 0:
-            await asyncio.sleep(left)
-
-
-async def closed_loop(
-    ask: Ask, concurrency: int, requests: int | None, duration: float | None, clock: MonotonicClock | None = None
-) -> None:
+async def closed_loop(ask: Ask, concurrency: int, requests: int | None, duration: float | None) -> None:
     """Run ``concurrency`` clients; each sends its next request when its last one is done.
 
     Args:
@@ -135,34 +122,29 @@ async def closed_loop(
         requests: to send in all; None: no limit.
         duration: seconds in which requests begin; None: no limit.
     """
-    clock = clock or MonotonicClock()
-    end = None if duration is None else clock.now() + duration
-    indices: Iterator[int] = itertools.count() if requests is None else iter(range(requests))
+    end = math.inf if duration is None else time.monotonic() + duration
+    indices = itertools.islice(itertools.count(), requests)
 
     async def client() -> None:
-        while end is None or clock.now() < end:
-            index = next(indices, None)
-            if index is None:
-                return
-            await ask(index, clock.now())
+        while (now := time.monotonic()) < end and (index := next(indices, None)) is not None:
+            await ask(index, now)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(concurrency):
             group.create_task(client())
 
 
-async def open_loop(ask: Ask, offsets: Iterable[float], clock: MonotonicClock | None = None) -> None:
+async def open_loop(ask: Ask, offsets: Iterable[float]) -> None:
     """Send requests at given moments, however many are unanswered; returns when all are done.
 
     Args:
         ask: sends one request; latency counts from the moment that it gets.
         offsets: arrivals, in seconds from now, ascending.
     """
-    clock = clock or MonotonicClock()
-    began = clock.now()
+    began = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for index, offset in enumerate(offsets):
-            await clock.sleep_until(began + offset)
+            await asyncio.sleep(began + offset - time.monotonic())
             group.create_task(ask(index, began + offset))
 
 
@@ -177,14 +159,10 @@ def arrivals(
         requests: upper limit of arrivals; None: no limit.
         duration: end of the arrivals; None: no limit.
     """
-    times = _poisson(rate, seed) if kind == POISSON else (i / rate for i in itertools.count())
+    noise = random.Random(seed)
+    times: Iterator[float] = (i / rate for i in itertools.count())
+    if kind == POISSON:
+        times = itertools.accumulate(noise.expovariate(rate) for _ in itertools.count())
     if duration is not None:
         times = itertools.takewhile(lambda at: at < duration, times)
     return itertools.islice(times, requests)
-
-
-def _poisson(rate: float, seed: int) -> Iterator[float]:
-    noise, now = random.Random(seed), 0.0
-    while True:
-        now += noise.expovariate(rate)
-        yield now

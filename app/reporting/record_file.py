@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -58,7 +58,10 @@ class RecordFile(Generic[Record]):
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
         try:
-            self._lock()
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ConfigError(f"{path} is in use: another process is writing to it") from error
             if restart:
                 self._file.truncate(0)
             self._read(kind)
@@ -79,23 +82,6 @@ class RecordFile(Generic[Record]):
     def append(self, record: Record) -> None:
         self.by_key[record.key] = record
         self._write(record)
-
-    def forget(self, keys: Iterable[Hashable]) -> None:
-        """Remove records from the file; a run that is killed meanwhile loses no other record."""
-        if not [key for key in keys if self.by_key.pop(key, None) is not None]:
-            return
-        before, replacement = self._file, self.path.with_suffix(".new")
-        with before:
-            self._file = replacement.open("w+b")
-            self._lock()
-            self._write(self._header, *self.by_key.values())
-            replacement.replace(self.path)
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"{self.path} is in use: another process is writing to it") from error
 
     def _read(self, kind: type[Record]) -> None:
         self._file.seek(0)
@@ -120,7 +106,7 @@ class RecordFile(Generic[Record]):
         if changes:
             raise ConfigError(f"{self.path} holds records of other settings ({changes}): {self._remedy}")
 
-    def _write(self, *values: object) -> None:
-        self._file.write(msgspec.json.Encoder().encode_lines(values))
+    def _write(self, value: object) -> None:
+        self._file.write(msgspec.json.encode(value) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())

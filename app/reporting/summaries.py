@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,14 +46,9 @@ def percentiles(values: Iterable[float | None]) -> Percentiles | None:
     ranked = sorted(value for value in values if value is not None)
     if not ranked:
         return None
-    p50, p90, p99 = (percentile(ranked, p) for p in (50, 90, 99))
-    mean = min(max(math.fsum(ranked) / len(ranked), ranked[0]), ranked[-1])  # rounding must not leave the range
+    p50, p90, p99 = (ranked[-(-len(ranked) * p // 100) - 1] for p in (50, 90, 99))
+    mean = min(max(statistics.fmean(ranked), ranked[0]), ranked[-1])  # rounding must not leave the range
     return Percentiles(len(ranked), mean, p50, p90, p99, ranked[-1])
-
-
-def percentile(ranked: Sequence[float], p: int) -> float:
-    """The smallest value that at least ``p`` percent of the ascending values do not exceed."""
-    return ranked[max(0, -(-len(ranked) * p // 100) - 1)]
 
 
 def ratio(above: float | None, below: float) -> float | None:

@@ -73,21 +73,12 @@ def replayed(
             params = SamplingParams(max_tokens=len(case.answer))
             predicted = [] if pasted else case.prediction
             request = Request(prompt, params, label.removesuffix(PASTED), max_nodes, prediction=predicted)
-            target.record(engine.submit(request), case.answer)
-            ids, stats = _finish(engine)
-            found.setdefault(label, {}).setdefault(case.kind, PredictionFigures()).add(stats, ids == case.answer)
+            target.answers.append(case.answer)
+            got = engine.complete(request)
+            figures = found.setdefault(label, {}).setdefault(case.kind, PredictionFigures())
+            figures.add(got.stats, got.token_ids == case.answer)
             done()
     return found
-
-
-def _finish(engine: Engine) -> tuple[list[int], RequestStats]:
-    """The ids and figures of the one request that runs."""
-    ids: list[int] = []
-    while True:
-        for _, event in engine.step():
-            ids += event.token_ids
-            if event.stats is not None:
-                return ids, event.stats
 
 
 def predictions_of(answers: Sequence[list[int]], shares: Sequence[float], seed: int) -> dict[str, list[list[int]]]:

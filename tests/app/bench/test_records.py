@@ -60,19 +60,12 @@ def test_an_unfinished_last_line_is_overwritten(path: Path, torn: bytes) -> None
             file.append(record(len(known)))
 
 
-def test_the_last_record_of_a_key_counts_and_forgotten_ones_stay_forgotten(path: Path) -> None:
+def test_the_last_record_of_a_key_counts(path: Path) -> None:
     for seconds in (1.0, 2.0):
         with open_records(path, SETTINGS) as file:
             file.append(record(1, seconds=seconds))
     with open_records(path, SETTINGS) as file:
         assert [one.seconds for one in file.records] == [2.0]
-        file.append(record(0))
-        file.append(record(2))
-        file.forget([record(0).key, record(2).key, record(9).key])
-        assert [one.index for one in file.records] == [1]
-        file.append(record(2, seconds=9.0))
-    with open_records(path, SETTINGS) as file:
-        assert {one.index: one.seconds for one in file.records} == {1: 2.0, 2: 9.0}
 
 
 def test_records_of_other_settings_are_refused_and_kept_until_a_restart(path: Path) -> None:

@@ -93,21 +93,13 @@ def test_the_engine_writes_the_record_whatever_is_drafted(chunk: int) -> None:
         pool = SpeculatorPool(extra={make.name: lambda _, make=make: make(texts, 3)})  # type: ignore[misc]
         target = ReplayTarget(64, 39)
         engine = Engine(target, pool, SchedulerOptions(prefill_chunk=chunk))
-        live = {
-            engine.submit(Request(list(prompt), SamplingParams(max_tokens=len(answer)), make.name)): answer
-            for prompt, answer in texts.items()
-        }
-        for seq, answer in live.items():
-            target.record(seq, answer)
-        written: dict[int, list[int]] = {seq: [] for seq in live}
-        forwards = []
-        while engine.has_work:
-            for seq, event in engine.step():
-                written[seq] += event.token_ids
-                if event.stats is not None:
-                    forwards.append(event.stats.target_forwards)
-        assert written == live
-        assert max(forwards) == n_forwards
+        target.answers.extend(texts.values())
+        requests = [
+            Request(list(prompt), SamplingParams(max_tokens=len(answer)), make.name) for prompt, answer in texts.items()
+        ]
+        completions = dict(engine.run(requests, len(requests)))
+        assert [completions[i].token_ids for i in range(len(requests))] == list(texts.values())
+        assert max(one.stats.target_forwards for one in completions.values()) == n_forwards
 
 
 def test_figures_are_those_of_the_recorded_answers(replay: Replay, write: Write, tiny_checkpoint: Path) -> None:

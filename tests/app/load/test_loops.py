@@ -11,25 +11,30 @@ from typing import Any
 
 import pytest
 
-from app.load.run import MonotonicClock, arrivals, closed_loop, open_loop
+from app.load import run as loops
+from app.load.run import arrivals, closed_loop, open_loop
 
 
-class VirtualClock(MonotonicClock):
-    """Time that jumps to the next sleeper once all tasks sleep."""
+class VirtualClock:
+    """Time of the loops, which jumps to the next sleeper once all tasks sleep."""
 
-    def __init__(self, start: float = 100.0) -> None:
-        self.time = start
+    TaskGroup = asyncio.TaskGroup
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.time = 100.0
         self._sleepers: list[tuple[float, int, asyncio.Event]] = []
         self._n = 0
+        monkeypatch.setattr(loops, "time", self)
+        monkeypatch.setattr(loops, "asyncio", self)
 
-    def now(self) -> float:
+    def monotonic(self) -> float:
         return self.time
 
-    async def sleep_until(self, moment: float) -> None:
-        if moment > self.time:
+    async def sleep(self, seconds: float) -> None:
+        if seconds > 0:
             self._n += 1
             woken = asyncio.Event()
-            heapq.heappush(self._sleepers, (moment, self._n, woken))
+            heapq.heappush(self._sleepers, (self.time + seconds, self._n, woken))
             await woken.wait()
 
     async def drive(self, work: Coroutine[Any, Any, None]) -> None:
@@ -43,47 +48,50 @@ class VirtualClock(MonotonicClock):
         await task
 
 
-def run(make: Callable[[VirtualClock, Any], Coroutine[Any, Any, None]], seconds: Callable[[int], float]) -> Any:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    return VirtualClock(monkeypatch)
+
+
+def run(
+    clock: VirtualClock, loop: Callable[[Any], Coroutine[Any, Any, None]], seconds: Callable[[int], float]
+) -> list[tuple[int, float, float]]:
     """Requests of given lengths; returns (index, intended, sent) of each."""
-    clock, sent = VirtualClock(), []
+    sent = []
 
     async def ask(index: int, intended: float) -> None:
-        sent.append((index, intended, clock.now()))
-        await clock.sleep_until(clock.now() + seconds(index))
+        sent.append((index, intended, clock.time))
+        await clock.sleep(seconds(index))
 
-    async def main() -> None:
-        await clock.drive(make(clock, ask))
-
-    asyncio.run(main())
-    return sent, clock.now()
+    asyncio.run(clock.drive(loop(ask)))
+    return sent
 
 
-def test_a_closed_loop_sends_the_next_request_when_the_last_is_done() -> None:
-    sent, end = run(lambda clock, ask: closed_loop(ask, 2, 5, None, clock), lambda i: 3.0 if i == 0 else 1.0)
+def test_a_closed_loop_sends_the_next_request_when_the_last_is_done(clock: VirtualClock) -> None:
+    sent = run(clock, lambda ask: closed_loop(ask, 2, 5, None), lambda i: 3.0 if i == 0 else 1.0)
     assert sorted(i for i, _, _ in sent) == [0, 1, 2, 3, 4]
     assert [at for _, _, at in sent] == [100.0, 100.0, 101.0, 102.0, 103.0]
     assert all(intended == at for _, intended, at in sent)
-    assert end == 104.0
-    sent, end = run(lambda clock, ask: closed_loop(ask, 1, None, 5.0, clock), lambda i: 2.0)
-    assert [at for _, _, at in sent] == [100.0, 102.0, 104.0]  # none after the duration
-    assert end == 106.0  # the last one is awaited
+    assert clock.time == 104.0
+    sent = run(clock, lambda ask: closed_loop(ask, 1, None, 5.0), lambda i: 2.0)
+    assert [at for _, _, at in sent] == [104.0, 106.0, 108.0]  # none after the duration
+    assert clock.time == 110.0  # the last one is awaited
 
 
-def test_an_open_loop_does_not_wait_for_answers() -> None:
-    sent, end = run(lambda clock, ask: open_loop(ask, [0.0, 0.5, 2.0], clock), lambda i: 100.0)
+def test_an_open_loop_does_not_wait_for_answers(clock: VirtualClock) -> None:
+    sent = run(clock, lambda ask: open_loop(ask, [0.0, 0.5, 2.0]), lambda i: 100.0)
     assert [(i, intended) for i, intended, _ in sent] == [(0, 100.0), (1, 100.5), (2, 102.0)]
-    assert end == 202.0
+    assert clock.time == 202.0
 
 
-def test_a_late_client_counts_from_the_intended_arrival() -> None:
-    clock = VirtualClock()
+def test_a_late_client_counts_from_the_intended_arrival(clock: VirtualClock) -> None:
     seen: list[tuple[float, float]] = []
 
     async def ask(index: int, intended: float) -> None:
         clock.time += 10.0 if index == 0 else 0.0  # the whole client stands still
-        seen.append((intended, clock.now()))
+        seen.append((intended, clock.time))
 
-    asyncio.run(clock.drive(open_loop(ask, [0.0, 1.0, 2.0, 30.0], clock)))
+    asyncio.run(clock.drive(open_loop(ask, [0.0, 1.0, 2.0, 30.0])))
     assert [intended for intended, _ in seen] == [100.0, 101.0, 102.0, 130.0]
     assert max(at - intended for intended, at in seen) == 10.0
     assert seen[-1] == (130.0, 130.0)

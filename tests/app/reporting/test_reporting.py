@@ -23,22 +23,22 @@ from app.reporting.report import (
     write_lines,
     write_report,
 )
-from app.reporting.summaries import Quartiles, grouped, loop_start, percentile, percentiles, quartiles, ratio, summed
+from app.reporting.summaries import Quartiles, grouped, loop_start, percentiles, quartiles, ratio, summed
 from engine.errors import ConfigError
 
 finite = st.floats(0, 1e6, allow_nan=False)
 
 
-@given(st.lists(finite, min_size=1), st.integers(1, 99))
-def test_percentiles_are_values_that_occurred(values: list[float], p: int) -> None:
+@given(st.lists(finite, min_size=1))
+def test_percentiles_are_values_that_occurred(values: list[float]) -> None:
     found = percentiles(values)
     assert found is not None
     assert {found.p50, found.p90, found.p99, found.max} <= set(values)
     assert min(values) <= found.p50 <= found.p90 <= found.p99 <= found.max == max(values)
     assert min(values) <= found.mean <= found.max
-    value = percentile(sorted(values), p)
-    assert 100 * sum(x <= value for x in values) >= p * len(values)
-    assert 100 * sum(x < value for x in values) < p * len(values)
+    for p, value in ((50, found.p50), (90, found.p90), (99, found.p99)):
+        assert 100 * sum(x <= value for x in values) >= p * len(values)
+        assert 100 * sum(x < value for x in values) < p * len(values)
 
 
 def test_summaries_leave_out_unknown_values_and_keep_the_order_of_groups() -> None:
