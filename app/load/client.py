@@ -15,28 +15,11 @@ from app.load.stream import Endpoint, Event, stream
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0  # before a retry without Retry-After; doubled each time
 
 
-class RequestObserver:
-    """Is called for text and breaks as they come; this one ignores them."""
-
-    def chunk(self, record: RequestRecord, text: str, now: float) -> None:
-        """New text came; text that a retry repeats is not new."""
-
-    def broke(self, record: RequestRecord, found: Break) -> None:
-        """An attempt failed."""
-
-
 class LoadClient:
     """Sends requests, each with up to ``retries`` attempts after the first."""
 
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        endpoint: Endpoint,
-        retries: int = 0,
-        observer: RequestObserver | None = None,
-    ) -> None:
+    def __init__(self, session: aiohttp.ClientSession, endpoint: Endpoint, retries: int = 0) -> None:
         self._session, self._endpoint, self._retries = session, endpoint, retries
-        self._observer = observer or RequestObserver()
         self._timeout = aiohttp.ClientTimeout(total=endpoint.timeout)
 
     async def ask(self, body: Mapping[str, Any], record: RequestRecord) -> RequestRecord:
@@ -46,16 +29,16 @@ class LoadClient:
         """
         record.sent = time.monotonic()
         while True:
-            attempt = Attempt(record, self._observer)
+            attempt = Attempt(record)
             failure = await stream(self._session, self._endpoint, body, self._timeout, attempt.take)
             now = time.monotonic()
             attempt.settle(failure is None, now)
             if failure is None:
                 record.ended, record.outcome = now, OK
                 return record
-            broken = Break(failure.kind, failure.message, now, failure.status, failure.retry_after, len(record.text))
-            record.breaks.append(broken)
-            self._observer.broke(record, broken)
+            record.breaks.append(
+                Break(failure.kind, failure.message, now, failure.status, failure.retry_after, len(record.text))
+            )
             if not failure.retryable or len(record.breaks) > self._retries:
                 record.ended, record.outcome = now, failure.kind
                 return record
@@ -66,10 +49,8 @@ class LoadClient:
 class Attempt:
     """Adds to the record of a request the text of one attempt that earlier attempts did not bring."""
 
-    def __init__(self, record: RequestRecord, observer: RequestObserver) -> None:
+    def __init__(self, record: RequestRecord) -> None:
         self._record = record
-        self._observer = observer
-        self._before = len(record.text)
         self._parts: list[str] = []
         self._length = 0
 
@@ -77,7 +58,11 @@ class Attempt:
         record = self._record
         for choice in event.choices or ():
             if added := choice.added:
-                self._text(added, now)
+                self._parts.append(added)
+                self._length += len(added)
+                if self._length > len(record.text):
+                    record.chunks.append(now)
+                    self._recovered(now)
             record.finish_reason = choice.finish_reason or record.finish_reason
         if event.usage is not None:
             record.prompt_tokens = event.usage.prompt_tokens
@@ -93,14 +78,6 @@ class Attempt:
             self._recovered(now)
         if is_complete or len(text) > len(before):
             self._record.text = text
-
-    def _text(self, added: str, now: float) -> None:
-        self._parts.append(added)
-        self._length += len(added)
-        if self._length > self._before:
-            self._recovered(now)
-            self._record.chunks.append(now)
-            self._observer.chunk(self._record, added[-(self._length - self._before) :], now)
 
     def _recovered(self, now: float) -> None:
         for found in self._record.breaks:

@@ -8,7 +8,7 @@ import math
 import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ import msgspec
 import uvloop
 
 from app.load.client import LoadClient
-from app.load.progress import LoadProgressBar
+from app.load.progress import progress_bar
 from app.load.records import RequestRecord
 from app.load.settings import POISSON, LoadProfile, RequestPlan
 from app.load.stream import open_session
@@ -26,7 +26,6 @@ from engine.errors import ConfigError
 
 MODELS_TIMEOUT_S = 30.0
 Ask = Callable[[int, float], Coroutine[Any, Any, None]]  # index of a request, and its intended time in seconds
-Loop = Callable[[Ask], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -74,44 +73,37 @@ def model_at(base: str, headers: Mapping[str, str], tls: ssl.SSLContext | None =
 
 async def _run(load: LoadProfile, plan: RequestPlan) -> LoadRun:
     async with open_session(load.tls) as session:
+        client = LoadClient(session, load.endpoint, load.retries)
         warmup: list[RequestRecord] = []
         if load.warmup:
             clients = load.concurrency or min(8, load.warmup)
             loop = partial(closed_loop, concurrency=clients, requests=load.warmup, duration=None)
-            warmup = await _phase(session, load, plan, LoadProgressBar("warm-up", load.warmup, None), loop, True)
+            async with progress_bar("warm-up", load.warmup, None, warmup):
+                await loop(_sender(client, plan, warmup, is_warmup=True))
         if load.rate is None:
-            clients = load.concurrency or 1
-            loop = partial(closed_loop, concurrency=clients, requests=load.requests, duration=load.duration)
+            loop = partial(
+                closed_loop, concurrency=load.concurrency or 1, requests=load.requests, duration=load.duration
+            )
         else:
             times = arrivals(load.rate, load.arrivals, load.seed, load.requests, load.duration)
             loop = partial(open_loop, offsets=times)
         cpu, began = time.process_time(), time.monotonic()
-        records = await _phase(session, load, plan, LoadProgressBar(load.label, load.requests, load.duration), loop)
+        records: list[RequestRecord] = []
+        async with progress_bar(load.label, load.requests, load.duration, records):
+            await loop(_sender(client, plan, records))
+        records.sort(key=lambda record: record.index)
         return LoadRun(records, warmup, time.process_time() - cpu, time.monotonic() - began)
 
 
-async def _phase(
-    session: aiohttp.ClientSession,
-    load: LoadProfile,
-    plan: RequestPlan,
-    bar: LoadProgressBar,
-    loop: Loop,
-    is_warmup: bool = False,
-) -> list[RequestRecord]:
-    """Send the requests of a loop; those of a warm-up have the indices -1, -2, .."""
-    records: list[RequestRecord] = []
-    async with bar as progress:
-        client = LoadClient(session, load.endpoint, load.retries, progress)
+def _sender(client: LoadClient, plan: RequestPlan, records: list[RequestRecord], *, is_warmup: bool = False) -> Ask:
+    """A function that sends a request and adds its record; those of a warm-up have the indices -1, -2, .."""
 
-        async def ask(index: int, intended: float) -> None:
-            record = plan.record(-1 - index if is_warmup else index, intended)
-            records.append(record)
-            progress.begins()
-            await client.ask(plan.body(record), record)
-            progress.ends(record)
+    async def ask(index: int, intended: float) -> None:
+        record = plan.record(-1 - index if is_warmup else index, intended)
+        records.append(record)
+        await client.ask(plan.body(record), record)
 
-        await loop(ask)
-    return sorted(records, key=lambda record: record.index)
+    return ask
 
 
 async def closed_loop(ask: Ask, concurrency: int, requests: int | None, duration: float | None) -> None:

@@ -42,35 +42,29 @@ def measure_held_out(
 
     The key ``tau`` is tokens per target forward pass, the target's own token included.
     """
-    found: dict[str, Any] = {"temperature": arguments.temperature}
+    found: dict[str, Any] = {"temperature": arguments.temperature, "greedy": None, "sampled": None}
     for kind, temperature in (("greedy", 0.0), ("sampled", arguments.temperature or 1.0)):
         examples = [example for example in held_out if (example.temperature == 0) == (kind == "greedy")]
         # Sources are hashes: the first ones are a random sample that changes little with more questions.
         sample = sorted(examples, key=lambda example: example.source)[: arguments.measured]
-        found[kind] = None
-        if sample:
-            n_batches = -(-len(sample) // arguments.batch)
-            acceptance = measure_acceptance(
-                network,
-                bar(
-                    f"measure {kind}",
-                    n_batches,
-                    "batch",
-                    leave=False,
-                    iterable=capture.in_batches(sample, arguments.batch),
-                ),
-                EAGLE1_DEPTHS if n_depths == 1 else n_depths,
-                n_roots=arguments.roots,
-                temperature=temperature,
-                draft_ids=draft_ids,
-                generator=torch.Generator().manual_seed(arguments.seed),
-            )
-            found[kind] = {
-                "texts": len(sample),
-                "roots": acceptance.n_roots,
-                "by_depth": [round(value, 4) for value in acceptance.by_depth],
-                "tau": round(1 + acceptance.expected, 4),
-            }
+        if not sample:
+            continue
+        batches, n_batches = capture.in_batches(sample, arguments.batch), -(-len(sample) // arguments.batch)
+        acceptance = measure_acceptance(
+            network,
+            bar(f"measure {kind}", n_batches, "batch", leave=False, iterable=batches),
+            EAGLE1_DEPTHS if n_depths == 1 else n_depths,
+            n_roots=arguments.roots,
+            temperature=temperature,
+            draft_ids=draft_ids,
+            generator=torch.Generator().manual_seed(arguments.seed),
+        )
+        found[kind] = {
+            "texts": len(sample),
+            "roots": acceptance.n_roots,
+            "by_depth": [round(value, 4) for value in acceptance.by_depth],
+            "tau": round(1 + acceptance.expected, 4),
+        }
     return found
 
 
@@ -96,11 +90,11 @@ def measure_acceptance(
     chances: list[Tensor] = []  # of each batch [roots, n_depths]
     for texts in batches:
         roots = choose_roots(texts, n_roots, generator)
-        counts = [roots.at.shape[1]] * n_depths
-        is_whole = roots.counted
+        n_drawn, is_whole = roots.at.shape[1], roots.counted
         by_depth: list[Tensor] = []
-        for depth, drafts in enumerate(draft(network, texts.tokens, texts.states_for(network.spec), roots, counts)):
-            labels = labeller.label(texts, roots.drafted(depth, counts[0]), roots.counted)
+        drafted = draft(network, texts.tokens, texts.states_for(network.spec), roots, [n_drawn] * n_depths)
+        for depth, drafts in enumerate(drafted):
+            labels = labeller.label(texts, roots.drafted(depth, n_drawn), roots.counted)
             is_whole = is_whole & (labels.weights > 0)
             if temperature:
                 by_depth.append(labels.overlap((drafts.logits / temperature).softmax(-1)).double())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,13 @@ from speculators.pool import SpeculatorPool
 from speculators.registry import warmed
 
 ANSWERS = "answers.jsonl"
-AnswerKey = tuple[str, int, int]
 
 
 class TrainingAnswer(msgspec.Struct, frozen=True):
     """The target's answer to one turn; token ids are the target's."""
 
     question: str  # ``name_question`` of the conversation
-    source_hash: str  # ``source_of`` its first question
+    source_hash: str  # ``source_of`` the user's first question, which several conversations may begin with
     sample: int  # number of the answer among several to one question
     turn: int
     temperature: float
@@ -44,7 +43,7 @@ class TrainingAnswer(msgspec.Struct, frozen=True):
     answer: list[int] = []  # with a terminating EOS
 
     @property
-    def key(self) -> AnswerKey:
+    def key(self) -> tuple[str, int, int]:
         """Unique in a file."""
         return self.question, self.sample, self.turn
 
@@ -67,33 +66,34 @@ class Asker:
     params: SamplingParams  # of all answers, apart from temperature and seed
     arguments: argparse.Namespace  # flags of ``spectra train``
 
-    def ask(
-        self, questions: Sequence[Question], file: RecordFile[TrainingAnswer], on_answer: Callable[[int], object]
-    ) -> None:
-        """Add every answer that the file lacks; a conversation ends early if the next answer has no room.
+    def ask(self, questions: Mapping[str, Question], file: RecordFile[TrainingAnswer]) -> Iterator[TrainingAnswer]:
+        """Add every answer that the file lacks, and yield it; a conversation ends early if the next one has no room.
 
-        ``on_answer`` is called with the number of tokens of each answer.
+        Args:
+            questions: by ``name_question``.
         """
         arguments = self.arguments
-        for turn in range(1 if arguments.raw else max((len(question.turns) for question in questions), default=0)):
+        for turn in range(1 if arguments.raw else max(len(question.turns) for question in questions.values())):
             missing = list(self._missing(questions, turn, file))
             requests = [
                 Request(answer.prompt, params, arguments.answer_method, arguments.max_nodes)
                 for answer, params in missing
             ]
             for index, completion in self.engine.run(requests, arguments.batch_size):
-                file.append(msgspec.structs.replace(missing[index][0], answer=completion.token_ids))
-                on_answer(len(completion.token_ids))
+                answer = msgspec.structs.replace(missing[index][0], answer=completion.token_ids)
+                file.append(answer)
+                yield answer
 
     def _missing(
-        self, questions: Sequence[Question], turn: int, file: RecordFile[TrainingAnswer]
+        self, questions: Mapping[str, Question], turn: int, file: RecordFile[TrainingAnswer]
     ) -> Iterator[tuple[TrainingAnswer, SamplingParams]]:
         """The answers of a turn that are yet to be written, still empty."""
         room = self.engine.target.info.max_model_len - self.params.max_tokens
-        for index, question in enumerate(questions):
+        for index, (name, question) in enumerate(questions.items()):
             if turn >= len(question.turns):
                 continue
-            name, source = name_question(question), source_of(_first_question(question))
+            asked = [message["content"] for message in question.context if message["role"] == "user"]
+            source = source_of([*asked, *question.turns][0])
             for sample in range(self.arguments.samples):
                 earlier = [file.by_key.get((name, sample, before)) for before in range(turn)]
                 if (name, sample, turn) in file.by_key or None in earlier:
@@ -123,21 +123,10 @@ class Asker:
         return encode_chat(self.tokenizer, conversation.ask())
 
 
-def distinct(questions: Sequence[Question]) -> list[Question]:
-    """The questions, each once."""
-    return list({name_question(question): question for question in questions}.values())
-
-
 def name_question(question: Question) -> str:
     """A hash of everything that is asked in the conversation."""
     asked = [*(f"{message['role']}: {message['content']}" for message in question.context), *question.turns]
     return source_of("\n".join(asked))
-
-
-def _first_question(question: Question) -> str:
-    """The user's first question: conversations that begin with it have one source."""
-    asked = (message["content"] for message in question.context if message["role"] == "user")
-    return next(asked, question.turns[0])
 
 
 def answer_questions(
@@ -148,27 +137,22 @@ def answer_questions(
     tokenizer: PreTrainedTokenizerFast,
 ) -> list[Example]:
     """The target's answers; those that the work folder lacks are written now, which takes most of the time."""
-    questions = distinct(questions)
-    if not questions:
+    named = {name_question(question): question for question in questions}
+    if not named:
         return []
     flags = {name: getattr(arguments, name) for name in ("max_tokens", "temperature", "samples", "raw", "seed")}
-    n_answers = arguments.samples * sum(1 if arguments.raw else len(question.turns) for question in questions)
-    names = {name_question(question) for question in questions}
+    n_answers = arguments.samples * sum(1 if arguments.raw else len(question.turns) for question in named.values())
     with open_answers(arguments.work / ANSWERS, {"model": model_hash(path)[:16], **flags}) as file:
-        known = sum(answer.question in names for answer in file.records)
+        known = sum(answer.question in named for answer in file.records)
         if known < n_answers:
+            asker, tokens = _asker(arguments, config, path, tokenizer), 0
             with bar("answers", n_answers, "answer", initial=known) as shown:
-                tokens = 0
-
-                def on_answer(n: int) -> None:
-                    nonlocal tokens
-                    tokens += n
+                for answer in asker.ask(named, file):
+                    tokens += len(answer.answer)
                     shown.set_postfix_str(f"{tokens / shown.format_dict['elapsed']:.0f} tokens/s", refresh=False)
                     shown.update()
-
-                _asker(arguments, config, path, tokenizer).ask(questions, file, on_answer)
     answers = sorted(file.records, key=lambda answer: answer.key)
-    return [answer.example() for answer in answers if answer.question in names]
+    return [answer.example() for answer in answers if answer.question in named]
 
 
 def _asker(arguments: argparse.Namespace, config: ServeConfig, path: Path, tokenizer: PreTrainedTokenizerFast) -> Asker:

@@ -30,9 +30,9 @@ class EpochBatches:
 
     def n_tokens(self, n_steps: int) -> int:
         """Tokens of the texts of the first ``n_steps`` batches, prompts included."""
-        epochs, rest = divmod(n_steps, self.n_batches)
-        last = [example for place in range(rest) for example in self.at(epochs * self.n_batches + place)]
-        return sum(epochs * len(one.tokens) for one in self._examples) + sum(len(one.tokens) for one in last)
+        epochs = n_steps // self.n_batches
+        last = [example for step in range(epochs * self.n_batches, n_steps) for example in self.at(step)]
+        return epochs * sum(len(one.tokens) for one in self._examples) + sum(len(one.tokens) for one in last)
 
     def _shuffled(self, epoch: int) -> list[list[int]]:
         """The epoch's batches, as indices of texts."""

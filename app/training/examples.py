@@ -106,8 +106,8 @@ def _example(line: _AnswerLine, tokenizer: PreTrainedTokenizerFast) -> Example:
 
 
 def _encode_answer(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    end = tokenizer.eos_token_id
-    return [*encode_plain(tokenizer, text), *([] if end is None else [end])]
+    ids, end = encode_plain(tokenizer, text), tokenizer.eos_token_id
+    return ids if end is None else [*ids, end]
 
 
 def read_texts(path: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int, longest: int) -> Iterator[Example]:
@@ -182,13 +182,8 @@ def _prepare(examples: Iterable[Example], longest: int, counts: Counter[str]) ->
 
 def _held_out(sources: set[str], share: float) -> set[str]:
     """The sources whose hash lies in the first ``share`` of all hashes; of two or more sources at least one."""
-    ranked = sorted(sources, key=_place)
-    return {source for source in ranked if _place(source) < share} or set(ranked[: len(ranked) // 2][:1])
-
-
-def _place(source: str) -> float:
-    """A source's hash as a number from 0 to 1."""
-    return int(source[:8], 16) / 2**32
+    ranked = sorted(sources)  # hexadecimal digits
+    return {source for source in ranked if int(source[:8], 16) < share * 2**32} or set(ranked[: len(ranked) // 2][:1])
 
 
 def _grams(tokens: Sequence[int]) -> set[tuple[int, ...]]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from app.load.client import LoadClient, RequestObserver
+from app.load.client import LoadClient
 from app.load.records import RequestRecord
 from app.load.stream import Endpoint, open_session
 
@@ -23,7 +23,7 @@ def chat(model: str, question: str, max_tokens: int, **more: Any) -> dict[str, A
     return body | {"stream_options": {"include_usage": True}} | more
 
 
-class ClientStreams(RequestObserver):
+class ClientStreams:
     """Clients that ask without pause. In their records ``index`` is the client and ``prompt`` the question.
 
     Args:
@@ -48,12 +48,8 @@ class ClientStreams(RequestObserver):
         self._endpoint = Endpoint(f"{url}/v1/chat/completions", headers or {})
         self._choose = choose
         self._retries = retries
-        self._fresh: set[int] = set()  # clients that have received text since ``all_flow`` was called
+        self._latest: dict[int, RequestRecord] = {}  # client -> its last request
         self._stopping = False
-
-    def chunk(self, record: RequestRecord, text: str, now: float) -> None:
-        """Notes that the client received text."""
-        self._fresh.add(record.index)
 
     async def learn_reference(self, bodies: Sequence[Body], at_once: int) -> float:
         """Ask every question once, ``at_once`` at a time, and keep the answers; returns the seconds it took.
@@ -79,7 +75,7 @@ class ClientStreams(RequestObserver):
     async def running(self) -> AsyncIterator[None]:
         """All clients ask within the block; at its end, requests that have begun are awaited."""
         async with open_session() as session:
-            client = LoadClient(session, self._endpoint, self._retries, self)
+            client = LoadClient(session, self._endpoint, self._retries)
             tasks = [asyncio.create_task(self._ask_on(client, number)) for number in range(self.n)]
             try:
                 yield
@@ -95,17 +91,19 @@ class ClientStreams(RequestObserver):
             question, body = self._choose(number)
             record = RequestRecord(number, question, None, time.monotonic())
             self.records.append(record)
+            self._latest[number] = record
             await client.ask(body, record)
             if not record.ok:
                 await asyncio.sleep(FAILURE_PAUSE_S)
 
     async def all_flow(self, within: float) -> bool:
         """Whether every client receives text, counted from now, before ``within`` seconds have passed."""
-        self._fresh.clear()
-        deadline = time.monotonic() + within
-        while len(self._fresh) < self.n and time.monotonic() < deadline:
+        began = time.monotonic()
+        flowing: set[int] = set()
+        while len(flowing) < self.n and time.monotonic() < began + within:
             await asyncio.sleep(0.02)
-        return len(self._fresh) == self.n
+            flowing |= {client for client, one in self._latest.items() if one.chunks and one.chunks[-1] > began}
+        return len(flowing) == self.n
 
     @property
     def received(self) -> dict[int, list[float]]:

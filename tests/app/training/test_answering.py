@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from app.inputs.prompts import Question, encode_chat
-from app.training.answering import Asker, TrainingAnswer, distinct, name_question, open_answers
+from app.training.answering import Asker, TrainingAnswer, name_question, open_answers
 from app.training.examples import read_answers, read_texts, source_of
 from engine.errors import ConfigError
 from engine.loop import Engine
@@ -36,7 +36,8 @@ def ask(file: Path, questions: list[Question], seed: int = 0, **how: Any) -> dic
     with open_answers(file, {"seed": seed}) as kept:
         engine = Engine(target, SpeculatorPool(SpeculatorOptions()))
         asker = Asker(engine, tiny_tokenizer(), params, Namespace(temperature=0.8, **flags))
-        asker.ask(distinct(questions), kept, lambda n: None)
+        written = list(asker.ask({name_question(one): one for one in questions}, kept))
+        assert kept.records[len(kept.records) - len(written) :] == written
         return {answer.key: answer for answer in kept.records}
 
 
