@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
-from app.api.tools.answer import AnswerForm
+from app.api.tools.answer import AnswerForm, AnswerReader, TextPart
 from deployments.submission.messages import ModelCard
 from engine.errors import RequestError, StepFailedError, TargetLostError
 from engine.events import ABORT, LENGTH, STOP, RequestStats, SourceCounts, StepEvent, StepTrace, TokenLogprob, histogram
@@ -84,7 +85,7 @@ class CompletionChoice:
         params = request.params
         self._matcher = StopMatcher(params.stop, params.min_tokens + 1) if params.stop else None
         self._by_token = self._matcher is not None or params.logprobs is not None
-        self._reasoning = form.reasoning()
+        self._reasoning = AnswerReader(replace(form, family=None)) if form.has_reasoning else None
         self._n_chars = len(form.echo)  # of the text so far
         self._step_tokens: list[int] = []
         self._step_accepted: list[int] = []  # only where a stop string may end the text
@@ -111,10 +112,10 @@ class CompletionChoice:
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
         if self.form.is_echo_alone:
-            event = msgspec.structs.replace(event, token_ids=[], finish_reason=LENGTH, stop_reason=None)
+            event = replace(event, token_ids=[], finish_reason=LENGTH, stop_reason=None)
         piece = self._by_tokens(event) if self._by_token else self._at_once(event)
         if self.form.echo and not self.n_tokens:
-            piece = msgspec.structs.replace(piece, text=self.form.echo + piece.text)
+            piece = replace(piece, text=self.form.echo + piece.text)
         if self.request.trace:
             self._trace(event, piece.token_ids)
         self._count(event, len(piece.token_ids))
@@ -202,9 +203,10 @@ class CompletionChoice:
             if self._reasoning is None:
                 return text + self._detokenizer.push(ids[i:])
             was_inside, new = self._reasoning.is_inside, self._detokenizer.push((token,))
-            content = self._reasoning.push(new, [])
+            parts = self._reasoning.push(new)
             self.n_reasoning += was_inside or self._reasoning.is_inside
-            self._reasoning = None if content else self._reasoning
+            if any(isinstance(part, TextPart) for part in parts):
+                self._reasoning = None  # no reasoning follows the content
             text += new
         return text
 

@@ -18,8 +18,7 @@ from app.api.answers.logprobs import (
 from app.api.answers.speculation import speculative_metrics
 from app.api.choice import ChoiceDelta, CompletionChoice, count_prompt_tokens
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
-from app.api.tools.answer import AnswerReader
-from app.api.tools.parts import Arguments, CallBegin, Reasoning, TextPart
+from app.api.tools.answer import AnswerReader, Arguments, CallBegin, Reasoning, TextPart
 from engine.events import STOP
 
 TOOL_CALLS = "tool_calls"  # the finish reason of an answer that ended with its calls
@@ -92,7 +91,7 @@ def choice_fields(
 
 def finish_reason(reason: str | None, reader: AnswerReader) -> str | None:
     """Why the answer ended: its calls, if it called tools and was not cut off."""
-    return TOOL_CALLS if reason == STOP and reader.has_calls else reason
+    return TOOL_CALLS if reason == STOP and reader.n_calls else reason
 
 
 def whole_message(reader: AnswerReader, answer: str) -> dict[str, Any]:

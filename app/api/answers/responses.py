@@ -16,8 +16,7 @@ from app.api.answers.speculation import speculative_metrics
 from app.api.choice import ChoiceDelta, CompletionChoice
 from app.api.errors import answer_for
 from app.api.requests.responses import ResponsesRequest
-from app.api.tools.answer import AnswerForm, AnswerReader
-from app.api.tools.parts import Arguments, CallBegin, Part, Reasoning, TextPart
+from app.api.tools.answer import AnswerForm, AnswerReader, Arguments, CallBegin, Part, Reasoning, TextPart
 from engine.events import LENGTH
 
 COMPLETED, INCOMPLETE, FAILED = "completed", "incomplete", "failed"

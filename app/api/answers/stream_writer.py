@@ -23,7 +23,7 @@ from app.api.answers.logprobs import TokenTexts
 from app.api.answers.speculation import new_steps, speculative_metrics
 from app.api.choice import ChoiceDelta, CompletionChoice
 from app.api.requests.schemas import StreamOptions
-from app.api.tools.parts import Arguments, CallBegin, Part, Reasoning, TextPart
+from app.api.tools.answer import Arguments, CallBegin, Part, Reasoning, TextPart
 
 DONE = b"data: [DONE]\n\n"
 PADDING = 64  # bytes of which an obfuscated chunk has a multiple

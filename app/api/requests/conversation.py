@@ -15,9 +15,8 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 from app.api.requests.parts import ChatMessage
 from app.api.requests.tool_fields import TemplateFields, ToolCall, ToolFields
 from app.api.tools.answer import AnswerForm
-from app.api.tools.families import FAMILIES, CallFamily, family_of
+from app.api.tools.families import CLOSE, FAMILIES, OPEN, CallFamily, family_of
 from app.api.tools.grammar import CallGrammars
-from app.api.tools.reasoning import CLOSE, OPEN
 from engine.errors import RequestError
 from engine.grammar.grammar import MOST_CHARS, Grammar, Thought
 

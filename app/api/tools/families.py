@@ -1,4 +1,4 @@
-"""How families of models write calls of tools, and the family of a chat template."""
+"""How families of models write reasoning and calls of tools, and the family of a chat template."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass
 
+OPEN, CLOSE = "<think>", "</think>"  # around the reasoning, in all families
 MISTRAL_ID = 9  # letters and digits: its templates refuse other ids
 
 
@@ -23,31 +24,30 @@ def _mistral_id() -> str:
 class CallFamily:
     """A way to write calls as JSON.
 
-    A call is ``{"name": .., ARGUMENTS: {..}}`` between ``opens`` and ``close``; several follow each other or are in a
-    list.
+    A call is ``{"name": .., ARGUMENTS: {..}}`` after ``opens``; several follow each other or are in a list.
     """
 
     name: str
-    opens: tuple[str, ...]  # marks that begin a block of calls
-    close: str = "\0"  # the mark that ends it; no text has the default
+    opens: str  # the mark that begins a block of calls
+    close: str = ""  # the mark that ends it; "": none
     arguments: str = "arguments"  # key of the arguments
     is_bare: bool = False  # an answer may be a call from its first character on, without a mark
     is_named: bool = False  # ``name[ARGS]{..}`` is also a call
-    inner: tuple[str, ...] = ()  # further marks that calls may hold
+    inner: tuple[str, ...] = ()  # further marks
     new_id: Callable[[], str] = _usual_id
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Marks that the text must show, even if they are special tokens."""
-        return (*self.opens, *self.inner)
+        return (*filter(None, (self.opens, self.close)), *self.inner)
 
 
 FAMILIES = {
     family.name: family
     for family in (
-        CallFamily("hermes", ("<tool_call>",), "</tool_call>", inner=("</tool_call>",)),
-        CallFamily("llama3", ("<|python_tag|>",), arguments="parameters", is_bare=True),
-        CallFamily("mistral", ("[TOOL_CALLS]",), is_named=True, inner=("[ARGS]", "[CALL_ID]"), new_id=_mistral_id),
+        CallFamily("hermes", "<tool_call>", "</tool_call>"),
+        CallFamily("llama3", "<|python_tag|>", arguments="parameters", is_bare=True),
+        CallFamily("mistral", "[TOOL_CALLS]", is_named=True, inner=("[ARGS]", "[CALL_ID]"), new_id=_mistral_id),
     )
 }
 # Texts that only the templates of a family have; the first match counts.

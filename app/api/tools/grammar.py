@@ -37,12 +37,12 @@ class CallGrammars:
 
     def forced(self) -> str:
         """At least one call, and nothing else."""
-        opens = "" if self.family.is_bare else f"{self._mark(self.family.opens[0])} "
+        opens = "" if self.family.is_bare else f"{self._mark(self.family.opens)} "
         return self._rules(f"{opens}{self._calls}")
 
     def allowed(self) -> str:
         """Any text, or a text and calls after it. Text that continues as text does not begin a call."""
-        opens, starts, rules = self.family.opens[0], [], []
+        opens, starts, rules = self.family.opens, [], []
         excluded = [f"(?s:.*){re.escape(opens)}(?s:.*)"]  # a parser takes it for the mark, special token or not
         if self.family.is_bare:  # from its first character on
             names = "|".join(re.escape(name) for name, _ in self.functions)
@@ -62,7 +62,7 @@ class CallGrammars:
             return ""
         if self.family.is_named:
             return ' (", " call)*'
-        return ' ("; " call)*' if self.family.is_bare else f' ("\\n" {self._mark(self.family.opens[0])} {self._block})*'
+        return ' ("; " call)*' if self.family.is_bare else f' ("\\n" {self._mark(self.family.opens)} {self._block})*'
 
     @property
     def _block(self) -> str:
