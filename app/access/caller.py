@@ -31,7 +31,7 @@ class StatusError(Exception):
         status: int,
         message: str,
         *,
-        code: str,
+        code: str | None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:

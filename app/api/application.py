@@ -11,10 +11,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
-from app.access.caller import AccessOptions
+from app.access.caller import AccessOptions, StatusError
 from app.access.gate import AccessGate, visit_of
 from app.access.keyring import Keyring
-from app.api.errors import ErrorAnswer, answer_for
+from app.api.errors import error_response
 from app.api.http import Api
 from app.api.observed import Observed
 from app.api.requests.responses import ResponsesRequest
@@ -43,7 +43,7 @@ def _with_errors(handler: Handler) -> Handler:
         except HTTPException:  # has an answer of its own
             raise
         except Exception as error:
-            response = answer_for(error).response()
+            response = error_response(error)
         visit = visit_of(request.scope)
         if visit is not None:
             response.headers.update(visit.headers())
@@ -59,7 +59,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         return Response(status_code=204, headers={"Allow": f"{(error.headers or {})['Allow']}, OPTIONS"})
     message = f"{request.method} {request.url.path}: {error.detail}"
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return ErrorAnswer(error.status_code, message, None, code, dict(error.headers or {})).noted().response()
+    return error_response(StatusError(error.status_code, message, code=code, headers=error.headers))
 
 
 def create_app(
@@ -95,7 +95,7 @@ def create_app(
         AccessGate,
         options=access,
         keyring=keyring,
-        answer=lambda error: answer_for(error).response(),
+        answer=error_response,
         pages=() if playground is None else playground.open_paths,
     )
     if access.cors_origins:  # outside of the gate: a browser's preflight carries no key

@@ -20,7 +20,6 @@ from engine.text import StopMatcher
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-PLAIN = AnswerForm()
 MOST_HELD = 1 << 14  # nodes of traced steps that wait for the end of a whole answer
 
 
@@ -63,12 +62,7 @@ class CompletionChoice:
     """
 
     def __init__(
-        self,
-        index: int,
-        request: Request,
-        tokenizer: PreTrainedTokenizerFast,
-        card: ModelCard,
-        form: AnswerForm = PLAIN,
+        self, index: int, request: Request, tokenizer: PreTrainedTokenizerFast, card: ModelCard, form: AnswerForm
     ) -> None:
         self.index = index
         self.form = form

@@ -6,9 +6,8 @@ import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI
@@ -16,7 +15,7 @@ from fastapi import FastAPI
 from app.access.caller import IN_CLUSTER, AccessOptions
 from app.access.keyring import Keyring
 from app.api.application import create_app
-from app.api.errors import answer_for
+from app.api.errors import error_body
 from app.api.http import Api, GenerationBody
 from app.api.requests.parsing import validated
 from app.api.requests.responses import ResponsesRequest
@@ -31,9 +30,6 @@ from deployments.observability.logs import LogOptions, configure
 from deployments.observability.traces import TraceOptions, tracer_of
 from engine.model.identity import tokenizer_hash_if_any
 from engine.model.resolve import resolve
-
-if TYPE_CHECKING:  # transformers loads with the first tokenizer
-    from transformers import PreTrainedTokenizerFast
 
 PREFIX = b"data: "  # of a server-sent event
 CALL = "CALL"  # in logs, instead of a method of HTTP
@@ -61,15 +57,9 @@ class Edge:
     fields and answers are those of the HTTP endpoints. An error is answered as HTTP does: ``{"error": {...}}``.
     """
 
-    def __init__(
-        self,
-        api: Api,
-        access: AccessOptions | None = None,
-        keyring: Keyring | None = None,
-        playground: Playground | None = None,
-    ) -> None:
+    def __init__(self, api: Api, app: FastAPI) -> None:
         self._api = api
-        self.app: FastAPI = create_app(api, access, keyring, playground)
+        self.app = app
 
     async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
         """Answer a body as a whole, like the HTTP endpoint without ``stream``."""
@@ -78,7 +68,7 @@ class Edge:
             answer = await self._api.answer(self._parse(body, stream=False), IN_CLUSTER)
             return msgspec.json.decode(answer, type=dict[str, Any])
         except Exception as error:
-            return _failed(error)
+            return msgspec.json.decode(error_body(error), type=dict[str, Any])
         finally:
             self._api.access_log.end(exchange)
 
@@ -92,7 +82,7 @@ class Edge:
                         if line.startswith(PREFIX + b"{"):
                             yield msgspec.json.decode(line[len(PREFIX) :])
         except Exception as error:
-            yield _failed(error)
+            yield msgspec.json.decode(error_body(error))
         finally:
             self._api.access_log.end(exchange)
 
@@ -105,29 +95,22 @@ class Edge:
         return validated(CompletionRequest, fields)
 
 
-def _failed(error: Exception) -> dict[str, Any]:
-    return msgspec.json.decode(answer_for(error).body(), type=dict[str, Any])
-
-
 def load_edge(options: EdgeOptions) -> Callable[[RouterClient], Edge]:
     """Load the tokenizer; return what builds the edge of one ingress replica, in whose process this runs."""
     configure(options.logs, "Ingress")
     path = resolve(options.tokenizer, options.revision, weights=())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one, so threads do not help
-    return partial(_make_edge, options, load_tokenizer(path), tokenizer_hash_if_any(path))
+    tokenizer, identity = load_tokenizer(path), tokenizer_hash_if_any(path)
+    access, shown = options.access, options.playground
 
+    def make_edge(client: RouterClient) -> Edge:
+        client.set_tokenizer(identity)
+        keyring = None
+        if access.api_keys is not None:
+            keyring = Keyring(Path(access.api_keys), access.replicas)
+            keyring.follow()
+        playground = None if shown is None else Playground(shown, ProcessKiller() if shown.victims else None)
+        api = Api(client, tokenizer, options.settings, tracer_of(options.traces, "Ingress"))
+        return Edge(api, create_app(api, access, keyring, playground))
 
-def _make_edge(
-    options: EdgeOptions, tokenizer: PreTrainedTokenizerFast, tokenizer_hash: str, client: RouterClient
-) -> Edge:
-    client.set_tokenizer(tokenizer_hash)
-    access = options.access
-    keyring = None
-    if access.api_keys is not None:
-        keyring = Keyring(Path(access.api_keys), access.replicas)
-        keyring.follow()
-    shown = options.playground
-    playground = None if shown is None else Playground(shown, ProcessKiller() if shown.victims else None)
-    return Edge(
-        Api(client, tokenizer, options.settings, tracer_of(options.traces, "Ingress")), access, keyring, playground
-    )
+    return make_edge

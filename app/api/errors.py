@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -20,59 +19,44 @@ CLIENT_NAMES = {"method": "speculative.method", "max_nodes": "speculative.max_no
 MAX_MESSAGE = 1000  # characters: a client's value is never returned in full
 
 
-class ErrorAnswer(msgspec.Struct, frozen=True):
-    """The answer to one error."""
-
-    status: int
-    message: str
-    param: str | None
-    code: str | None
-    headers: dict[str, str] = {}
-
-    def body(self) -> bytes:
-        """OpenAI's error object as JSON."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        kind = "rate_limit_error" if self.status == 429 else kind
-        message = self.message[:MAX_MESSAGE]
-        fields: dict[str, Any] = {"message": message, "type": kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": fields})
-
-    def noted(self) -> ErrorAnswer:
-        """Returns itself, after the access log was given the reason."""
-        current().refusal = Refusal(self.status, self.code or "", self.param or "", self.message)
-        return self
-
-    def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers, "application/json")
+def error_body(error: BaseException) -> bytes:
+    """OpenAI's error object as JSON."""
+    answer = status_error(error)
+    kind = "server_error" if answer.status >= 500 else "invalid_request_error"
+    kind = "rate_limit_error" if answer.status == 429 else kind
+    fields = {"message": str(answer)[:MAX_MESSAGE], "type": kind, "param": answer.param, "code": answer.code}
+    return msgspec.json.encode({"error": fields})
 
 
-def model_not_found(name: str) -> StatusError:
-    message = f"the model {name[:128]!r} is not served here; GET /v1/models lists the served models"
-    return StatusError(404, message, code="model_not_found", param="model")
+def error_response(error: BaseException) -> Response:
+    answer = status_error(error)
+    return Response(error_body(answer), answer.status, answer.headers, "application/json")
 
 
-def answer_for(error: BaseException) -> ErrorAnswer:
-    """The answer for ``error``, noted for the access log; an unexpected error is logged and not shown to the client."""
-    return _answer(error).noted()
+def status_error(error: BaseException) -> StatusError:
+    """How ``error`` is answered, noted for the access log; an unexpected one is logged and not shown to the client."""
+    answer = _answer(error)
+    current().refusal = Refusal(answer.status, answer.code or "", answer.param or "", str(answer))
+    return answer
 
 
-def _answer(error: BaseException) -> ErrorAnswer:
+def _answer(error: BaseException) -> StatusError:
     match error:
         case StatusError():
-            return ErrorAnswer(error.status, str(error), error.param, error.code, error.headers)
+            return error
         case errors.UnknownMethodError():
-            return ErrorAnswer(400, str(error), CLIENT_NAMES["method"], "unknown_method")
+            return StatusError(400, str(error), code="unknown_method", param=CLIENT_NAMES["method"])
         case errors.PromptTooLongError():
-            return ErrorAnswer(400, str(error), error.param, "context_length_exceeded")
+            return StatusError(400, str(error), code="context_length_exceeded", param=error.param)
         case errors.RequestError():
             param = CLIENT_NAMES.get(error.param or "", error.param)
-            return ErrorAnswer(400, str(error), param, "invalid_request")
+            return StatusError(400, str(error), code="invalid_request", param=param)
         case errors.OverloadedError():
             seconds = str(max(1, math.ceil(error.retry_after)))
-            return ErrorAnswer(429, str(error), None, "overloaded", {"Retry-After": seconds})
+            return StatusError(429, str(error), code="overloaded", headers={"Retry-After": seconds})
         case errors.ModelChangedError():
-            return ErrorAnswer(503, str(error), None, "model_changed", {"Retry-After": "1"})
+            return StatusError(503, str(error), code="model_changed", headers={"Retry-After": "1"})
         case errors.TargetLostError():
-            return ErrorAnswer(503, str(error), None, "target_lost", {"Retry-After": "1"})
+            return StatusError(503, str(error), code="target_lost", headers={"Retry-After": "1"})
     logger.error("request failed", exc_info=error)
-    return ErrorAnswer(500, "internal error; the server's log has the details", None, "internal_error")
+    return StatusError(500, "internal error; the server's log has the details", code="internal_error")

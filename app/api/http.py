@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
@@ -12,17 +13,15 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from app.access.caller import Caller, caller_of
+from app.access.caller import Caller, StatusError, caller_of
 from app.access.gate import visit_of
 from app.api.answers.completions import Envelope
 from app.api.answers.logprobs import TokenTexts
 from app.api.answers.responses import ResponseWriter
 from app.api.answers.stream_writer import StreamWriter
 from app.api.choice import CompletionChoice
-from app.api.errors import model_not_found
 from app.api.generation import AnswerWriter, Generation
-from app.api.grammar_checks import check_grammar
-from app.api.observed import prompt_of, request_fields
+from app.api.observed import request_fields
 from app.api.requests.bodies import Bodies
 from app.api.requests.convert import Converter
 from app.api.requests.parsing import Schema, parse
@@ -43,12 +42,13 @@ from deployments.observability.traces import Tracer
 from deployments.submission.messages import Health, ModelCard
 from engine.errors import RequestError, SpectraError
 from engine.grammar.compiler import Grammars
+from engine.grammar.grammar import Grammar, GrammarError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 GenerationBody = ChatCompletionRequest | CompletionRequest | ResponsesRequest
-ID_PREFIXES = {ChatCompletionRequest: "chatcmpl-", CompletionRequest: "cmpl-", ResponsesRequest: "resp_"}
+ID_PREFIXES = {ChatCompletionRequest: "chatcmpl-", CompletionRequest: "cmpl-"}
 logger = logging.getLogger("spectra.api")
 
 
@@ -90,16 +90,18 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: ids of a prompt, or of messages under the chat template."""
-        async with self._bodies.read(request) as body:
-            wanted = await self._parse(TokenizeRequest, body, max_prompts=0)
-            return await self._bodies.run(wanted.weight, self._tokenized, wanted)
+        async with self._bodies.read(request) as content:
+            body = await self._parse(TokenizeRequest, content, max_prompts=0)
+            self._check_model(body.model)
+            ids = await self._bodies.run(body.weight, self._converter.tokenize, body)
+            return _json({"count": len(ids), "max_model_len": self._card.max_model_len, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: text of ids, special tokens included."""
-        async with self._bodies.read(request) as body:
-            wanted = await self._parse(DetokenizeRequest, body, max_prompts=1)
-            self._check_model(wanted.model)
-            return _json({"prompt": await self._bodies.run(wanted.weight, self._converter.decode, wanted.tokens)})
+        async with self._bodies.read(request) as content:
+            body = await self._parse(DetokenizeRequest, content, max_prompts=1)
+            self._check_model(body.model)
+            return _json({"prompt": await self._bodies.run(len(body.tokens), self._converter.decode, body.tokens)})
 
     async def models(self, request: Request) -> Response:
         names = (self._card.name, *self._card.aliases)
@@ -138,76 +140,92 @@ class Api:
     async def version(self, request: Request) -> Response:
         return _json({"version": self._settings.version})
 
-    async def answer(self, wanted: GenerationBody, caller: Caller) -> bytes:
-        generation, writer = await self._prepare(wanted, caller)
+    async def answer(self, body: GenerationBody, caller: Caller) -> bytes:
+        generation, writer = await self._prepare(body, caller)
         return await generation.whole_body(writer, self._bodies)
 
-    async def events(self, wanted: GenerationBody, caller: Caller) -> AsyncGenerator[bytes, None]:
+    async def events(self, body: GenerationBody, caller: Caller) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events; its reader must close the generator."""
-        generation, writer = await self._prepare(wanted, caller)
+        generation, writer = await self._prepare(body, caller)
         return generation.event_stream(writer)
 
     async def generate(self, request: Request, schema: type[GenerationBody]) -> Response:
         """POST /v1/chat/completions, /v1/completions and /v1/responses, whose bodies ``schema`` describes."""
-        async with self._bodies.read(request) as body:
-            wanted = await self._parse(schema, body)
-            generation, writer = await self._prepare(wanted, caller_of(request.scope))
+        async with self._bodies.read(request) as content:
+            body = await self._parse(schema, content)
+            generation, writer = await self._prepare(body, caller_of(request.scope))
         visit = visit_of(request.scope)
         if visit is not None:
             visit.reserve(generation.most_tokens, generation.used_tokens)
-        if wanted.stream:
+        if body.stream:
             return EventStream(generation.event_stream(writer))
         answer = await run_while_connected(request.receive, generation.whole_body(writer, self._bodies))
         if visit is not None:
             visit.settle()
         return Response(answer, media_type="application/json")
 
-    async def _parse(self, schema: type[Schema], body: bytes, max_prompts: int = MAX_CHOICES) -> Schema:
-        return await self._bodies.run(len(body), parse, schema, body, max_prompts * self._card.max_model_len)
+    async def _parse(self, schema: type[Schema], content: bytes, max_prompts: int = MAX_CHOICES) -> Schema:
+        return await self._bodies.run(len(content), parse, schema, content, max_prompts * self._card.max_model_len)
 
-    def _tokenized(self, wanted: TokenizeRequest) -> Response:
-        self._check_model(wanted.model)
-        ids = self._converter.tokenize(wanted)
-        return _json({"count": len(ids), "max_model_len": self._card.max_model_len, "tokens": ids})
-
-    async def _prepare(self, asked: GenerationBody, caller: Caller) -> tuple[Generation, AnswerWriter]:
-        self._check_model(asked.model)
-        wanted = asked.chat if isinstance(asked, ResponsesRequest) else asked
-        exchange = current()
-        response_id = ID_PREFIXES[type(asked)] + exchange.request_id
-        if self._settings.log_prompts:
-            exchange.prompt = prompt_of(wanted)
-        converter = self._converter
+    async def _prepare(self, body: GenerationBody, caller: Caller) -> tuple[Generation, AnswerWriter]:
+        self._check_model(body.model)
+        if not isinstance(body, ResponsesRequest):
+            generation, envelope = await self._begin(body, ID_PREFIXES[type(body)], caller)
+            return generation, StreamWriter(envelope, generation.choices, self._texts)
         try:
-            made = await self._bodies.run(wanted.weight, converter.prepare, wanted, response_id, caller)
-            requests = made.requests
-            grammar = requests[0].params.grammar
-            if grammar is not None:
-                await check_grammar(self._grammars, wanted, grammar)
+            generation, envelope = await self._begin(body.chat, "resp_", caller)
         except RequestError as error:
-            raise (with_response_names(error) if wanted is not asked else error) from None
-        envelope = Envelope(
-            id=response_id,
-            created=int(time.time()),
-            body=wanted,
-            seed=made.seed,
-            system_fingerprint=converter.card.fingerprint,
-        )
+            raise with_response_names(error) from None
+        return generation, ResponseWriter(body, envelope, generation.choices[0], self._texts)
+
+    async def _begin(
+        self, body: ChatCompletionRequest | CompletionRequest, id_prefix: str, caller: Caller
+    ) -> tuple[Generation, Envelope]:
+        exchange, converter = current(), self._converter
+        response_id = id_prefix + exchange.request_id
+        if self._settings.log_prompts:
+            exchange.prompt = body.text_for_log
+        requests, forms, seed = await self._bodies.run(body.weight, converter.prepare, body, response_id, caller)
+        grammar = requests[0].params.grammar
+        if grammar is not None:
+            await _check_grammar(self._grammars, body, grammar)
         choices = [
             CompletionChoice(i, request, self._tokenizer, converter.card, form)
-            for i, (request, form) in enumerate(zip(requests, made.forms, strict=True))
+            for i, (request, form) in enumerate(zip(requests, forms, strict=True))
         ]
         exchange.tenant = requests[0].tenant
         generation = Generation(self._backend, choices)
-        exchange.figures = partial(generation.figures, wanted.model, self._card.method, exchange.began)
+        exchange.figures = partial(generation.figures, body.model, self._card.method, exchange.began)
         exchange.usage = generation.usage
-        if isinstance(asked, ResponsesRequest):
-            return generation, ResponseWriter(asked, envelope, choices[0], self._texts)
-        return generation, StreamWriter(envelope, choices, self._texts)
+        return generation, Envelope(response_id, int(time.time()), body, seed, converter.card.fingerprint)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._card.name and name not in self._card.aliases:
-            raise model_not_found(name)
+            message = f"the model {name[:128]!r} is not served here; GET /v1/models lists the served models"
+            raise StatusError(404, message, code="model_not_found", param="model")
+
+
+async def _check_grammar(grammars: Grammars, body: ChatCompletionRequest | CompletionRequest, grammar: Grammar) -> None:
+    """Compile the grammar of a body's answers in a thread, unless it is cached, so that a wrong one is refused at once.
+
+    Raises:
+        RequestError: it cannot be compiled, no text satisfies it, it takes too much work, or ``max_tokens`` is too
+            small for its shortest text.
+    """
+    is_call = isinstance(body, ChatCompletionRequest) and bool(body.forced)
+    field = "tools" if is_call else next(iter(body.forms), "tools")
+    try:
+        await asyncio.shield(asyncio.wrap_future(grammars.prepare(grammar)))  # others may wait for it too
+    except GrammarError as error:
+        field = "tools" if error.is_other else field
+        raise RequestError(f"{field} cannot be honoured: {error}", field) from None
+    if not body.token_limit:
+        return
+    least = await asyncio.shield(asyncio.wrap_future(grammars.count_shortest(grammar)))
+    if least is not None and body.token_limit < least:
+        name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+        message = f"{name} is {body.token_limit}; the shortest answer that fits {field} has {least} tokens"
+        raise RequestError(message, name)
 
 
 def _model_fields(card: ModelCard, name: str, caller: Caller) -> dict[str, object]:

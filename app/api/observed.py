@@ -86,9 +86,3 @@ def _kinds(annotation: Any) -> set[Any]:
     inner = get_args(annotation)[:1] if hasattr(annotation, "__metadata__") else get_args(annotation)
     outer = {origin} if isinstance(origin, type) and origin in (list, dict, tuple) else set[Any]()
     return outer.union(*map(_kinds, inner))
-
-
-def prompt_of(wanted: ChatCompletionRequest | CompletionRequest) -> str:
-    if isinstance(wanted, ChatCompletionRequest):
-        return "\n".join(f"{message.role}: {message.content}" for message in wanted.messages)
-    return "\n".join(map(str, wanted.prompt))

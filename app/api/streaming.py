@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api.errors import answer_for
+from app.api.errors import error_body, error_response
 from app.telemetry.exchange import current
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class EventStream(Response):
             try:
                 await asyncio.wait({first}, timeout=self.headers_after)
                 if first.done() and (error := first.exception()) is not None:
-                    response = answer_for(error).response()
+                    response = error_response(error)
                     limits = {name: value for name, value in self.headers.items() if name.startswith("x-")}
                     response.headers.update(limits)
                     await response(scope, receive, send)
@@ -117,5 +117,5 @@ class EventStream(Response):
             current().is_client_gone = True
             return
         except Exception as error:
-            end = b"data: " + answer_for(error).body() + b"\n\n"
+            end = b"data: " + error_body(error) + b"\n\n"
         await send_part(end, is_last=True)

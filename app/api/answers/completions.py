@@ -25,7 +25,7 @@ TOOL_CALLS = "tool_calls"  # the finish reason of an answer that ended with its 
 encode = msgspec.json.Encoder().encode
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+class Envelope(msgspec.Struct, frozen=True):
     """Fields that all parts of one response share."""
 
     id: str

@@ -14,7 +14,7 @@ from app.api.answers.completions import Envelope, encode, usage
 from app.api.answers.logprobs import TokenTexts, chat_logprobs
 from app.api.answers.speculation import speculative_metrics
 from app.api.choice import ChoiceDelta, CompletionChoice
-from app.api.errors import answer_for
+from app.api.errors import status_error
 from app.api.requests.responses import ResponsesRequest
 from app.api.tools.answer import AnswerForm, AnswerReader, Arguments, CallBegin, Part, Reasoning, TextPart
 from engine.events import LENGTH
@@ -139,7 +139,7 @@ class ResponseWriter:
         """The last event of a failed stream; raises ``error`` if no event was sent, so that a status can answer it."""
         if not self._n_events:
             raise error
-        failure = {"code": "server_error", "message": answer_for(error).message}
+        failure = {"code": "server_error", "message": str(status_error(error))}
         ended = self._written(self._items.end(INCOMPLETE))
         response = self._response(FAILED) | {"error": failure}
         return ended + self._written([{"type": "response.failed", "response": response}])

@@ -115,6 +115,10 @@ class ChatCompletionRequest(ToolFields, GenerationRequest):
         return self.top_logprobs if self.logprobs else None
 
     @property
+    def text_for_log(self) -> str:
+        return "\n".join(f"{message.role}: {message.content}" for message in self.messages)
+
+    @property
     def _input_weight(self) -> int:
         return weight_of(self.messages) + self.template_weight
 
@@ -158,6 +162,10 @@ class CompletionRequest(GenerationRequest):
         return max((count for count in counts if count is not None), default=None)
 
     @property
+    def text_for_log(self) -> str:
+        return "\n".join(map(str, self.prompt))
+
+    @property
     def _input_weight(self) -> int:
         return sum(4 * len(p) if isinstance(p, str) else len(p) for p in self.prompt)
 
@@ -191,10 +199,6 @@ class DetokenizeRequest(Strict):
 
     model: Name | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
-
-    @property
-    def weight(self) -> int:
-        return len(self.tokens)
 
 
 def _is_ids(value: Any) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from httpx import AsyncClient
 
-from app.access.caller import AccessOptions
 from app.api.application import create_app
 from app.api.edge import Edge
 from app.api.http import Api
@@ -161,7 +160,8 @@ async def test_probes_and_prompts_are_not_logged_by_default(
 async def test_handles_take_the_same_bodies_and_are_logged(
     backend: ScriptedBackend, tokenizer: Any, lines: Lines
 ) -> None:
-    edge = Edge(Api(backend, tokenizer, ServiceSettings()), AccessOptions(), None)
+    api = Api(backend, tokenizer, ServiceSettings())
+    edge = Edge(api, create_app(api))
     chat = await edge.generate({"messages": [USER], "temperature": 0})
     assert chat["choices"][0]["message"]["content"] == backend.answer
     events = [event async for event in edge.generate_stream({"input": "hi", "temperature": 0})]

@@ -12,7 +12,6 @@ import httpx
 import pytest
 from transformers import AutoModelForCausalLM
 
-from app.access.caller import AccessOptions
 from app.api.application import create_app
 from app.api.edge import Edge
 from app.api.http import Api
@@ -69,7 +68,7 @@ async def test_a_request_has_the_models_values_for_fields_that_it_leaves_out(
 
 
 async def test_handles_have_the_models_values_too(api: Api, backend: ScriptedBackend) -> None:
-    edge = Edge(api, AccessOptions())
+    edge = Edge(api, create_app(api))
     await edge.generate({"messages": [USER]})
     assert fields_of(backend.seen[-1].params) == RECOMMENDED
     await edge.generate({"prompt": "hello", "temperature": 0})
