@@ -83,7 +83,7 @@ class CompletionChoice:
         self._n_chars = len(form.echo)  # of the text so far
         self._step_tokens: list[int] = []
         self._step_accepted: list[int] = []  # only where a stop string may end the text
-        self._drafts: dict[str, SourceCounts] | None = {}
+        self._drafts: dict[str, SourceCounts] = {}
         self._unreported: list[TracedStep] = []
         self._n_steps = self._n_held = 0  # traced steps, and nodes of the unreported ones
         self.is_refused = False  # the backend refused it
@@ -116,11 +116,9 @@ class CompletionChoice:
         self.finish_reason = piece.finish_reason
         return piece
 
-    def final_stats(self) -> RequestStats | None:
-        """The engine's statistics, or this choice's own after a stop string; None if an event lacked drafts."""
-        if self.stats is not None or self._drafts is None:
-            return self.stats
-        return RequestStats(
+    def final_stats(self) -> RequestStats:
+        """The engine's statistics, or this choice's own after a stop string."""
+        return self.stats or RequestStats(
             prompt_tokens=len(self.request.prompt),
             target_forwards=len(self._step_tokens),
             drafted_tokens=sum(counts.drafted for counts in self._drafts.values()),
@@ -207,12 +205,11 @@ class CompletionChoice:
     def _count(self, event: StepEvent, used: int) -> None:
         if self.n_tokens:  # the first event is that of the prefill
             self._step_tokens.append(used)
-            self._drafts = None if event.drafts is None else self._drafts
-            if event.drafts is not None and self._drafts is not None:
-                if self._matcher is not None:
-                    self._step_accepted.append(sum(counts.accepted for counts in event.drafts.values()))
-                for name, counts in event.drafts.items():
-                    self._drafts[name] = counts.plus(self._drafts[name]) if name in self._drafts else counts
+            drafts = event.drafts or {}  # a step that prefills again after a preemption has none
+            if self._matcher is not None:
+                self._step_accepted.append(sum(counts.accepted for counts in drafts.values()))
+            for name, counts in drafts.items():
+                self._drafts[name] = counts.plus(self._drafts[name]) if name in self._drafts else counts
         else:
             self.first_at = self.first_at or time.perf_counter()
         self.n_tokens += used

@@ -46,7 +46,7 @@ class Generation:
     def figures(self, model: str, default_method: str, began: float) -> dict[str, object]:
         """The access log's figures, summed over the choices; ``began`` is of ``time.perf_counter``."""
         choices = self.choices
-        every = [stats for choice in choices if (stats := choice.final_stats()) is not None]
+        every = [choice.final_stats() for choice in choices]
         steps = sum(stats.target_forwards for stats in every)
         firsts = [choice.first_at for choice in choices if choice.first_at is not None]
         reasons = dict.fromkeys(choice.finish_reason for choice in choices if choice.finish_reason is not None)
@@ -55,7 +55,7 @@ class Generation:
             "method": choices[0].request.method or default_method,
             "choices": len(choices) if len(choices) > 1 else None,
             "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": sum(choice.stats.cached_tokens for choice in choices if choice.stats is not None),
+            "cached_tokens": sum(stats.cached_tokens for stats in every),
             "completion_tokens": sum(choice.n_tokens for choice in choices),
             "accepted_per_step": round(sum(stats.accepted_tokens for stats in every) / steps, 3) if steps else None,
             "ttft_s": round(min(firsts) - began, 4) if firsts else None,

@@ -55,19 +55,19 @@ def usage(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     """Token counts; a prompt with several choices, and its cached tokens, count once."""
     prompt = count_prompt_tokens(choices)
     completion = sum(c.n_tokens for c in choices)
-    first = [c.final_stats() for c in choices if c.request.params.choice == 0]
+    cached = sum(c.final_stats().cached_tokens for c in choices if c.request.params.choice == 0)
     details: dict[str, int] = {}
     if choices[0].form.has_reasoning:
         details["reasoning_tokens"] = sum(c.n_reasoning for c in choices)
     if choices[0].request.prediction:
-        counts = [s.by_source["prediction"] for c in choices if (s := c.final_stats()) and "prediction" in s.by_source]
+        counts = [one for c in choices if (one := c.final_stats().by_source.get("prediction")) is not None]
         details["accepted_prediction_tokens"] = accepted = sum(one.proposed_accepted for one in counts)
         details["rejected_prediction_tokens"] = sum(one.proposed for one in counts) - accepted
     figures = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(stats.cached_tokens for stats in first if stats is not None)},
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
     return figures | ({"completion_tokens_details": details} if details else {})
 

@@ -17,18 +17,16 @@ def speculative_metrics(choices: Sequence[CompletionChoice], texts: TokenTexts) 
     figures = _figures(choices)
     if choices[0].request.trace:
         figures["trace"] = new_steps(choices[0], texts)
-    return {"speculative_decoding": figures} if figures else {}
+    return {"speculative_decoding": figures}
 
 
 def _figures(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
-    """Sums over choices; empty if a choice has no statistics.
+    """Sums over choices.
 
     Every decode forward counts as a step, also one without drafts; the bonus token counts as accepted length.
     ``acceptance_histogram`` counts the steps that accepted 0 to ``num_spec_tokens`` drafted tokens.
     """
-    every = [stats for c in choices if (stats := c.final_stats()) is not None]
-    if len(every) < len(choices):
-        return {}
+    every = [choice.final_stats() for choice in choices]
     steps = sum(s.target_forwards for s in every)
     drafted, accepted = sum(s.drafted_tokens for s in every), sum(s.accepted_tokens for s in every)
     by_source: dict[str, SourceCounts] = {}
