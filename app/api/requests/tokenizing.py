@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -24,47 +24,36 @@ def most_characters_per_token(backend: Tokenizer) -> int | None:
 
     None for a tokenizer that may drop characters, or encode unknown text of any length as one token.
     """
-    added = backend.get_added_tokens_decoder().values()
-    if any(token.lstrip or token.rstrip for token in added):  # they swallow all spaces next to them
-        return None
-    shrinks = 1
-    for part in _parts(backend.normalizer, "normalizers"):
-        factor = _shrinks(part)
-        if factor is None:
-            return None
-        shrinks *= factor
-    parts = list(_parts(backend.pre_tokenizer, "pretokenizers"))
-    if any(part["type"] not in KEEPS_ALL or part.get("behavior") == "Removed" for part in parts):
+    factors = [_characters_joined(part) for part in _parts(backend.normalizer, "normalizers")]
+    parts = _parts(backend.pre_tokenizer, "pretokenizers")
+    alphabet = {f"<0x{value:02X}>" for value in range(256)}  # the tokens of single bytes, which encode any text
+    if any(part["type"] == "ByteLevel" for part in (*_parts(backend.normalizer, "normalizers"), *parts)):
+        alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    elif not getattr(backend.model, "byte_fallback", False):
         return None
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    is_complete = isinstance(backend.model, models.BPE) and _alphabet(backend, parts) <= vocabulary.keys()
-    return shrinks * max(map(len, vocabulary)) if is_complete else None
+    keeps_all = (
+        all(factors)
+        and all(part["type"] in KEEPS_ALL and part.get("behavior") != "Removed" for part in parts)
+        # Tokens that strip swallow all spaces next to them.
+        and not any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values())
+    )
+    is_complete = isinstance(backend.model, models.BPE) and alphabet <= vocabulary.keys()
+    return prod(factors) * max(map(len, vocabulary)) if keeps_all and is_complete else None
 
 
-def _alphabet(backend: Tokenizer, pre_tokenizers_: list[dict[str, Any]]) -> set[str]:
-    """The tokens of single bytes that a vocabulary needs to encode any text."""
-    normalizers = _parts(backend.normalizer, "normalizers")
-    if any(part["type"] == "ByteLevel" for part in (*normalizers, *pre_tokenizers_)):
-        return set(pre_tokenizers.ByteLevel.alphabet())
-    return {f"<0x{value:02X}>" for value in range(256)} if backend.model.byte_fallback else {""}
-
-
-def _parts(component: Any, members: str) -> Iterator[dict[str, Any]]:
+def _parts(component: Any, members: str) -> list[dict[str, Any]]:
     """The settings of a tokenizer's component, or of each member of a sequence."""
-    found = [] if component is None else [json.loads(component.__getstate__())]
-    while found:
-        part = found.pop(0)
-        if part["type"] == "Sequence":
-            found = [*part[members], *found]
-        else:
-            yield part
+    settings = {} if component is None else json.loads(component.__getstate__())
+    found: list[dict[str, Any]] = settings.get(members, [settings] if settings else [])
+    return found
 
 
-def _shrinks(normalizer: dict[str, Any]) -> int | None:
+def _characters_joined(normalizer: dict[str, Any]) -> int:
+    """How many characters a normalizer may join into one, at most; 0: unknown."""
     if normalizer["type"] == "Replace":
-        pattern = normalizer["pattern"].get("String", "")
-        return 1 if 0 < len(pattern) <= len(normalizer["content"]) else None
-    return SHRINKS.get(normalizer["type"])
+        return 0 < len(normalizer["pattern"].get("String", "")) <= len(normalizer["content"])
+    return SHRINKS.get(normalizer["type"], 0)
 
 
 class TextEncoder:
