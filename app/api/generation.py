@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from app.api.answers.completions import CompletionWriter
 from app.api.answers.responses import ResponseWriter
-from app.api.answers.stream_writer import StreamWriter
 from app.api.choice import ChoiceDelta, CompletionChoice, count_prompt_tokens
 from app.api.requests.bodies import Bodies
 from app.api.service import Backend
@@ -22,7 +22,7 @@ LONG_PROMPT = 1024  # tokens; longer prompts are encoded one per turn of the eve
 LOGPROB_WEIGHT = 16  # bytes of a body whose parsing takes as long as writing one or two log-probabilities
 
 Item = tuple[CompletionChoice, ChoiceDelta]
-AnswerWriter = StreamWriter | ResponseWriter
+AnswerWriter = CompletionWriter | ResponseWriter
 
 
 class Generation:

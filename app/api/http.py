@@ -15,10 +15,9 @@ from starlette.responses import Response
 
 from app.access.caller import Caller, StatusError, caller_of
 from app.access.gate import visit_of
-from app.api.answers.completions import Envelope
+from app.api.answers.completions import CompletionWriter, Envelope
 from app.api.answers.logprobs import TokenTexts
 from app.api.answers.responses import ResponseWriter
-from app.api.answers.stream_writer import StreamWriter
 from app.api.choice import CompletionChoice
 from app.api.generation import AnswerWriter, Generation
 from app.api.observed import request_fields
@@ -171,7 +170,7 @@ class Api:
         self._check_model(body.model)
         if not isinstance(body, ResponsesRequest):
             generation, envelope = await self._begin(body, ID_PREFIXES[type(body)], caller)
-            return generation, StreamWriter(envelope, generation.choices, self._texts)
+            return generation, CompletionWriter(envelope, generation.choices, self._texts)
         try:
             generation, envelope = await self._begin(body.chat, "resp_", caller)
         except RequestError as error:

@@ -1,7 +1,12 @@
-"""The bodies of chat and text completions: whole ones, and the parts of streamed chunks."""
+"""Chat and text completions as clients get them: whole, or as server-sent events.
+
+The chunk of an ordinary step is joined from prepared bytes, because every stream writes one per step; all other chunks
+are dicts that msgspec encodes.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +20,15 @@ from app.api.answers.logprobs import (
     echoed_logprobs,
     prompt_logprobs,
 )
-from app.api.answers.speculation import speculative_metrics
+from app.api.answers.speculation import new_steps, speculative_metrics
 from app.api.choice import ChoiceDelta, CompletionChoice, count_prompt_tokens
-from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
-from app.api.tools.answer import AnswerReader, Arguments, CallBegin, Reasoning, TextPart
+from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
+from app.api.tools.answer import AnswerReader, Arguments, CallBegin, Part, Reasoning, TextPart
 from engine.events import STOP
 
 TOOL_CALLS = "tool_calls"  # the finish reason of an answer that ended with its calls
+DONE = b"data: [DONE]\n\n"
+PADDING = 64  # bytes of which an obfuscated chunk has a multiple
 encode = msgspec.json.Encoder().encode
 
 
@@ -72,24 +79,161 @@ def usage(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     return figures | ({"completion_tokens_details": details} if details else {})
 
 
-def choice_fields(
-    envelope: Envelope, choice: CompletionChoice, piece: ChoiceDelta, texts: TokenTexts
-) -> dict[str, Any]:
-    """Fields of a choice, in chunks and whole responses alike, except its text."""
-    fields: dict[str, Any] = {"index": choice.index, "logprobs": None}
-    if piece.logprobs is not None:
+class CompletionWriter:
+    """Writes one response."""
+
+    def __init__(self, envelope: Envelope, choices: Sequence[CompletionChoice], texts: TokenTexts) -> None:
+        self._envelope = envelope
+        self._choices = choices
+        self._texts = texts
+        self._options = options = envelope.body.stream_options or StreamOptions()
+        self._open = len(choices)
+        self._started: set[int] = set()
+        self._readers = {choice.index: AnswerReader(choice.form) for choice in choices if choice.form.has_parts}
+        request = choices[0].request
+        self._has_tokens = envelope.body.return_token_ids or request.params.logprobs is not None or request.trace
+        self._is_plain = not (
+            self._has_tokens or self._readers or options.continuous_usage_stats or options.include_obfuscation
+        )
+        self._head = b"data: " + encode(envelope.fields(chunk=True))[:-1] + b',"choices":[{"index":'
+        self._middle = b',"delta":{"content":' if envelope.is_chat else b',"text":'
+        self._tail = b',"logprobs":null,"finish_reason":null}]'
         if envelope.is_chat:
-            fields["logprobs"] = chat_logprobs(piece.logprobs, texts)
-        else:
-            fields["logprobs"] = completion_logprobs(piece.logprobs, piece.offsets or (), texts)
-    fields["finish_reason"] = piece.finish_reason
-    fields["stop_reason"] = piece.stop_reason
-    if envelope.body.return_token_ids:
-        fields["token_ids"] = piece.token_ids
-    return fields
+            self._tail = b"}" + self._tail
+        self._tail += b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
+
+    def whole(self, done: Sequence[tuple[CompletionChoice, ChoiceDelta]]) -> bytes:
+        """A response without streaming, as JSON; ``done`` holds each choice with its pieces joined."""
+        fields, is_chat = self._envelope.fields(chunk=False), self._envelope.is_chat
+        fields["choices"] = entries = []
+        listed = echoed = None
+        for choice, piece in done:
+            if choice.request.params.choice == 0:  # the next ones have the same prompt
+                listed, echoed = self._prompt_parts(choice)
+            entry = self._entry(choice, piece)
+            if is_chat:
+                reader = AnswerReader(choice.form)
+                entry["message"] = whole_message(reader, piece.text)
+                entry["finish_reason"] = _finish_reason(piece.finish_reason, reader)
+            else:
+                entry["text"] = piece.text
+            if listed is not None:
+                holder = fields if is_chat else entry  # where vLLM puts them
+                holder["prompt_logprobs"] = listed
+            if echoed is not None:
+                entry["logprobs"] = behind_echo(echoed, entry["logprobs"])
+            self._add_prompt_ids(fields, choice, entry)
+            entries.append(entry)
+        fields["usage"] = usage(self._choices)
+        fields["metrics"] = speculative_metrics(self._choices, self._texts)
+        return encode(fields)
+
+    def failed(self, error: Exception) -> bytes:
+        """Raises ``error``, which `EventStream` sends."""
+        raise error
+
+    def event(self, choice: CompletionChoice, piece: ChoiceDelta) -> bytes:
+        """The chunks of one piece; none if its text is held back as the possible start of a stop string or a call."""
+        if self._is_plain and piece.finish_reason is None and choice.index in self._started:
+            if not piece.text:
+                return b""
+            return b"%b%d%b%b%b" % (self._head, choice.index, self._middle, encode(piece.text), self._tail)
+        return self._full_event(choice, piece)
+
+    def end(self) -> bytes:
+        """The end of the stream: the usage chunk if asked for, and ``[DONE]``."""
+        if not self._options.include_usage:
+            return DONE
+        fields = self._envelope.fields(chunk=True)
+        fields |= {
+            "choices": [],
+            "usage": usage(self._choices),
+            "metrics": speculative_metrics(self._choices, self._texts),
+        }
+        return _sse(fields) + DONE
+
+    def _entry(self, choice: CompletionChoice, piece: ChoiceDelta) -> dict[str, Any]:
+        """Fields of a choice, in chunks and whole responses alike, except its text."""
+        entry: dict[str, Any] = {"index": choice.index, "logprobs": None}
+        if piece.logprobs is not None and self._envelope.is_chat:
+            entry["logprobs"] = chat_logprobs(piece.logprobs, self._texts)
+        elif piece.logprobs is not None:
+            entry["logprobs"] = completion_logprobs(piece.logprobs, piece.offsets or (), self._texts)
+        entry |= {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
+        return entry | ({"token_ids": piece.token_ids} if self._envelope.body.return_token_ids else {})
+
+    def _add_prompt_ids(self, fields: dict[str, Any], choice: CompletionChoice, entry: dict[str, Any]) -> None:
+        """Prompt ids where vLLM puts them: at the top for a chat, in every choice otherwise."""
+        if self._envelope.body.return_token_ids:
+            (fields if self._envelope.is_chat else entry)["prompt_token_ids"] = choice.request.prompt
+
+    def _prompt_parts(self, first: CompletionChoice) -> tuple[msgspec.Raw | None, dict[str, bytes] | None]:
+        """The prompt's log-probabilities, which its first choice has, and the items of each list of an echo."""
+        entries, body, n = first.prompt_logprobs, self._envelope.body, first.request.params.logprobs
+        if entries is None:
+            return None, None
+        listed = None if body.prompt_logprobs is None else prompt_logprobs(entries, body.prompt_logprobs, self._texts)
+        if isinstance(body, ChatCompletionRequest) or not body.echo or n is None:
+            return listed, None
+        detokenizer = first.form.detokenizer(self._texts.tokenizer)
+        return listed, echoed_logprobs(first.request.prompt, entries, detokenizer, n, self._texts)
+
+    def _full_event(self, choice: CompletionChoice, piece: ChoiceDelta) -> bytes:
+        is_first = choice.index not in self._started
+        if not (is_first or self._has_tokens or piece.text or piece.finish_reason):
+            return b""
+        self._started.add(choice.index)
+        self._open -= piece.finish_reason is not None
+        entry = self._entry(choice, piece)
+        if not self._envelope.is_chat:
+            return self._chunk(choice, entry | {"text": piece.text}, is_first)
+        if choice.index in self._readers:
+            return self._read_event(choice, piece, entry, is_first)
+        role = {"role": "assistant"} if is_first else {}
+        return self._chunk(choice, entry | {"delta": role | {"content": piece.text}}, is_first)
+
+    def _read_event(self, choice: CompletionChoice, piece: ChoiceDelta, entry: dict[str, Any], is_first: bool) -> bytes:
+        """A chunk per certain part, and one with the finish reason; the first has the ids and log-probabilities."""
+        reader = self._readers[choice.index]
+        parts = reader.push(piece.text)
+        is_last = piece.finish_reason is not None
+        if is_last:
+            parts += reader.flush()
+        found = [{"role": "assistant", "content": ""}] if is_first else []
+        found += map(_delta, parts)
+        if is_last or (not found and self._has_tokens):
+            found.append({})
+        reasons = {"finish_reason": _finish_reason(piece.finish_reason, reader), "stop_reason": piece.stop_reason}
+        unfinished = {"finish_reason": None, "stop_reason": None}
+        chunks = []
+        for i, delta in enumerate(found):
+            ends = is_last and i == len(found) - 1
+            chunks.append(
+                self._chunk(choice, entry | (reasons if ends else unfinished) | {"delta": delta}, is_first, ends)
+            )
+            entry = {"index": choice.index, "logprobs": None}
+            is_first = False
+        return b"".join(chunks)
+
+    def _chunk(self, choice: CompletionChoice, entry: dict[str, Any], is_first: bool, ends: bool = True) -> bytes:
+        fields = self._envelope.fields(chunk=True) | {"choices": [entry]}
+        if self._options.continuous_usage_stats:
+            fields["usage"] = usage(self._choices)
+        elif self._options.include_usage:
+            fields["usage"] = None
+        if not self._options.include_usage and not self._open and ends:
+            fields["metrics"] = speculative_metrics(self._choices, self._texts)
+        elif steps := new_steps(choice, self._texts):
+            fields["metrics"] = {"speculative_decoding": {"trace": steps}}
+        if is_first:
+            self._add_prompt_ids(fields, choice, entry)
+        if self._options.include_obfuscation:
+            missing = -len(encode(fields)) % PADDING
+            fields["obfuscation"] = secrets.token_urlsafe(missing + PADDING)[: missing + PADDING]
+        return _sse(fields)
 
 
-def finish_reason(reason: str | None, reader: AnswerReader) -> str | None:
+def _finish_reason(reason: str | None, reader: AnswerReader) -> str | None:
     """Why the answer ended: its calls, if it called tools and was not cut off."""
     return TOOL_CALLS if reason == STOP and reader.n_calls else reason
 
@@ -113,60 +257,19 @@ def whole_message(reader: AnswerReader, answer: str) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def whole_response(
-    envelope: Envelope, done: Sequence[tuple[CompletionChoice, ChoiceDelta]], texts: TokenTexts
-) -> bytes:
-    """A response without streaming, as JSON; ``done`` holds each choice with its pieces joined."""
-    fields = envelope.fields(chunk=False)
-    fields["choices"] = entries = []
-    listed = echoed = None
-    for choice, piece in done:
-        if choice.request.params.choice == 0:  # the next ones have the same prompt
-            listed, echoed = _prompt_parts(envelope, choice, texts)
-        entry = choice_fields(envelope, choice, piece, texts)
-        reader = choice.form.reader()
-        if reader is not None:
-            entry["message"] = whole_message(reader, piece.text)
-            entry["finish_reason"] = finish_reason(piece.finish_reason, reader)
-        elif envelope.is_chat:
-            entry["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
-        else:
-            entry["text"] = piece.text
-        if listed is not None:
-            holder = fields if envelope.is_chat else entry  # where vLLM puts them
-            holder["prompt_logprobs"] = listed
-        if echoed is not None:
-            entry["logprobs"] = behind_echo(echoed, entry["logprobs"])
-        entries.append(entry)
-    choices = [choice for choice, _ in done]
-    fields["usage"] = usage(choices)
-    fields["metrics"] = speculative_metrics(choices, texts)
-    add_prompt_ids(fields, envelope, choices, entries)
-    return encode(fields)
+def _sse(fields: dict[str, Any]) -> bytes:
+    return b"data: " + encode(fields) + b"\n\n"
 
 
-def _prompt_parts(
-    envelope: Envelope, first: CompletionChoice, texts: TokenTexts
-) -> tuple[msgspec.Raw | None, dict[str, bytes] | None]:
-    """The prompt's log-probabilities, which its first choice has, and the items of each list of an echo."""
-    entries, prompt, n = first.prompt_logprobs, first.request.prompt, first.request.params.logprobs
-    if entries is None:
-        return None, None
-    body = envelope.body
-    listed = None if body.prompt_logprobs is None else prompt_logprobs(entries, body.prompt_logprobs, texts)
-    if isinstance(body, ChatCompletionRequest) or not body.echo or n is None:
-        return listed, None
-    return listed, echoed_logprobs(prompt, entries, first.form.detokenizer(texts.tokenizer), n, texts)
-
-
-def add_prompt_ids(
-    fields: dict[str, Any], envelope: Envelope, choices: Sequence[CompletionChoice], entries: list[dict[str, Any]]
-) -> None:
-    """Prompt ids where vLLM puts them: at the top for a chat, in every choice otherwise."""
-    if not envelope.body.return_token_ids:
-        return
-    if envelope.is_chat:
-        fields["prompt_token_ids"] = choices[0].request.prompt
-    else:
-        for choice, entry in zip(choices, entries, strict=True):
-            entry["prompt_token_ids"] = choice.request.prompt
+def _delta(part: Part) -> dict[str, Any]:
+    """The delta of one part, which OpenAI sends as a chunk of its own."""
+    match part:
+        case TextPart(text=text):
+            return {"content": text}
+        case Reasoning(text=text):
+            return {"reasoning_content": text}
+        case CallBegin(index=index, id=call_id, name=name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case Arguments(index=index, text=text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}

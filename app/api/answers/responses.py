@@ -16,10 +16,12 @@ from app.api.answers.speculation import speculative_metrics
 from app.api.choice import ChoiceDelta, CompletionChoice
 from app.api.errors import status_error
 from app.api.requests.responses import ResponsesRequest
-from app.api.tools.answer import AnswerForm, AnswerReader, Arguments, CallBegin, Part, Reasoning, TextPart
+from app.api.tools.answer import AnswerReader, Arguments, CallBegin, Part, Reasoning, TextPart
 from engine.events import LENGTH
 
 COMPLETED, INCOMPLETE, FAILED = "completed", "incomplete", "failed"
+# Fields of a body that its response repeats.
+REPEATED = ("instructions", "max_output_tokens", "max_tool_calls", "metadata", "top_logprobs", "user")
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}  # of the ids of items
 Event = dict[str, Any]
 
@@ -109,12 +111,10 @@ class ResponseItems:
 class ResponseWriter:
     """Writes one response, which has one choice."""
 
-    def __init__(
-        self, asked: ResponsesRequest, envelope: Envelope, choice: CompletionChoice, texts: TokenTexts
-    ) -> None:
-        self._asked, self._envelope, self._choice = asked, envelope, choice
+    def __init__(self, body: ResponsesRequest, envelope: Envelope, choice: CompletionChoice, texts: TokenTexts) -> None:
+        self._body, self._envelope, self._choice = body, envelope, choice
         self._texts = texts
-        self._reader = choice.form.reader() or AnswerReader(AnswerForm())
+        self._reader = AnswerReader(choice.form)
         self._items = ResponseItems(envelope.id.partition("_")[2])
         self._n_events = 0
 
@@ -166,9 +166,10 @@ class ResponseWriter:
         return b"".join(out)
 
     def _response(self, status: str) -> dict[str, Any]:
-        asked, envelope = self._asked, self._envelope
+        body, envelope, params = self._body, self._envelope, self._choice.request.params
         has_ended = status != "in_progress"
-        fields = {
+        figures = {"metrics": speculative_metrics([self._choice], self._texts)} if has_ended else {}
+        return {name: getattr(body, name) for name in REPEATED} | {
             "id": envelope.id,
             "object": "response",
             "created_at": envelope.created,
@@ -185,11 +186,15 @@ class ResponseWriter:
             "truncation": "disabled",
             "seed": envelope.seed,
             "system_fingerprint": envelope.system_fingerprint,
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "reasoning": {"effort": body.reasoning.effort, "summary": None},
+            "text": {"format": body.text.format.fields},
+            "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else dict(body.tool_choice),
+            "tools": [dict(tool) for tool in body.tools],
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            **figures,
         }
-        if has_ended:
-            fields["metrics"] = speculative_metrics([self._choice], self._texts)
-        params = self._choice.request.params
-        return fields | asked_fields(asked) | {"temperature": params.temperature, "top_p": params.top_p}
 
     def _usage(self) -> dict[str, Any]:
         counts = usage([self._choice])
@@ -200,16 +205,3 @@ class ResponseWriter:
             "output_tokens_details": {"reasoning_tokens": 0} | counts.get("completion_tokens_details", {}),
             "total_tokens": counts["total_tokens"],
         }
-
-
-def asked_fields(asked: ResponsesRequest) -> dict[str, Any]:
-    """The fields of a body that its response repeats."""
-    same = ("max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls", "top_logprobs", "user")
-    return {
-        "instructions": asked.instructions,
-        **{name: getattr(asked, name) for name in same},
-        "reasoning": {"effort": asked.reasoning.effort, "summary": None},
-        "text": {"format": asked.text.format.fields},
-        "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else dict(asked.tool_choice),
-        "tools": [dict(tool) for tool in asked.tools],
-    }

@@ -63,7 +63,7 @@ class TextFormat(Strict):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: Name | None = None
     description: str | None = None
-    wanted: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    definition: dict[str, Any] | bool | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
     @property
@@ -74,7 +74,7 @@ class TextFormat(Strict):
     @property
     def fields(self) -> dict[str, Any]:
         """The given fields, as they were written."""
-        return {"schema" if k == "wanted" else k: v for k, v in self if v is not None}
+        return {"schema" if k == "definition" else k: v for k, v in self if v is not None}
 
 
 class TextOptions(Strict):

@@ -28,7 +28,7 @@ Choices = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MOST_CHOICE)]], Field(min_length=1, max_length=MOST_CHOICES)
 ]
 Schema = dict[str, Any] | bool
-GUIDED = {"guided_json": "wanted", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+GUIDED = {"guided_json": "definition", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
 def _schema_of(value: Any) -> Any:
@@ -71,10 +71,10 @@ class JsonSchema(Strict):
 
     name: Annotated[str, Field(max_length=256)] = ""
     description: Annotated[str, Field(max_length=4096)] = ""
-    wanted: Schema = Field(alias="schema")
+    definition: Schema = Field(alias="schema")
     strict: bool = False
 
-    _read = field_validator("wanted", mode="before")(_schema_of)
+    _read = field_validator("definition", mode="before")(_schema_of)
 
 
 class ResponseFormat(Strict):
@@ -93,7 +93,7 @@ class ResponseFormat(Strict):
 class StructuredOutputs(Strict):
     """vLLM's ``structured_outputs``: exactly one of the first five."""
 
-    wanted: Schema | None = Field(default=None, alias="json")
+    definition: Schema | None = Field(default=None, alias="json")
     regex: Regex | None = None
     choice: Choices | None = None
     grammar: Source | None = None
@@ -102,12 +102,12 @@ class StructuredOutputs(Strict):
     whitespace: Literal["bounded", "any"] = "bounded"
     whitespace_pattern: Annotated[str, Field(min_length=1, max_length=MOST_PATTERN)] | None = None
 
-    _read = field_validator("wanted", mode="before")(_schema_of)
+    _read = field_validator("definition", mode="before")(_schema_of)
     _nested = field_validator("regex", "grammar", "whitespace_pattern")(_brackets)
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        given = [self.wanted is not None, bool(self.regex), bool(self.choice), bool(self.grammar), self.json_object]
+        given = [self.definition is not None, bool(self.regex), bool(self.choice), bool(self.grammar), self.json_object]
         if sum(given) != 1:
             raise refuse("must have exactly one of json, regex, choice, grammar and json_object")
         if self.disable_any_whitespace + (self.whitespace == "any") + (self.whitespace_pattern is not None) > 1:
@@ -132,10 +132,10 @@ class StructuredFields(Strict):
     def forms(self) -> dict[str, StructuredOutputs]:
         """The forms of the answer, by the name of the field that prescribes each."""
         found: dict[str, StructuredOutputs] = {}
-        asked, form = self.response_format, StructuredOutputs.model_construct
-        if asked is not None and asked.json_schema is not None:
-            found["response_format"] = form(wanted=asked.json_schema.wanted)
-        elif asked is not None and asked.type == "json_object":
+        response_format, form = self.response_format, StructuredOutputs.model_construct
+        if response_format is not None and response_format.json_schema is not None:
+            found["response_format"] = form(definition=response_format.json_schema.definition)
+        elif response_format is not None and response_format.type == "json_object":
             found["response_format"] = form(json_object=True)
         for field, name in GUIDED.items():
             if (value := getattr(self, field)) is not None:
@@ -169,7 +169,7 @@ def _grammar_of(form: StructuredOutputs, field: str) -> Grammar:
         return Grammar(LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}"))
     if form.grammar is not None:
         return Grammar(LLMatcher.grammar_from_lark(_lark_of(form.grammar, field)))
-    schema = {"type": "object"} if form.json_object else form.wanted
+    schema = {"type": "object"} if form.json_object else form.definition
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     options: dict[str, Any] = {}  # the compiler bounds white space by the schema's depth

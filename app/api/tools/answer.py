@@ -79,9 +79,10 @@ class AnswerForm(msgspec.Struct, frozen=True):
     def detokenizer(self, tokenizer: PreTrainedTokenizerFast) -> Detokenizer:
         return Detokenizer(tokenizer, self.skip_special_tokens, self.shown)
 
-    def reader(self) -> AnswerReader | None:
-        """Reads the text into parts; None: it has only content."""
-        return None if self.family is None and not self.has_reasoning else AnswerReader(self)
+    @property
+    def has_parts(self) -> bool:
+        """Whether the text may have anything but content."""
+        return self.family is not None or self.has_reasoning
 
 
 class AnswerReader:

@@ -12,7 +12,7 @@ import torch
 from httpx import AsyncClient
 from transformers import AutoModelForCausalLM
 
-from app.api.answers.stream_writer import StreamWriter
+from app.api.answers.completions import CompletionWriter
 from app.api.choice import ChoiceDelta, CompletionChoice
 from app.api.requests.grants import MAX_LOGPROBS_OF_PROMPTS, OFFSET_COST, check_logprobs_of_prompts
 from app.api.requests.schemas import CompletionRequest
@@ -96,14 +96,14 @@ async def test_a_prompt_is_scored_once_for_all_its_choices(client: AsyncClient, 
 async def test_many_log_probabilities_are_written_in_a_thread(
     client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, loops = StreamWriter.whole, threading.get_ident()
+    whole, loops = CompletionWriter.whole, threading.get_ident()
     is_here: list[bool] = []
 
-    def noted(writer: StreamWriter, done: Sequence[tuple[CompletionChoice, ChoiceDelta]]) -> bytes:
+    def noted(writer: CompletionWriter, done: Sequence[tuple[CompletionChoice, ChoiceDelta]]) -> bytes:
         is_here.append(threading.get_ident() == loops)
         return whole(writer, done)
 
-    monkeypatch.setattr(StreamWriter, "whole", noted)
+    monkeypatch.setattr(CompletionWriter, "whole", noted)
     body = {"model": "tiny", "prompt": [5] * 100, "max_tokens": 100}
     for more in ({}, {"prompt_logprobs": 0}, {"prompt_logprobs": 20}, {"logprobs": 0}, {"logprobs": 20}):
         assert (await client.post(PATH, json=body | more)).status_code == 200

@@ -70,7 +70,7 @@ def test_options_mean_the_same_as_in_a_chat() -> None:
     assert (chat["max_completion_tokens"], chat["seed"]) == (7, 1)
     form = {"type": "json_schema", "name": "a", "schema": schema, "strict": True}
     chat = chat_of(text={"format": form}, reasoning={"effort": "low"}, include=["message.output_text.logprobs"])
-    assert chat["response_format"]["json_schema"]["wanted"] == schema
+    assert chat["response_format"]["json_schema"]["definition"] == schema
     assert (chat["reasoning_effort"], chat["logprobs"]) == ("low", True)
     assert chat_of(stream=True, stream_options={"include_obfuscation": None}) == chat_of(stream=True)
 
