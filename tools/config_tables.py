@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.config.all_fields import GROUPS
 from app.config.flags import FIELDS, is_advanced
 from app.config.method_fields import MethodFields
+from app.config.serve import GROUPS
 from tools.request_fields import replace_table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
@@ -24,7 +24,8 @@ def tables() -> str:
 
 def _lines() -> Iterator[str]:
     for group in GROUPS:
-        yield f"## {group.TITLE[0].upper()}{group.TITLE[1:]}\n"
+        title = str(group.model_config["title"])
+        yield f"## {title[0].upper()}{title[1:]}\n"
         if issubclass(group, MethodFields):
             names = ", ".join(f"`{name}`" for name in group.model_fields)
             yield f"{names}. The [pages of the methods](methods.md) list their keys.\n"

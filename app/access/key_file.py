@@ -19,7 +19,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from pydantic_core import ErrorDetails
 
 from app.config.errors import RIGHT
-from app.config.field_group import NAMESPACE_PATTERN
+from app.config.fields import NAMESPACE_PATTERN
 from engine.errors import ConfigError, UnknownMethodError
 from speculators.methods import check_name
 

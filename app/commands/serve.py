@@ -1,12 +1,14 @@
-"""``spectra serve``: flags to configuration."""
+"""``spectra serve``: starts a server and waits until a signal stops it."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 
-from app.config.all_fields import GROUPS
 from app.config.flags import add_group, add_help_all, config_of_flags
-from app.config.serve import ServeConfig
+from app.config.serve import GROUPS, ServeConfig
+from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.devices import check_cache
 from app.inputs.models import check_model
 from speculators.methods import method_names
@@ -25,7 +27,6 @@ arguments in a Ray Serve config file (max_nodes). A flag whose default is true h
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``spectra serve``."""
     parser.usage = "%(prog)s [--model MODEL] [flags]"
     add_help_all(parser)
     server = parser.add_argument_group("server", "Where the server listens and runs.")
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate chain (PEM)")
     server.add_argument("--tls-key", metavar="FILE", help="its private key (PEM, no password); both are read again")
     for group in GROUPS:
-        add_group(parser, group.TITLE, group.__doc__, group.model_fields)
+        add_group(parser, group.model_config["title"], group.__doc__, group.model_fields)
 
 
 def config_from(arguments: argparse.Namespace) -> ServeConfig:
@@ -54,12 +55,32 @@ def config_from(arguments: argparse.Namespace) -> ServeConfig:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start and wait."""
     config = config_from(arguments)
     if arguments.ray_address is None:
         check_cache(config.kv_gib, config.stage_device)
-    from app.serving import run as running
+    from app.composition.operation import log_options
     from app.serving.certificates import certificate_files
+    from app.serving.guide import guide
+    from app.serving.server import Server
+    from deployments.observability.logs import configure
 
     certificate = certificate_files(arguments.tls_cert, arguments.tls_key)
-    return running.run(config, arguments.host, arguments.port, arguments.ray_address, certificate)
+    configure(log_options(config), "serve")
+    server = Server(config, arguments.host, arguments.port, arguments.ray_address, certificate)
+    server.announce(f"Starting {config.served_name} (speculation: {config.method}) ...")
+    server.install_signals()
+    stdout = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints when a worker dies; stdout is for "Ready" alone
+        try:
+            server.start()
+            if not server.stopping:
+                print(f"Ready: {server.url}", file=stdout, flush=True)
+                if config.playground:
+                    server.announce(f"Playground: {server.url.removesuffix('v1')}")
+                if config.model == DEFAULT_MODEL and config.api_keys is None and certificate is None:
+                    server.announce(guide(server.url, config.served_name))
+            server.wait()
+            server.announce("Stopping ...")
+        finally:
+            server.stop()
+    return 0

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 
 from app.composition.operation import log_options, trace_options
-from app.config.checks import drafter_settings, stage_memory
-from app.config.serve import ServeConfig
+from app.config.serve import ServeConfig, stage_memory
 from app.inputs.devices import AUTO
 from app.inputs.models import drafter_path, is_on_hub, target_name, texts_path
 from app.inputs.simulation import profile_at, simulation_of
@@ -21,8 +19,10 @@ from speculators.methods import normalised
 
 def trained_drafter(config: ServeConfig) -> DrafterSettings | None:
     """Return the settings of the trained drafter with the path of its files; None: none is configured."""
-    settings = drafter_settings(config.drafter, config.drafter_options)
-    return None if settings is None else replace(settings, path=drafter_path(settings.path))
+    if config.drafter is None:
+        return None
+    options = config.drafter_options
+    return DrafterSettings(drafter_path(config.drafter), options.layers, options.depth, options.beam)
 
 
 def target_options(config: ServeConfig) -> TargetOptions:

@@ -7,42 +7,19 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from app.config.method_fields import SECTIONS
 from app.config.serve import ServeConfig
 from engine.errors import ConfigError
 from retrieval_store.stores.open import shown
 
-REMOVED: Mapping[str, str] = {
-    "traces": "otlp_endpoint alone turns traces on: a URL, or env",
-    "drafter_layers": """use drafter_options '{"layers": [1, 15, 28]}'""",
-    "drafter_depth": """use drafter_options '{"depth": 6}'""",
-    "drafter_beam": """use drafter_options '{"beam": 8}'""",
-    "draft_tokens": """use draft_model_options '{"draft_tokens": 5}'""",
-    "draft_nodes": """use draft_model_options '{"tree_nodes": 16}'""",
-    "live_interval": "retrieval_poll is also the time between two reads of live text",
-    "live_compact_tokens": "five times live_tokens become a snapshot",
-    "affinity_slack": "affinity leaves a pipeline that has 4096 tokens of work more than another",
-    "scale_timeout": "a warning is logged if a pipeline has not started after 900 s",
-    "replace_timeout": "a pipeline starts anew if a lost stage is not replaced within 600 s",
-    "block_size": "a KV block has 64 tokens",
-    "prefill_chunk": "max_stall limits prompt tokens by time, max_step_rows by number; a chunk has at most 512",
-}
-"""Fields of earlier versions -> what replaces them."""
 RIGHT: Mapping[str, str] = {
-    "int_parsing": "an integer",
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "dict_type": "a JSON object",
-    "model_type": "a JSON object",
-    "tuple_type": "a list",
-    "list_type": "a list",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "an integer"),
+    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
+    **dict.fromkeys(("dict_type", "model_type"), "a JSON object"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
     "string_type": "text",
     "greater_than": "above {gt}",
     "greater_than_equal": "at least {ge}",
@@ -51,9 +28,14 @@ RIGHT: Mapping[str, str] = {
     "literal_error": "{expected}",
 }
 """Pydantic's type of error -> the allowed values, with the names of the error's context."""
-_FIELD = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b")
+NESTED: dict[str, type[BaseModel]] = {
+    name: info.annotation
+    for name, info in ServeConfig.model_fields.items()
+    if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
+}
+"""Fields with settings of their own, such as those of a method."""
 _NAMED = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b(?= (is|names|has no)\b|:)")
-WHOLE = ("dict_type", "model_type")  # errors of a section that is no object
+WHOLE = ("dict_type", "model_type")  # errors of a field in ``NESTED`` that is no object
 FORMS = {
     "kv_gib": "above 0 (GiB), or auto",
     "device": "auto, cpu, cuda or cuda:N",
@@ -72,8 +54,6 @@ def config_of(given: Mapping[str, Any], name: Callable[[str], str] = str) -> Ser
     Raises:
         ConfigError: names the first wrong field, its value and what is allowed; shows no password.
     """
-    for field in REMOVED.keys() & given.keys():
-        raise ConfigError(f"{name(field)} no longer exists: {_FIELD.sub(lambda known: name(known[0]), REMOVED[field])}")
     try:
         return ServeConfig.model_validate(given)
     except ValidationError as error:
@@ -85,7 +65,7 @@ def _sentence(error: ErrorDetails, name: Callable[[str], str]) -> str:
     if not error["loc"]:  # of several fields; the message names them
         return _NAMED.sub(lambda field: name(field[0]), str(context.get("error", error["msg"])))
     field, value = str(error["loc"][0]), error["input"]
-    if field in SECTIONS and error["type"] not in WHOLE:
+    if field in NESTED and error["type"] not in WHOLE:
         return f"{name(field)}: {_about_setting(field, error)}"
     if error["type"] == "extra_forbidden":
         near = get_close_matches(field, ServeConfig.model_fields, 1)
@@ -101,11 +81,11 @@ def _right(error: ErrorDetails) -> str:
     return RIGHT.get(error["type"], "").format(**error.get("ctx", {})).replace("'", "")
 
 
-def _about_setting(section: str, error: ErrorDetails) -> str:
-    """Return what is wrong with a setting of a method."""
+def _about_setting(field: str, error: ErrorDetails) -> str:
+    """Return what is wrong with a setting of a field in ``NESTED``."""
     if len(error["loc"]) == 1:  # of several settings, or in the elements of one; the message names them
         return str(error.get("ctx", {}).get("error", error["msg"]))
-    setting, known = str(error["loc"][1]), sorted(SECTIONS[section].model_fields)
+    setting, known = str(error["loc"][1]), sorted(NESTED[field].model_fields)
     if error["type"] == "extra_forbidden":
         return f"{setting} is unknown; it has {', '.join(known)}"
     value, right = error["input"], _right(error)

@@ -9,9 +9,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from app.config.errors import REMOVED, config_of
-from app.config.field_group import ADVANCED
-from app.config.method_fields import SECTIONS
+from app.config.errors import NESTED, config_of
+from app.config.fields import ADVANCED
 from app.config.serve import ServeConfig
 from engine.errors import ConfigError
 
@@ -25,11 +24,10 @@ KINDS = {
 """Kinds of values that a type does not show."""
 REPEATED = ("name",)  # flags that may be given several times
 FIELDS = ServeConfig.model_fields
-OBJECTS = {name for name, info in FIELDS.items() if get_origin(info.annotation) is dict or name in SECTIONS}
+OBJECTS = {name for name, info in FIELDS.items() if get_origin(info.annotation) is dict or name in NESTED}
 
 
 def flag(field: str) -> str:
-    """Return the flag of a field."""
     return "--" + field.replace("_", "-")
 
 
@@ -39,35 +37,32 @@ def is_advanced(field: str) -> bool:
     return isinstance(extra, dict) and ADVANCED in extra
 
 
-def help_of(field: str) -> str:
-    """Return the field's description with its default."""
-    info = FIELDS[field]
-    default = None if info.default_factory is not None else info.default
-    default = str(default).lower() if isinstance(default, bool) else default
-    return f"{info.description}{'' if default is None else f' (default: {default})'}"
-
-
 def add_field(group: Any, field: str, option: str | None = None) -> None:
     """Add the flag of a field to a parser or a group of it, under the name ``option`` if given.
 
     A field that is true by default also gets ``--no-NAME``.
     """
-    text = help_of(field).replace("%", "%%")
+    info = FIELDS[field]
+    default = None if info.default_factory is not None else info.default
+    default = str(default).lower() if isinstance(default, bool) else default
+    text = f"{info.description}{'' if default is None else f' (default: {default})'}".replace("%", "%%")
     action = group.add_argument(
         option or flag(field),
         dest=field,
         default=argparse.SUPPRESS,
-        metavar=KINDS.get(field) or metavar(FIELDS[field].annotation),
+        metavar=KINDS.get(field) or metavar(info.annotation),
         action="append" if field in REPEATED else "store",
         help=argparse.SUPPRESS if is_advanced(field) else text,
     )
     action.full_help = text
-    if FIELDS[field].default is True:
+    if info.default is True:
         off = {"action": "store_const", "const": "false", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
         group.add_argument(f"--no-{flag(field)[2:]}", dest=field, **off)
 
 
-def add_group(parser: argparse.ArgumentParser, title: str, description: str | None, fields: Iterable[str]) -> None:
+def add_group(
+    parser: argparse.ArgumentParser, title: str | None, description: str | None, fields: Iterable[str]
+) -> None:
     """Add a titled group of flags; ``--help`` leaves out a group that has only advanced ones.
 
     A field whose flag the command has already, with another meaning, has none: ``--prediction`` of `spectra generate`.
@@ -82,10 +77,7 @@ def add_group(parser: argparse.ArgumentParser, title: str, description: str | No
 
 
 def add_help_all(parser: argparse.ArgumentParser) -> None:
-    """Add ``--help-all``, and flags of earlier versions that are refused with what replaces them."""
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all flags and exit")
-    for field in REMOVED:
-        parser.add_argument(flag(field), dest=field, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 class _HelpAll(argparse.Action):
@@ -121,7 +113,7 @@ def config_of_flags(arguments: argparse.Namespace, fields: Iterable[str] = FIELD
     Raises:
         ConfigError: names the flag, the value and what is allowed.
     """
-    known = {*fields, *REMOVED}
+    known = set(fields)
     variables = {field: value for field in known if (value := os.environ.get(PREFIX + field.upper()))}
     flags = {name: value for name, value in vars(arguments).items() if name in known}
 

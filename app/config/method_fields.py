@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from app.config.field_group import FieldGroup, advanced
+from app.config.fields import FieldGroup, advanced
 from engine.errors import ConfigError
 from speculators.methods import BUILT_IN, all_methods, catalogue, settings_sections
 from speculators.settings import Settings
@@ -65,10 +65,8 @@ def _build_section(kind: type[Settings]) -> type[SettingsFields]:
 SECTIONS: dict[str, type[SettingsFields]] = {}  # by name; ``build_method_fields`` fills it
 
 
-class MethodFields(FieldGroup):
+class MethodFields(FieldGroup, title="settings of methods"):
     """A JSON object per method or family of methods."""
-
-    TITLE: ClassVar[str] = "settings of methods"
 
 
 def build_method_fields(taken: Collection[str]) -> type[MethodFields]:
@@ -91,7 +89,4 @@ def build_method_fields(taken: Collection[str]) -> type[MethodFields]:
                 catalogue().refuse(method.name, str(error))
             continue
         given[name] = SECTIONS[name], advanced(SECTIONS[name], section.description)
-    made: type[MethodFields] = create_model(
-        "AllMethodFields", __base__=MethodFields, __doc__=MethodFields.__doc__, **given
-    )
-    return made
+    return create_model("AllMethodFields", __base__=MethodFields, __doc__=MethodFields.__doc__, **given)

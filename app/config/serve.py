@@ -6,33 +6,42 @@ The fields are flags of commands, ``SPECTRA_NAME`` variables, keys of a Serve co
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import field_validator, model_validator
 
-from app.config.all_fields import AllFields
-from app.config.checks import (
-    check_access_fields,
-    check_edge_resources,
-    check_replica_fields,
-    check_split_fields,
-    check_unused_fields,
-    drafter_settings,
-    stage_device,
-)
-from app.config.method_fields import SettingsFields
+from app.config.fields import FieldGroup, FixedFields
+from app.config.method_fields import MethodFields, SettingsFields, build_method_fields
 from app.inputs.default_model import DEFAULT_MODEL, is_default
 from app.inputs.devices import AUTO, default_threads
 from engine.errors import ConfigError, UnknownMethodError
-from engine.target_model.options import default_nodes
+from engine.target_model.options import EVEN, MEASURED, check_memory, default_nodes, layer_counts
 from retrieval_store.service.manifest_feed import is_namespace
 from speculators.methods import method_names, normalised
 
 MAX_NAME = 256  # characters; requests may not have more
+ORIGIN = re.compile(r"\*|https?://[^/\s,*]+")
+RESOURCE = re.compile(r"[A-Za-z_][\w.-]{0,62}", re.ASCII)
+RESERVED = ("CPU", "GPU", "TPU", "memory", "object_store_memory", "bundle")  # names with a meaning in Ray
+MAX_RESOURCES, MAX_AMOUNT = 8, 1000.0
+LEAST_AMOUNT = 1e-4  # the unit in which Ray counts resources
+HARMLESS = (None, "none", "auto", "unix", "tcp", "fast")  # values that are right where the field has no effect
 
 
-class ServeConfig(AllFields):
+if TYPE_CHECKING:
+    AllMethodFields = MethodFields
+else:
+    AllMethodFields = build_method_fields(FixedFields.model_fields)
+
+GROUPS: tuple[type[FieldGroup], ...] = (*FixedFields.__bases__, AllMethodFields)
+"""The groups in the order of the help."""
+
+
+class ServeConfig(FixedFields, AllMethodFields, title="ServeConfig"):
     """The configuration of one application."""
 
     @field_validator("model")
@@ -42,57 +51,67 @@ class ServeConfig(AllFields):
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:
-        self._check_methods()
-        self._check_devices()
-        if self.simulate is not None and self.stage_device != "cpu":
-            raise ValueError(f"device is {self.stage_device}, but simulate is set: simulated stages run on cpu")
-        if self.simulate_answers is not None and self.simulate is None:
-            raise ValueError("simulate_answers is given, but simulate is not; name a profile")
-        check_split_fields(self)
-        check_replica_fields(self)
-        check_unused_fields(self)
-        check_access_fields(self)
-        check_edge_resources(self.edge_resources)
+        try:
+            self._check_methods()
+            self._check_devices()
+            _check_split_fields(self)
+            _check_replica_fields(self)
+            _check_unused_fields(self)
+            _check_access_fields(self)
+            _check_edge_resources(self.edge_resources)
+            self._check_names()
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def _check_names(self) -> None:
         if wrong := next((name for name in self.served_names if len(name) > MAX_NAME), None):
-            raise ValueError(f"name is {wrong[:20]!r}..; a model's name has at most {MAX_NAME} characters")
+            raise ConfigError(f"name is {wrong[:20]!r}..; a model's name has at most {MAX_NAME} characters")
         for name in self.live_namespaces:
             if not is_namespace(name):
-                raise ValueError(
+                raise ConfigError(
                     f"live names {name!r}; a namespace has 1 to 128 letters, digits, '.', '_' and '-', no '.' first"
                 )
-        return self
 
     def _check_methods(self) -> None:
         for method in _listed(self.methods):
             try:
                 method_names(method)
             except UnknownMethodError as error:
-                raise ValueError(f"methods: {error}") from None
+                raise ConfigError(f"methods: {error}") from None
         if self.methods is not None and not self.allowed_methods:
-            raise ValueError("methods names no method; leave it out to allow all, or name autoregressive")
-        try:
-            drafter_settings(self.drafter, self.drafter_options)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
+            raise ConfigError("methods names no method; leave it out to allow all, or name autoregressive")
+        if self.drafter is None and self.drafter_options.model_fields_set:
+            raise ConfigError("drafter_options is given, but drafter is not; name a drafter")
 
     def _check_devices(self) -> None:
         drafter = self.draft_model_settings["device"]
         if self.draft_model is not None and drafter != "cpu" and not (self.speculator_actors and self.speculator_gpus):
-            raise ValueError(
+            raise ConfigError(
                 f"draft_model on {drafter} needs speculator_actors of at least 1 and speculator_gpus above 0; "
                 """draft_model_options '{"device": "cpu"}' keeps it on the CPU"""
             )
         if self.stage_device != "cpu" and self.stage_gpus == 0:  # Ray hides the GPUs from an actor that reserves none
-            raise ValueError(
+            raise ConfigError(
                 f"stage_gpus is 0, but device is {self.device}: a stage needs a GPU (1) or a share of one, as in 0.5"
             )
         if self.transport == "nccl" and self.stage_device == "cpu":
-            raise ValueError("transport is nccl, but device is cpu; nccl needs stages on GPUs, gloo does not")
+            raise ConfigError("transport is nccl, but device is cpu; nccl needs stages on GPUs, gloo does not")
+        if self.simulate is not None and self.stage_device != "cpu":
+            raise ConfigError(f"device is {self.stage_device}, but simulate is set: simulated stages run on cpu")
+        if self.simulate_answers is not None and self.simulate is None:
+            raise ConfigError("simulate_answers is given, but simulate is not; name a profile")
 
     @property
     def stage_device(self) -> str:
-        """Return where stages run: cpu, cuda or cuda:N."""
-        return stage_device(self)
+        """Return where stages run: cpu, cuda or cuda:N.
+
+        ``auto`` is cuda if stages reserve GPUs: Ray hides all others from them. The machine that reads this may have
+        none.
+        """
+        if self.device != AUTO:
+            return self.device
+        return "cuda" if self.stage_gpus > 0 and self.simulate is None else "cpu"
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -102,7 +121,6 @@ class ServeConfig(AllFields):
 
     @property
     def served_name(self) -> str:
-        """Return the name in metrics and answers."""
         return self.served_names[0]
 
     @property
@@ -129,7 +147,6 @@ class ServeConfig(AllFields):
         return default_nodes(self.stage_device) if self.max_nodes is None else self.max_nodes
 
     def section(self, name: str) -> SettingsFields:
-        """Return the settings of a method, by the section's name."""
         section: SettingsFields = getattr(self, name)
         return section
 
@@ -144,7 +161,6 @@ class ServeConfig(AllFields):
 
     @property
     def live_namespaces(self) -> tuple[str, ...]:
-        """Return the namespaces that learn."""
         return _listed(self.live)
 
     @property
@@ -161,3 +177,113 @@ class ServeConfig(AllFields):
 def _listed(given: str | list[str] | None) -> tuple[str, ...]:
     names = given.split(",") if isinstance(given, str) else given or []
     return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+
+
+def stage_memory(given: str | float | None) -> tuple[int, ...]:
+    """Return the bytes of ``"80,40"`` or 80 (GiB), one value per stage or one for all; empty without a limit.
+
+    Raises:
+        ConfigError: a value is not a number above 0.
+    """
+    if given is None:
+        return ()
+    try:
+        values = [float(part) for part in str(given).split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(value > 0 and math.isfinite(value) for value in values):
+        raise ConfigError(f"stage_memory_gib is {given!r}; it must be GiB above 0, as in 80 or 80,80,40,40")
+    return tuple(int(value * 2**30) for value in values)
+
+
+def _check_split_fields(config: ServeConfig) -> None:
+    """Raise ConfigError if a split is wrong for every model; the message names the field."""
+    if _has_profiled_stages(config):
+        return
+    split, stages = config.layer_split, config.stages
+    if split not in (AUTO, EVEN, MEASURED) and len(layer_counts(split)) != stages:
+        raise ConfigError(f"layer_split is {split}; it must give each of the {stages} stages its number of layers")
+    check_memory(stage_memory(config.stage_memory_gib), stages)
+
+
+def _check_unused_fields(config: ServeConfig) -> None:
+    """Raise ConfigError if another field leaves a given one without effect; the message names both."""
+    on_cpu = "" if config.device == "cpu" else f" ({config.device}, and stage_gpus is 0)"
+    unused: tuple[tuple[bool, str, tuple[str, ...]], ...] = (
+        (
+            config.simulate is not None,
+            "simulate is set: simulated stages have no weights",
+            ("layer_split", "stage_memory_gib", "quantization", "numerics"),
+        ),
+        (config.stage_device == "cpu", f"device is cpu{on_cpu}, which computes exactly in float32", ("numerics",)),
+        (
+            (config.max_replicas or config.replicas) == 1,
+            f"{'replicas' if config.max_replicas is None else 'max_replicas'} is 1: there is no other pipeline",
+            ("affinity", "failover"),
+        ),
+        (
+            config.stages == 1 and not _has_profiled_stages(config),
+            "stages is 1: nothing is sent between stages",
+            ("transport",),
+        ),
+    )
+    for applies, reason, names in unused:
+        for name in names:
+            value = getattr(config, name)
+            if applies and name in config.model_fields_set and value not in HARMLESS:
+                raise ConfigError(f"{name} is {value}, but has no effect: {reason}")
+
+
+def _check_replica_fields(config: ServeConfig) -> None:
+    """Raise ConfigError if the number of pipelines is ambiguous."""
+    most = config.max_replicas
+    if most is None:
+        for name in ("min_replicas", "scale_up_delay", "scale_down_delay"):
+            if name in config.model_fields_set:
+                value = getattr(config, name)
+                raise ConfigError(f"{name} is {value}, but has no effect: max_replicas is not given")
+        return
+    if "replicas" in config.model_fields_set:
+        raise ConfigError(
+            f"replicas is {config.replicas}, but max_replicas is {most}: give either a fixed number of pipelines "
+            "or the bounds of a number that follows the load"
+        )
+    if config.min_replicas > most:
+        raise ConfigError(f"min_replicas is {config.min_replicas}; it must be at most max_replicas, which is {most}")
+
+
+def _check_access_fields(config: ServeConfig) -> None:
+    """Raise ConfigError if the rights of a client are ambiguous."""
+    if config.api_keys is not None and config.tenant_header is not None:
+        raise ConfigError(
+            f"tenant_header is {config.tenant_header}, but api_keys is set: the tenant comes from one of them, not both"
+        )
+    if config.api_keys is not None and config.trust_clients:
+        raise ConfigError("trust_clients is true, but api_keys is set: each key has its own rights")
+    if not all(map(ORIGIN.fullmatch, config.origins)):
+        raise ConfigError(
+            f"cors_origins is {config.cors_origins}; each must be an origin, as in https://chat.example.com:8443, or *"
+        )
+
+
+def _check_edge_resources(given: Mapping[str, float]) -> None:
+    """Raise ConfigError if Ray would not accept the resources; the message says which and what is allowed."""
+    if len(given) > MAX_RESOURCES:
+        raise ConfigError(f"edge_resources names {len(given)} resources; it may name at most {MAX_RESOURCES}")
+    for name, amount in given.items():
+        if not RESOURCE.fullmatch(name) or name in RESERVED:
+            raise ConfigError(
+                f"edge_resources names {name[:63]!r}; a custom resource's name has letters, digits, '.', '_' and '-', "
+                "as in edge"
+            )
+        is_valid = LEAST_AMOUNT <= amount <= MAX_AMOUNT and math.isclose(amount, round(amount, 4), abs_tol=1e-9)
+        if not is_valid:
+            raise ConfigError(
+                f"edge_resources names {name} with {amount:g}; it must be {LEAST_AMOUNT:g} to {MAX_AMOUNT:g}, in steps "
+                f"of {LEAST_AMOUNT:g}, as in 0.01"
+            )
+
+
+def _has_profiled_stages(config: ServeConfig) -> bool:
+    """Whether the number of stages comes from the profile of ``simulate``, which is read later."""
+    return config.simulate is not None and "stages" not in config.model_fields_set

@@ -55,7 +55,7 @@ def test_flags_reach_the_configuration(tiny_checkpoint: Path) -> None:
     assert not router_options(served(*model, "--prefix-cache", "false")).scheduler.prefix_cache
     assert served("--edge-resources", '{"edge": 0.01}').edge_resources == {"edge": 0.01}
     assert config_of({"edge_resources": {"edge": 1, "rack-7.a": "0.5"}}).edge_resources == {"edge": 1, "rack-7.a": 0.5}
-    assert served("--drafter", "org/drafter", "--drafter-options", '{"depth": 3}').drafter_options == {"depth": 3}
+    assert served("--drafter", "org/drafter", "--drafter-options", '{"depth": 3}').drafter_options.depth == 3
 
 
 def test_the_options_of_an_ingress_are_those_of_the_configuration(
