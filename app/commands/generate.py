@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from app.inputs.prompt_lines import read_text
 from app.inputs.prompts import Question, read_questions
 from app.offline.flags import add_model, add_sampling, add_speculation, checked_config
 from app.reporting.colours import coloured
@@ -27,7 +28,6 @@ The text does not depend on --method, because speculation is lossless.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``spectra generate``."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt")
     source.add_argument("--prompts", type=Path, metavar="F.jsonl", help="prompts, one JSON object per line")
@@ -51,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Generate and print."""
     config = checked_config(arguments, arguments.temperature, arguments.method)
     if arguments.prompt is None:
         asked = read_questions(arguments.prompts, arguments.limit)
@@ -67,46 +66,38 @@ def run(arguments: argparse.Namespace) -> int:
     made = generator(arguments, config, arguments.method, trace=arguments.color)
     turns = [1 if arguments.raw else len(question.turns) for question in asked]
     with bar(None, sum(turns), "turn", disable=sum(turns) < 2) as shown:
-        for answer in in_order(_counted(made.answers(asked, arguments.batch_size), shown), turns):
+        for answer in in_order(made.answers(asked, arguments.batch_size), turns, shown.update):
             print(json.dumps(answer.as_json(), ensure_ascii=False) if arguments.json else _plain(answer), flush=True)
     return 0
 
 
 def _prediction(path: Path, method: str) -> str:
-    """Return the text of the file.
-
-    Raises:
-        ConfigError: the file cannot be read, or the method does not use a prediction.
-    """
+    """Return the text of the file; raise ConfigError if it cannot be read, or the method does not use a prediction."""
     if not reads_prediction(method) and method.strip() != "autoregressive":
         raise ConfigError(
             f"--prediction is given, but --method {method} does not draft from it; use auto, prediction or "
             f"prediction+{method}"
         )
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--prediction {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--prediction {path} is not UTF-8: {error}") from error
+    return read_text(path, "--prediction")
 
 
-def _counted(answers: Iterable[GeneratedAnswer], bar: Any) -> Iterator[GeneratedAnswer]:
-    for answer in answers:
-        bar.update()
-        yield answer
+def in_order(
+    answers: Iterable[GeneratedAnswer], turns: Sequence[int], on_answer: Callable[[], object]
+) -> Iterator[GeneratedAnswer]:
+    """Yield answers in the order of questions and turns.
 
-
-def in_order(answers: Iterable[GeneratedAnswer], turns: Sequence[int]) -> Iterator[GeneratedAnswer]:
-    """Yield answers in the order of questions and turns; ``turns`` is the number of turns of each question."""
+    Args:
+        answers: in any order.
+        turns: number of turns of each question.
+        on_answer: called for every answer as it comes.
+    """
     held: dict[tuple[int, int], GeneratedAnswer] = {}
-    expected = iter([(index, turn) for index, n in enumerate(turns) for turn in range(n)])
-    wanted = next(expected, None)
+    order = [(index, turn) for index, n in enumerate(turns) for turn in range(n)][::-1]
     for answer in answers:
+        on_answer()
         held[answer.index, answer.turn] = answer
-        while wanted in held:
-            yield held.pop(wanted)
-            wanted = next(expected, None)
+        while order and order[-1] in held:
+            yield held.pop(order.pop())
 
 
 def _plain(answer: GeneratedAnswer) -> str:

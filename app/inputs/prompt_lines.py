@@ -28,15 +28,19 @@ def records(path: Path, form: type[T]) -> Iterator[tuple[str, T]]:
         yield where, record
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
+def read_text(path: Path, flag: str) -> str:
+    """Return the text of a file in UTF-8, without a byte order mark; errors name ``flag``."""
     try:
-        # Not ``splitlines``: it also splits at characters that JSON strings may contain.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"--prompts {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{flag} {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"--prompts {path} is not UTF-8: {error}") from error
-    for number, line in enumerate(lines, start=1):
+        raise ConfigError(f"{flag} {path} is not UTF-8: {error}") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    # Not ``splitlines``: it also splits at characters that JSON strings may contain.
+    for number, line in enumerate(read_text(path, "--prompts").split("\n"), start=1):
         if line.strip():
             yield f"line {number}", line
 

@@ -68,7 +68,6 @@ class Conversation:
 
     @property
     def turn(self) -> int:
-        """Index of the turn to answer next."""
         return len(self.messages) // 2
 
     @property
@@ -76,11 +75,9 @@ class Conversation:
         return self.turn >= len(self.question.turns)
 
     def ask(self) -> list[dict[str, str]]:
-        """Return all messages up to the next turn, for the chat template."""
         return [*self.question.context, *self.messages, {"role": "user", "content": self.question.turns[self.turn]}]
 
     def answer(self, text: str) -> None:
-        """Add the next turn with its answer."""
         self.messages = [*self.ask()[len(self.question.context) :], {"role": "assistant", "content": text}]
 
 

@@ -32,7 +32,6 @@ def tokenised(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast)
 
 
 def as_text(document: Document, tokenizer: PreTrainedTokenizerFast) -> str:
-    """Return a document as the target reads it."""
     if not document.messages:
         return document.text
     return conversation(document.messages, document.origin, tokenizer)

@@ -58,7 +58,6 @@ def add_max_tokens(parser: Any, default: int, scope: str) -> None:
 
 
 def add_speculation(parser: argparse.ArgumentParser) -> None:
-    """Add the fields of drafting."""
     add_group(parser, "speculation", None, SPECULATION)
     parser.set_defaults(config_fields=("model", *MODEL, *SPECULATION))
 

@@ -159,5 +159,4 @@ class Generator:
 
 
 def _sources(event: StepEvent) -> list[str | None]:
-    """Return the source of each token of a step."""
     return [None if event.trace is None else event.trace.source(i) for i in range(len(event.token_ids))]

@@ -53,13 +53,11 @@ def load_target(config: ServeConfig) -> LocalTarget:
 
 
 def check_device(config: ServeConfig) -> None:
-    """Raise ConfigError if torch does not see the device."""
     if config.device != "cpu" and not torch.cuda.is_available():
         raise ConfigError(f"--device is {config.device}, but torch sees no such device here")
 
 
 def sampling(arguments: argparse.Namespace, temperature: float, target: LocalTarget) -> SamplingParams:
-    """Return the sampling parameters of every turn; the flags have been checked."""
     return SamplingParams(
         max_tokens=arguments.max_tokens,
         temperature=temperature,

@@ -18,7 +18,6 @@ SHOW = 'import json, sys; print(json.load(sys.stdin)["choices"][0]["message"]["c
 
 
 def guide(url: str, model: str) -> str:
-    """Return the text for a server with this base URL of the OpenAI API and this name of the model."""
     return "\n".join([ABOUT, *(command(url, model, prompt, fields) for prompt, fields in SUGGESTIONS)])
 
 

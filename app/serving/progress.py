@@ -37,13 +37,11 @@ class StartProgress:
         self._statuses: dict[str, str] = {}  # by deployment
 
     def say(self, text: str) -> None:
-        """Print ``text`` with the seconds since the start."""
         self._last = time.monotonic()
         seconds = self._last - self._start
         self._write(text, f"{seconds:7.1f} s  {text}", {"seconds": round(seconds, 1)})
 
     def announce(self, text: str) -> None:
-        """Print ``text`` as it is."""
         self._write(text, text)
 
     def _write(self, message: str, line: str, extra: Mapping[str, float] | None = None) -> None:

@@ -56,7 +56,6 @@ def stop_application(base: str, client: Callable[[float], httpx.Client], grace: 
 
 
 def _wait_until_drained(base: str, client: Callable[[float], httpx.Client], limit_s: float) -> bool:
-    """Return whether all requests have finished within the limit."""
     deadline = time.monotonic() + limit_s
     with client(1.0) as http:
         while _has_sessions(http, base):
@@ -77,7 +76,6 @@ def _has_sessions(http: httpx.Client, base: str) -> bool:
 
 
 def _call_router(method: str) -> bool:
-    """Return whether the router has executed the method."""
     try:
         handle_of(ROUTER).options(method_name=method).remote().result(timeout_s=CLOSE_S)
     except Exception:  # nothing may stop the shutdown

@@ -76,14 +76,12 @@ def read_rows(
 
 
 def _n_below(vocab_size: int) -> int:
-    """Return how many pairs of each token are read."""
     return min(max(MOST_PAIRS // vocab_size, 1), BELOW, TOP_K, vocab_size)
 
 
 def _read(
     target: Target, start: Sequence[int], reader: VocabularyReader, on_rows: Callable[[int], object]
 ) -> VocabularyReader:
-    """Run the reader until it has read all tokens, and return it."""
     engine = Engine(target, SpeculatorPool(extra={reader.name: lambda _: reader}))
     # The last token counts as emitted, so it is the root of the first tree, and no second tree follows. A request that
     # ended within the longest path of that tree would not report it to the reader: hence 8 tokens.

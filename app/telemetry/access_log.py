@@ -63,7 +63,6 @@ class AccessLog:
         return exchange
 
     def end(self, exchange: Exchange) -> None:
-        """Count an exchange, write its line, and end its span."""
         if exchange.span is not None:
             _end_span(exchange.span, exchange)
         refusal = exchange.refusal

@@ -35,7 +35,6 @@ and why. The last line of stdout is one JSON document.
 
 
 def add(actions: Any) -> None:
-    """Add the action."""
     parser = actions.add_parser("build", help="score texts, choose some, and write a snapshot")
     parser.description = DESCRIPTION
     says = "directory, GGUF file or hub id of the target (default: %(default)s)"
@@ -87,7 +86,6 @@ def _path(text: str) -> Path:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build the snapshot and print the document."""
     check_build(arguments)
 
     from app.corpus.build import SnapshotBuild  # torch takes seconds to load; a wrong flag is reported at once

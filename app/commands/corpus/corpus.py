@@ -23,7 +23,6 @@ PAGE = 1000  # entries of the log read at once
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions of ``spectra corpus``."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     build.add(actions)
     publish_ = _add(actions, "publish", publish, "upload a snapshot and make it the current version")
@@ -77,7 +76,6 @@ def _opened(arguments: argparse.Namespace) -> AbstractContextManager[Store]:
 
 
 def publish(arguments: argparse.Namespace) -> int:
-    """Upload a snapshot; activate it unless --no-activate is given."""
     if arguments.no_activate and arguments.expect is not None:
         raise ConfigError("--expect is for activation, which --no-activate turns off; give only one of them")
     if arguments.unused is not None and not 0 < arguments.unused <= 1e9:
@@ -90,7 +88,6 @@ def publish(arguments: argparse.Namespace) -> int:
 
 
 def list_versions(arguments: argparse.Namespace) -> int:
-    """Print all versions."""
     with _opened(arguments) as store:
         current, versions = store.current(), store.versions()
     if arguments.json:
@@ -104,7 +101,6 @@ def list_versions(arguments: argparse.Namespace) -> int:
 
 
 def activate(arguments: argparse.Namespace) -> int:
-    """Make a version current."""
     with _opened(arguments) as store:
         version = _full_version(store, arguments.version)
         publication.move_current(store, lambda: store.activate(version, arguments.expect))
@@ -126,14 +122,12 @@ def _full_version(store: Store, start: str) -> str:
 
 
 def rollback(arguments: argparse.Namespace) -> int:
-    """Make the previous version current."""
     with _opened(arguments) as store:
         publication.move_current(store, store.rollback)
     return 0
 
 
 def stats(arguments: argparse.Namespace) -> int:
-    """Print what a snapshot holds."""
     if (arguments.folder is None) == (arguments.store is None):
         raise ConfigError(f"give either DIR, a snapshot, or {STORE_FLAG} URL|DIR, to describe its current snapshot")
     if arguments.store is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.bench.records import COLD, WARM
-from app.commands.measuring.replay_flags import add_replay, check_replay, refuse_replay_flags
+from app.commands.measuring.replay import add_replay, check_replay, refuse_replay_flags, replay
 from app.inputs.prompts import read_categories
 from app.offline.flags import add_model, add_sampling, add_speculation, check_least, checked_config
 from engine.errors import ConfigError
@@ -29,7 +29,6 @@ refused.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Make ``parser`` that of ``spectra bench``."""
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
@@ -51,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,..",
         help="such as pld,spectra-core,pld+spectra-core; autoregressive is always added, for comparison",
     )
-    add("--repeats", type=int, default=1, metavar="R", help="measure everything R times, with seeds S, S+1, .. "
-        "(default: 1)")  # fmt: skip
+    repeats = "measure everything R times, with seeds S, S+1, .. (default: 1)"
+    add("--repeats", type=int, default=1, metavar="R", help=repeats)
     state = parser.add_mutually_exclusive_group()
     state.add_argument(
         "--state",
@@ -87,14 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure what is not measured yet; print tables and the document."""
     if arguments.warm_passes is None:
         arguments.warm_passes = 0 if arguments.replay is None else 1
     if arguments.replay is not None:
         check_replay(arguments)
 
         from app.bench.report import publish
-        from app.commands.measuring.replay import replay
 
         publish(*replay(arguments), arguments.out)
         return 0

@@ -51,7 +51,6 @@ exit status: 0; 1 if a request failed for good (a 429 counts) or answers to the 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Make ``parser`` that of ``spectra load``."""
     keys = " or ".join(KEY_VARIABLES)
     add = parser.add_argument_group("server").add_argument
     add("--url", required=True, metavar="U", help="such as http://127.0.0.1:8000, with or without /v1")
@@ -109,7 +108,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load the server and report; returns the exit status."""
     from app.load.report import notes, publish
     from app.load.run import run as run_load
 

@@ -19,7 +19,6 @@ Exit status 1: there are errors.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``spectra check``."""
     parser.add_argument(
         "file", type=Path, nargs="?", metavar="FILE", help="Serve config file or RayService, YAML or JSON"
     )
@@ -30,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check and report; return the exit status."""
     if arguments.schema:
         from app.config.serve import ServeConfig
 

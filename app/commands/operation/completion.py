@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the script; returns the exit status."""
     require_extra("completion", "spectra completion")
     import shtab
 

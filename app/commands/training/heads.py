@@ -24,7 +24,6 @@ SHOWN = 10  # heads in the printed table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions of ``spectra heads``."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     find = actions.add_parser("find", help="find the heads that copy, and write the best to a file")
     find.description = DESCRIPTION
@@ -40,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Find the heads; write the file and the heat map, and print a table."""
     config = checked_config(arguments, temperature=0.0)
     check_least(arguments, {"keep": 1})
     questions = [Question([text]) for text in PROMPTS[: arguments.limit]]
@@ -69,7 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def report(found: HeadsFile) -> str:
-    """The best heads as a table."""
     total = found.n_layers * found.n_heads
     hit = sum(hits > 0 for layer in found.hits for hits in layer)
     rows = [(str(one.layer), str(one.head), f"{one.rate:.3f}") for one in found.heads[:SHOWN]]

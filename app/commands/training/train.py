@@ -31,7 +31,6 @@ MINUTES, LONGEST = 25.0, 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``spectra train``."""
     parser.add_argument("--method", required=True, choices=get_args(Method), help="method of the drafter")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the drafter")
     add_model(parser, "--target", batch_size=32)
@@ -112,7 +111,6 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, or continue; print the table and the document."""
     config, questions = check(arguments)
 
     # PyTorch takes seconds to load; a wrong flag is reported at once.

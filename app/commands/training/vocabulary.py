@@ -17,7 +17,6 @@ on a GPU, and many hours on a CPU for a large vocabulary.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions of ``spectra vocabulary``."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     read = actions.add_parser("read", help="find the likeliest successors of every token", description=DESCRIPTION)
     add_model(read)
@@ -25,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score the vocabulary; write the file and print where it is."""
     config = checked_config(arguments, temperature=0.0)
 
     from app.inputs.models import model_path  # torch takes seconds to load; a wrong flag is reported at once
