@@ -15,6 +15,7 @@ from app.serving.shutdown import APP_NAME, handle_of
 from engine.errors import ConfigError
 
 READY_S = 600.0  # a large model may load for minutes
+ASK_S = 0.3  # between two questions, which take CPU time here and in Serve's controller
 STATE_S = 2.0  # for a target that is up to report the times of its start
 TARGET = "Target"  # prefix of the names of targets' deployments, as in ``app.builder``
 
@@ -41,7 +42,7 @@ def wait_until_ready(
                 with contextlib.suppress(httpx.HTTPError):
                     if http.get(f"{base}/ready").status_code == httpx.codes.OK:
                         return
-            stop.wait(0.1)
+            stop.wait(ASK_S)
     if not stop.is_set():
         raise ConfigError(f"the server did not become ready within {READY_S:.0f} s; see {log_folder()}")
 
