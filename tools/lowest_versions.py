@@ -1,4 +1,4 @@
-"""Prints pip constraints for the lowest versions that ``pyproject.toml`` allows, and CI's versions of what only tests need.
+"""Prints pip constraints: the lowest versions that ``pyproject.toml`` allows, and CI's versions of what tests need.
 
     python -m tools.lowest_versions
 

@@ -6,8 +6,11 @@ import contextlib
 import logging
 import signal
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ def init_ray(options: dict[str, Any]) -> None:
         _leave_out_services()
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it could not take the signals
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    others = psutil.Process().children(recursive=True)
     for n_left in reversed(range(N_STARTS)):
         try:
             ray.init(**options, job_config=job)
@@ -46,7 +50,7 @@ def init_ray(options: dict[str, Any]) -> None:
             if RAY_GAVE_UP not in str(error) or not n_left:
                 raise
             logger.warning("Ray did not start within 30 s on this busy machine; starting it again")
-            end_ray()
+            end_ray(spared=others)
 
 
 def _leave_out_services() -> None:
@@ -96,23 +100,22 @@ def redirect_messages() -> None:
     worker.print_to_stdstream = write
 
 
-def end_ray() -> None:
-    """Shut down the Ray that this process started, and wait until its processes have ended.
+def end_ray(spared: Collection[psutil.Process] = ()) -> None:
+    """Shut down the Ray that this process started, and wait until all child processes but ``spared`` have ended.
 
-    All are killed at once, because nothing runs in them any more. Ray would wait a second for each to obey SIGTERM,
+    They are killed at once, because nothing runs in them any more. Ray would wait a second for each to obey SIGTERM,
     which they block, and its agents would look for their killed raylet for a while.
     """
-    import psutil
     import ray
     from ray._private.services import ConsolePopen
 
-    family = psutil.Process().children(recursive=True)
+    family = set(psutil.Process().children(recursive=True)).difference(spared)
     ConsolePopen.terminate = ConsolePopen.kill
     ray.shutdown()
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(family, timeout=ANSWER_S)
+    psutil.wait_procs([*family], timeout=ANSWER_S)
 
 
 def controller_answers() -> bool:

@@ -102,7 +102,7 @@ def test_ray_is_started_again_where_a_busy_machine_did_not_start_it_in_time(monk
             raise error
 
     monkeypatch.setattr("ray.init", init)
-    monkeypatch.setattr(ray_session, "end_ray", lambda: ended.append(len(answers)))
+    monkeypatch.setattr(ray_session, "end_ray", lambda **_: ended.append(len(answers)))
     with ThreadPoolExecutor(1) as thread:  # whose signals it blocks
         thread.submit(ray_session.init_ray, {}).result()
         assert ended == [2]
