@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from app.inputs.prompt_lines import read_text
-from app.inputs.prompts import Question, read_questions
+from app.inputs.prompts import Question, read_questions, read_text
 from app.offline.flags import add_model, add_sampling, add_speculation, checked_config
 from app.reporting.colours import coloured
 from engine.errors import ConfigError

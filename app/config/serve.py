@@ -106,8 +106,7 @@ class ServeConfig(FixedFields, AllMethodFields, title="ServeConfig"):
     def stage_device(self) -> str:
         """Return where stages run: cpu, cuda or cuda:N.
 
-        ``auto`` is cuda if stages reserve GPUs: Ray hides all others from them. The machine that reads this may have
-        none.
+        ``auto`` is cuda if stages reserve GPUs: Ray hides all others from them, and this machine may have none.
         """
         if self.device != AUTO:
             return self.device
@@ -226,6 +225,11 @@ def _check_unused_fields(config: ServeConfig) -> None:
             "stages is 1: nothing is sent between stages",
             ("transport",),
         ),
+        (
+            config.max_replicas is None,
+            "max_replicas is not given",
+            ("min_replicas", "scale_up_delay", "scale_down_delay"),
+        ),
     )
     for applies, reason, names in unused:
         for name in names:
@@ -238,10 +242,6 @@ def _check_replica_fields(config: ServeConfig) -> None:
     """Raise ConfigError if the number of pipelines is ambiguous."""
     most = config.max_replicas
     if most is None:
-        for name in ("min_replicas", "scale_up_delay", "scale_down_delay"):
-            if name in config.model_fields_set:
-                value = getattr(config, name)
-                raise ConfigError(f"{name} is {value}, but has no effect: max_replicas is not given")
         return
     if "replicas" in config.model_fields_set:
         raise ConfigError(

@@ -14,7 +14,7 @@ keys are ignored.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from app.inputs.chat_templates import render_chat
-from app.inputs.prompt_lines import records
-from engine.errors import ConfigError
+from engine.errors import ConfigError, require_extra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -184,19 +183,55 @@ def read_bodies(path: Path | None, endpoint: str) -> list[dict[str, Any]]:
 
 
 def _read(path: Path, convert: Callable[[Line], T]) -> list[T]:
+    """Return the converted lines of a file; raise ConfigError, which names the line, if one is wrong."""
     found = []
-    for where, line in records(path, Line):
-        given = [name for name in ("turns", "prompt", "messages") if getattr(line, name)]
+    for where, record in _rows(path) if path.suffix == ".parquet" else _lines(path):
         try:
+            line = msgspec.json.decode(record, type=Line) if isinstance(record, str) else msgspec.convert(record, Line)
+            given = [name for name in ("turns", "prompt", "messages") if getattr(line, name)]
             if len(given) != 1:
                 has = " and ".join(given) or "none"
                 raise ConfigError(f"has {has} of turns, prompt, messages; it needs exactly one")
             found.append(convert(line))
         except ConfigError as error:
             raise ConfigError(f"--prompts {path}, {where} {error}") from error
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"--prompts {path}, {where}: {error}") from error
     if not found:
         raise ConfigError(f"--prompts {path} has no lines; it needs at least one prompt")
     return found
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    # Not ``splitlines``: it also splits at characters that JSON strings may contain.
+    for number, line in enumerate(read_text(path, "--prompts").split("\n"), start=1):
+        if line.strip():
+            yield f"line {number}", line
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield rows without the columns that have no value."""
+    require_extra("parquet", f"--prompts {path}")
+    import duckdb
+
+    try:
+        with duckdb.connect() as session:
+            table = session.read_parquet(str(path))
+            columns, rows = table.columns, table.fetchall()
+    except duckdb.Error as error:
+        raise ConfigError(f"--prompts {path} cannot be read: {str(error).splitlines()[0]}") from error
+    for number, row in enumerate(rows, start=1):
+        yield f"row {number}", {name: value for name, value in zip(columns, row, strict=True) if value is not None}
+
+
+def read_text(path: Path, flag: str) -> str:
+    """Return the text of a file in UTF-8, without a byte order mark; errors name ``flag``."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{flag} {path} is not UTF-8: {error}") from error
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]]) -> list[int]:

@@ -51,10 +51,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def add_max_tokens(parser: Any, default: int, scope: str) -> None:
-    """Add ``--max-tokens`` and its older spelling to a parser or a group of it."""
     parser.add_argument("--max-tokens", type=int, default=default, metavar="N", help=f"{scope} (default: {default})")
-    hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    parser.add_argument("--max-new-tokens", dest="max_tokens", type=int, **hidden)
 
 
 def add_speculation(parser: argparse.ArgumentParser) -> None:

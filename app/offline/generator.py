@@ -67,36 +67,17 @@ class _Turn:
     sources: list[str | None] = field(default_factory=list)  # of the tokens, if steps are traced
 
 
+@dataclass(frozen=True, slots=True)
 class Generator:
-    """Answers questions on an engine, several at a time.
+    """Answers questions on an engine, several at a time."""
 
-    Args:
-        engine: runs the requests.
-        tokenizer: of its target.
-        params: for every turn.
-        method: speculation.
-        max_nodes: drafted nodes per step.
-        raw: first turns only, without the chat template.
-        trace: answers contain the source of each token.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: PreTrainedTokenizerFast,
-        params: SamplingParams,
-        method: str,
-        max_nodes: int,
-        raw: bool = False,
-        trace: bool = False,
-    ) -> None:
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._params = params
-        self._method = method
-        self._max_nodes = max_nodes
-        self._raw = raw
-        self._trace = trace
+    engine: Engine
+    tokenizer: PreTrainedTokenizerFast  # of the engine's target
+    params: SamplingParams  # for every turn
+    method: str  # of speculation
+    max_nodes: int  # drafted per step
+    raw: bool = False  # first turns only, without the chat template
+    trace: bool = False  # answers contain the source of each token
 
     def answers(self, questions: Sequence[Question], batch_size: int) -> Iterator[GeneratedAnswer]:
         """Yield the answer of every turn when it is complete; turns of one question in order.
@@ -110,31 +91,32 @@ class Generator:
             while todo and len(running) < batch_size:
                 turn = todo.pop()
                 running[self._submit(turn.conversation)] = turn
-            for seq, event in self._engine.step():
+            for seq, event in self.engine.step():
                 if event.error:
                     raise StepFailedError(event.error)
                 turn = running[seq]
                 turn.token_ids += event.token_ids
-                if self._trace:
-                    turn.sources += _sources(event)
+                if self.trace:
+                    trace, n = event.trace, len(event.token_ids)
+                    turn.sources += [None if trace is None else trace.source(i) for i in range(n)]
                 if event.finish_reason is not None:
                     del running[seq]
                     yield self._finish(turn, event, todo)
 
     def _submit(self, conversation: Conversation) -> int:
-        if self._raw:
-            prompt = encode_raw(self._tokenizer, conversation.question.text)
+        if self.raw:
+            prompt = encode_raw(self.tokenizer, conversation.question.text)
         else:
-            prompt = encode_chat(self._tokenizer, conversation.ask())
-        predicted = encode_plain(self._tokenizer, conversation.question.prediction)
-        request = Request(prompt, self._params, self._method, self._max_nodes, prediction=predicted, trace=self._trace)
-        return self._engine.submit(request)
+            prompt = encode_chat(self.tokenizer, conversation.ask())
+        predicted = encode_plain(self.tokenizer, conversation.question.prediction)
+        request = Request(prompt, self.params, self.method, self.max_nodes, prediction=predicted, trace=self.trace)
+        return self.engine.submit(request)
 
     def _finish(self, turn: _Turn, event: StepEvent, todo: list[_Turn]) -> GeneratedAnswer:
         assert event.finish_reason is not None
         assert event.stats is not None
         shown = turn.token_ids[:-1] if event.finish_reason == STOP else turn.token_ids
-        text = self._tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text = self.tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         answer = GeneratedAnswer(
             turn.index,
             turn.conversation.turn,
@@ -145,18 +127,14 @@ class Generator:
             self._parts(shown, turn.sources),
         )
         turn.conversation.answer(answer.text)
-        if not self._raw and not turn.conversation.is_over:
+        if not self.raw and not turn.conversation.is_over:
             todo.append(_Turn(turn.index, turn.conversation))
         return answer
 
     def _parts(self, shown: Sequence[int], sources: Sequence[str | None]) -> list[tuple[str, str | None]]:
         """Return text and source of each token; a character of several tokens belongs to the last."""
-        if not self._trace:
+        if not self.trace:
             return []
-        detokenizer = Detokenizer(self._tokenizer)
+        detokenizer = Detokenizer(self.tokenizer)
         parts = [(detokenizer.push((token,)), source) for token, source in zip(shown, sources, strict=False)]
         return [*parts, (detokenizer.flush(), None)]
-
-
-def _sources(event: StepEvent) -> list[str | None]:
-    return [None if event.trace is None else event.trace.source(i) for i in range(len(event.token_ids))]

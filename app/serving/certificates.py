@@ -93,15 +93,10 @@ def client_context(bundle: bytes) -> ssl.SSLContext:
 
 
 class CertificateWatch(threading.Thread):
-    """A thread that keeps a bundle file up to date with the operator's files; invalid files change nothing.
+    """A thread that keeps the bundle at ``path`` up to date with the operator's files; invalid files change nothing.
 
-    Args:
-        files: the operator's.
-        path: of the bundle, which only this user can read; written now.
-        install: called with every later bundle once the file is written. After an OSError it is called again.
-
-    Raises:
-        ConfigError: as ``CertificateFiles.bundle``.
+    ``install`` is called with every bundle but the first once the file is written, and again after an OSError. Raises
+    ConfigError as ``CertificateFiles.bundle``.
     """
 
     def __init__(self, files: CertificateFiles, path: Path, install: Callable[[bytes], None]) -> None:
@@ -120,7 +115,6 @@ class CertificateWatch(threading.Thread):
             self.look()
 
     def stop(self) -> None:
-        """End the thread if it runs."""
         self._ended.set()
         if self.is_alive():
             self.join()

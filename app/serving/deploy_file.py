@@ -36,12 +36,8 @@ STAND_INS = {"model": HUB_ID, "draft_model": HUB_ID, "heads": None, "retrieval":
 def check_deploy_file(path: Path, *, elsewhere: bool = False) -> list[str]:
     """Return one sentence for each mistake in the file, except for missing keys, which Ray refuses.
 
-    Args:
-        path: of the file.
-        elsewhere: absolute paths in it are those of other machines; do not look for them here.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds no Serve config.
+    With ``elsewhere``, absolute paths in it are those of other machines and not looked for. Raises ConfigError if the
+    file cannot be read, or holds no Serve config.
     """
     from ray.serve.schema import ServeDeploySchema
 

@@ -48,11 +48,8 @@ JOIN_PREFIXES = ("RAY_AUTH_", "RAY_USE_TLS", "RAY_TLS_", "RAY_ENABLE_WINDOWS_OR_
 def serve_environment(scratch: str, first: int, host: str = LOOPBACK, bundle: Path | None = None) -> dict[str, str]:
     """Return the variables for a server of this machine; they must be set before Ray is imported.
 
-    Args:
-        scratch: folder of this server alone.
-        first: of its claimed ports.
-        host: interface for clients.
-        bundle: PEM file of its certificate and key; None: plain HTTP.
+    The server has the folder ``scratch`` to itself, and the ports from ``first``; the others are as for
+    ``haproxy_script``.
     """
     return {
         **SWITCHES,
@@ -71,13 +68,10 @@ def serve_environment(scratch: str, first: int, host: str = LOOPBACK, bundle: Pa
 
 
 def node_environment(haproxy: str = IN_IMAGE) -> dict[str, str]:
-    """Return the variables for a node of a cluster; they must be set before its Ray starts.
+    """Return the variables for a node of a cluster, with the script of ``write_node_script``, to set before Ray starts.
 
     A node (a pod, a machine) runs one Ray and nothing else, so HAProxy's files and own ports are Serve's defaults.
     Replicas have wide ranges: a port is free again when the last HAProxy process that knew it ends, after an hour.
-
-    Args:
-        haproxy: path of the script that ``write_node_script`` writes.
     """
     return {**SWITCHES, **_replica_ports(NODE_HTTP_PORTS, NODE_GRPC_PORTS), BINARY: haproxy}
 
@@ -90,8 +84,7 @@ def _replica_ports(http: tuple[int, int], grpc: tuple[int, int]) -> dict[str, st
 def local_environment() -> dict[str, str]:
     """Return the variables for a Ray that only this server uses.
 
-    They turn off ``ray list tasks``, ``ray timeline``, Ray's own metrics and its dashboard's figures; the application
-    has its own metrics.
+    They turn off ``ray list tasks``, ``ray timeline``, and Ray's metrics: the application has its own.
     """
     return {
         # Replicas listen on every interface and unpickle gRPC calls; each call must carry this token, which processes
@@ -111,10 +104,7 @@ def claim_ports() -> socket.socket:
     """Claim ``PORTS_EACH`` TCP ports for one server: the returned socket binds the first until it is closed.
 
     By default the replicas of all servers count up from the same ports, and the HAProxy of one server would send
-    requests to replicas of another.
-
-    Raises:
-        ConfigError: every range is claimed.
+    requests to replicas of another. Raises ConfigError if every range is claimed.
     """
     ranges = range(*PORTS, PORTS_EACH)
     for first in random.SystemRandom().sample(ranges, len(ranges)):
@@ -132,13 +122,8 @@ def claim_ports() -> socket.socket:
 
 
 def folder_for_sockets() -> str:
-    """Return the folder for a server's temporary folder, whose path must be short enough for sockets.
-
-    HAProxy allows 97 characters for the path of a socket, and Serve inserts 57.
-
-    Raises:
-        ConfigError: the path of the usual folder is too long, and ``/tmp`` cannot be written.
-    """
+    """Return where a server's temporary folder goes: paths of sockets are short. Raise ConfigError if nowhere fits."""
+    # HAProxy allows 97 characters for the path of a socket, and Serve inserts 57.
     usual, longest = tempfile.gettempdir(), 97 - len("/spectra-12345678") - 57 - len("/s")
     if len(usual) <= longest:
         return usual
@@ -166,18 +151,12 @@ def check_port(host: str, port: int) -> None:
 
 
 def write_join_file(folder: Path, address: str) -> Path:
-    """Write a file that a shell sources before its programs join this process's Ray; return its path.
+    """Write a file that a shell sources before its programs join this process's Ray at ``address``; return its path.
 
     It holds Ray's token, so only this user can read it.
-
-    Args:
-        folder: of the server.
-        address: of the Ray, ``HOST:PORT``.
     """
-    values = {"RAY_ADDRESS": address} | {
-        name: value for name, value in os.environ.items() if name.startswith(JOIN_PREFIXES)
-    }
-    path = folder / "ray.env"
+    joining = {name: value for name, value in os.environ.items() if name.startswith(JOIN_PREFIXES)}
+    values, path = {"RAY_ADDRESS": address} | joining, folder / "ray.env"
     write_private(path, "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items()).encode())
     return path
 

@@ -87,10 +87,8 @@ def haproxy_script(folder: str, host: str, bundle: Path | None = None) -> dict[s
 def write_node_script(script: Path) -> None:
     """Write the script for a node of a cluster, the same for all servers and users of the node.
 
-    HAProxy and replicas listen where Serve configures it, because HAProxy calls the replicas of other nodes.
-
-    Raises:
-        ConfigError: there is no HAProxy, or the file cannot be written.
+    HAProxy and replicas listen where Serve configures it, because HAProxy calls the replicas of other nodes. Raises
+    ConfigError if there is no HAProxy, or the file cannot be written.
     """
     if os.environ.get(BINARY) == str(script):
         raise ConfigError(
@@ -122,8 +120,7 @@ def install_certificate(folder: Path, path: Path, bundle: bytes) -> None:
         path: of the bundle in HAProxy's configuration.
         bundle: certificate chain and key, PEM, without empty lines.
 
-    Raises:
-        OSError: HAProxy does not run, or refuses the certificate; the message says why.
+    Raises OSError if HAProxy does not run, or refuses the certificate.
     """
     admins = sorted(folder.glob("*/s"))
     if not admins:

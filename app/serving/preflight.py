@@ -18,9 +18,7 @@ from retrieval_store.errors import StoreUnavailableError
 def check_model(config: ServeConfig, *, is_local: bool) -> None:
     """Check the model and all that it is configured with; else a replica would fail, which Serve restarts three times.
 
-    Args:
-        config: of the application.
-        is_local: whether all stages run on this machine, which reads all weights; else each node fetches its own.
+    If all stages run on this machine (``is_local``), it reads all weights; else each node fetches its own.
 
     Raises:
         ConfigError: the model, its drafter or a library is missing, or they cannot be used together.

@@ -23,11 +23,9 @@ logger = logging.getLogger(__name__)
 
 
 class StartProgress:
-    """Prints a line for each stage of the start on stderr; stdout is for ``Ready`` alone.
+    """Prints a line for each stage of the start on stderr, or logs it; stdout is for ``Ready`` alone.
 
-    Args:
-        is_logged: log the lines in the format of all other log lines.
-        patience: seconds without a line, after which a line names the deployments that are not up.
+    After ``patience`` seconds without a line, a line names the deployments that are not up.
     """
 
     def __init__(self, is_logged: bool = False, patience: float = PATIENCE_S) -> None:
@@ -51,11 +49,9 @@ class StartProgress:
             print(line, file=sys.stderr, flush=True)
 
     def follow(self, statuses: Mapping[str, str], took: Callable[[str], str] = lambda _: "") -> None:
-        """Print which deployments have started or come up since the last call.
+        """Print which deployments have started or come up since the last call, by the statuses that Serve reports.
 
-        Args:
-            statuses: of all deployments, as Serve reports them.
-            took: returns a text on the start of a deployment, given its name; "": nothing is known.
+        ``took`` returns a text on the start of a deployment.
         """
         for name, status in statuses.items():
             before, self._statuses[name] = self._statuses.get(name), status
@@ -69,10 +65,9 @@ class StartProgress:
 
 
 def phases_of(state: Mapping[str, Any]) -> str:
-    """Return the times of a target's start, as in ``: import 4.1 s, read 5.2 s, 12.10 GiB of weights``.
+    """Return the times of a target's start by its state, as in ``: import 4.1 s, read 5.2 s, 12.10 GiB of weights``.
 
-    Args:
-        state: of the target. Where every stage has a phase, the longest is shown.
+    Of a phase that every stage has, the longest is shown.
     """
     seconds, stages = dict(state["load_seconds"]), state["stages"]
     for phase in {name for stage in stages for name in stage["load_seconds"]}:

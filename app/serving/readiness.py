@@ -23,16 +23,13 @@ TARGET = "Target"  # prefix of the names of targets' deployments, as in ``app.bu
 def wait_until_ready(
     base: str, client: Callable[[float], httpx.Client], progress: StartProgress, stop: threading.Event
 ) -> None:
-    """Return once a request would succeed, or a signal has set ``stop``.
+    """Return once a request would succeed, or a signal has set ``stop``; print the state of every deployment meanwhile.
+
+    Raises ConfigError if the application does not start; the message gives the reason if Serve knows it.
 
     Args:
         base: URL of the server.
         client: returns a client for it, given a timeout in seconds.
-        progress: prints the state of every deployment.
-        stop: ends the wait.
-
-    Raises:
-        ConfigError: the application does not start; the message gives the reason if Serve knows it.
     """
     deadline = time.monotonic() + READY_S
     with client(30.0) as http:

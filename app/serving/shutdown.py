@@ -36,8 +36,7 @@ def stop_application(base: str, client: Callable[[float], httpx.Client], grace: 
     Serve alone would not wait for requests: it stops the stages first, and breaks their streams off.
 
     Args:
-        base: URL of the server.
-        client: returns a client for it, given a timeout in seconds.
+        base, client: as for ``wait_until_ready``.
         grace: seconds that running requests may still take.
         is_local: whether Serve stops with the application.
     """

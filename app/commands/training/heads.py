@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from app.inputs.prompts import Question, read_questions
 from app.offline.flags import add_max_tokens, add_model, check_least, checked_config
-from app.reporting.plotting import can_plot, grid, label, save
 from app.reporting.report import bar, columns
 from app.speculation.calibration_prompts import PROMPTS
 
@@ -17,8 +16,8 @@ if TYPE_CHECKING:  # torch loads when a command runs, not when --help prints
 
 DESCRIPTION = """\
 Find the induction heads of a model: attention heads that look at the earlier occurrence of a token when the model
-writes that token again. The best heads are written to --out, for 'spectra generate|bench|serve --heads'. The extra
-'plots' adds a heat map (PNG). Without --prompts, built-in prompts are used: summaries, questions, edits, code.
+writes that token again. The best heads are written to --out, for 'spectra generate|bench|serve --heads'. Without
+--prompts, built-in prompts are used: summaries, questions, edits, code.
 """
 SHOWN = 10  # heads in the printed table
 
@@ -59,10 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
     write_heads(arguments.out, found)
     print(report(found))
     print(f"{len(found.heads)} heads: {arguments.out}")
-    picture = arguments.out.with_suffix(".png")
-    if can_plot():
-        draw(found, picture)
-        print(f"heat map: {picture}")
     return 0
 
 
@@ -77,20 +72,3 @@ def report(found: HeadsFile) -> str:
     if len(found.heads) > SHOWN:
         lines.append(f"... and {len(found.heads) - SHOWN} more, down to {found.heads[-1].rate:.3f}")
     return "\n".join(lines)
-
-
-def draw(found: HeadsFile, path: Path) -> None:
-    """Write the heat map of hits by layer and head, with the kept heads marked."""
-    from matplotlib.ticker import MaxNLocator
-
-    figure, [ax] = grid(1, 1, (max(5, 2.5 + 0.22 * found.n_heads), max(4, 2 + 0.18 * found.n_layers)))
-    rates = [[hits / found.n_tokens for hits in layer] for layer in found.hits]
-    image = ax.imshow(rates, aspect="auto", origin="lower", cmap="viridis", vmin=0)
-    for one in found.heads:
-        ax.plot(one.head, one.layer, marker="s", markersize=3, markerfacecolor="none", markeredgecolor="white")
-    label(ax, "head", "layer")
-    ax.set_title("Induction heads (kept ones marked)")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(image, label="hits per token")
-    save(figure, path)

@@ -1,6 +1,6 @@
-"""The mistakes in a RayService that KubeRay (1.7) refuses although its schema allows them.
+"""Mistakes in a RayService that its schema allows, but KubeRay (1.7) reports in the object's status once it is applied.
 
-KubeRay itself reports them only in the status of the object, after it has been applied.
+Only fields that the base, the components or the overlays of this project set are checked.
 """
 
 from __future__ import annotations
@@ -12,16 +12,12 @@ from typing import Any
 from app.serving.kubernetes.pods import PodGroup, pod_groups
 
 TIMEOUT = "ray.io/initializing-timeout"
-FAULT_TOLERANT = "ray.io/ft-enabled"
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?")
 DURATION = re.compile(r"[1-9]\d*|(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
-MANAGERS = ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue")
-INCREMENTAL = "NewClusterWithIncrementalUpgrade"
-STRATEGIES = ("NewCluster", INCREMENTAL, "None")
+STRATEGIES = ("NewCluster", "None")
 AUTOSCALER = "RAY_enable_autoscaler_v2"
 TLS = {"RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"}
 SIZES = {"num-cpus", "num-gpus", "memory", "resources"}
-OTHER_BACKEND = {"redis": ("storage",), "rocksdb": ("redisAddress", "redisUsername", "redisPassword")}
 
 
 def refused_by_operator(service: dict[str, Any]) -> Iterator[str]:
@@ -29,23 +25,22 @@ def refused_by_operator(service: dict[str, Any]) -> Iterator[str]:
     metadata, spec = service["metadata"], service["spec"]
     cluster = spec["rayClusterConfig"]
     groups = pod_groups(cluster)
-    yield from _metadata(metadata, spec)
+    yield from _metadata(metadata)
     for group in groups:
         yield from _group(group, is_scaled=bool(cluster.get("enableInTreeAutoscaling")))
     yield from _authentication(cluster, groups)
-    yield from _fault_tolerance(metadata, cluster, groups[0])
+    yield from _fault_tolerance(cluster, groups[0])
     yield from _autoscaling(cluster, groups)
-    yield from _upgrades(spec.get("upgradeStrategy", {}), cluster)
+    if (kind := spec.get("upgradeStrategy", {}).get("type", STRATEGIES[0])) not in STRATEGIES:
+        yield f"upgradeStrategy.type is {kind!r}; it must be {' or '.join(STRATEGIES)}"
 
 
-def _metadata(metadata: dict[str, Any], spec: dict[str, Any]) -> Iterator[str]:
+def _metadata(metadata: dict[str, Any]) -> Iterator[str]:
     if not NAME.fullmatch(metadata["name"]):
         yield f"metadata.name is {metadata['name']!r}; it must be a DNS label of at most 47 characters"
     timeout = metadata.get("annotations", {}).get(TIMEOUT)
     if timeout and (not DURATION.fullmatch(timeout) or not re.search("[1-9]", timeout)):
         yield f"annotation {TIMEOUT} is {timeout!r}; it must be seconds or a duration, as in 30m"
-    if (manager := spec.get("managedBy", MANAGERS[0])) not in MANAGERS:
-        yield f"spec.managedBy is {manager!r}; it must be {' or '.join(MANAGERS)}"
 
 
 def _group(group: PodGroup, *, is_scaled: bool) -> Iterator[str]:
@@ -54,8 +49,6 @@ def _group(group: PodGroup, *, is_scaled: bool) -> Iterator[str]:
         yield f"{label} has no container"
     if fields.get("resources") and (sizes := SIZES & parameters.keys()):
         yield f"{label} has resources, and {', '.join(sorted(sizes))} in rayStartParams; remove one of them"
-    if "labels" in parameters:
-        yield f"{label} has labels in rayStartParams; move them to the group's own labels"
     if group.name == "head":
         return
     least, most = fields.get("minReplicas"), fields.get("maxReplicas")
@@ -64,14 +57,10 @@ def _group(group: PodGroup, *, is_scaled: bool) -> Iterator[str]:
             yield f"{label} needs minReplicas and maxReplicas: without an autoscaler they default to 0 and 2^31-1"
     elif not 0 <= least <= most:
         yield f"{label} has minReplicas {least} and maxReplicas {most}; it must be 0 <= min <= max"
-    if is_scaled and fields.get("suspend"):
-        yield f"{label} has suspend, which the autoscaler does not support"
 
 
 def _authentication(cluster: dict[str, Any], groups: list[PodGroup]) -> Iterator[str]:
     options, version = cluster.get("authOptions", {}), cluster.get("rayVersion", "")
-    if options.get("enableK8sTokenAuth"):
-        yield "authOptions.enableK8sTokenAuth is for RayClusters; a RayService takes mode: token"
     numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
     if options and options.get("mode", "token") == "token" and numbers < (2, 52):
         yield f"rayVersion is {version!r}; authOptions need 2.52.0 or later"
@@ -81,7 +70,7 @@ def _authentication(cluster: dict[str, Any], groups: list[PodGroup]) -> Iterator
                 yield f"group {group.name} sets {', '.join(sorted(given))}; remove them: tlsOptions sets them"
 
 
-def _fault_tolerance(metadata: dict[str, Any], cluster: dict[str, Any], head: PodGroup) -> Iterator[str]:
+def _fault_tolerance(cluster: dict[str, Any], head: PodGroup) -> Iterator[str]:
     options = cluster.get("gcsFaultToleranceOptions")
     if "redis-username" in head.parameters or "REDIS_USERNAME" in head.environment:
         yield "the head sets the Redis user; move it to gcsFaultToleranceOptions.redisUsername"
@@ -93,12 +82,6 @@ def _fault_tolerance(metadata: dict[str, Any], cluster: dict[str, Any], head: Po
         yield "the head sets the Redis password; move it to gcsFaultToleranceOptions.redisPassword"
     if "RAY_REDIS_ADDRESS" in head.environment:
         yield "RAY_REDIS_ADDRESS is set; remove it: gcsFaultToleranceOptions.redisAddress sets it"
-    if metadata.get("annotations", {}).get(FAULT_TOLERANT):
-        yield f"annotation {FAULT_TOLERANT} and gcsFaultToleranceOptions exclude each other"
-    backend = options.get("backend", "redis")
-    for field in OTHER_BACKEND[backend]:
-        if field in options:
-            yield f"gcsFaultToleranceOptions.{field} is not for backend {backend}"
 
 
 def _autoscaling(cluster: dict[str, Any], groups: list[PodGroup]) -> Iterator[str]:
@@ -118,22 +101,3 @@ def _autoscaling(cluster: dict[str, Any], groups: list[PodGroup]) -> Iterator[st
         for field in ("idleTimeoutSeconds", "priority"):
             if group.fields.get(field) and not is_v2:
                 yield f"group {group.name} has {field}, for which autoscalerOptions.version must be v2"
-
-
-def _upgrades(strategy: dict[str, Any], cluster: dict[str, Any]) -> Iterator[str]:
-    kind = strategy.get("type", "NewCluster")
-    if kind not in STRATEGIES:
-        yield f"upgradeStrategy.type is {kind!r}; it must be {', '.join(STRATEGIES)}"
-    if cluster["headGroupSpec"].get("headService", {}).get("metadata", {}).get("name"):
-        yield "headService has a name; remove it: KubeRay names the service"
-    if kind != INCREMENTAL:
-        return
-    if not cluster.get("enableInTreeAutoscaling"):
-        yield "an incremental upgrade needs enableInTreeAutoscaling"
-    options = strategy.get("clusterUpgradeOptions")
-    if options is None:
-        yield "an incremental upgrade needs upgradeStrategy.clusterUpgradeOptions"
-    elif not 0 <= options["stepSizePercent"] <= options.get("maxSurgePercent", 100) <= 100:
-        yield "clusterUpgradeOptions: it must be 0 <= stepSizePercent <= maxSurgePercent <= 100"
-    elif options["intervalSeconds"] <= 0 or not options["gatewayClassName"]:
-        yield "clusterUpgradeOptions: intervalSeconds must be above 0, and gatewayClassName given"

@@ -57,7 +57,6 @@ def test_the_file_holds_the_heads_of_this_model_best_first_for_any_batch_size(
     assert 0 < len(found.heads) <= 5
     assert 10 < found.n_tokens <= 120
     assert rates == pytest.approx([found.hits[one.layer][one.head] / found.n_tokens for one in found.heads], abs=1e-6)
-    assert heads_file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     find(tiny_checkpoint, tmp_path / "again.json", "--batch-size", 4)
     assert json.loads((tmp_path / "again.json").read_text()) == json.loads(heads_file.read_text())
 
