@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from app.reporting.report import bar
-from app.training.batches import Capture
+from app.training.batches import Capture, PaddedTexts, choose_roots
 from app.training.drafts import draft
 from app.training.examples import Example
-from app.training.labels import Labeller
-from app.training.texts import PaddedTexts, choose_roots
+from app.training.losses import Labeller
 from engine.drafter.networks.build import AnyNetwork
 
 EAGLE1_DEPTHS = 5  # measured depths of a drafter that is trained on one step

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from app.training.texts import Roots, take
+from app.training.batches import Roots, take
 from engine.drafter.networks.build import AnyNetwork
 from engine.drafter.networks.dflash import DFlash
 from engine.drafter.networks.layer import Attend

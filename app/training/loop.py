@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from app.training.texts import PaddedTexts
+from app.training.batches import PaddedTexts
 from engine.errors import ConfigError
 
 Loss = Callable[[PaddedTexts, torch.Generator], Tensor]

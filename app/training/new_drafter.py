@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -78,13 +77,13 @@ def check_options(method: Method, asked: ArchitectureOptions) -> None:
 
 
 def new_spec(
-    method: Method, asked: ArchitectureOptions, path: Path, target: ModelSpec, mask_tokens: Sequence[int]
+    method: Method, asked: ArchitectureOptions, path: Path, target: ModelSpec, unused_token: int | None
 ) -> DrafterSpec:
     """The shape of the drafter for a target; raises ConfigError if the target lacks such layers or tokens.
 
     Args:
         asked: as ``check_options`` accepts it.
-        mask_tokens: tokens of the vocabulary that no text has, the best first.
+        unused_token: a token of the vocabulary that no text has, for masks.
     """
     if asked.draft_vocab is not None and asked.draft_vocab > target.vocab_size:
         raise ConfigError(f"--draft-vocab is {asked.draft_vocab}; the target has {target.vocab_size} tokens")
@@ -96,6 +95,10 @@ def new_spec(
         layers = read_layer_shape(path, msgspec.structs.replace(config, hidden_act=None, layer_types=None), {})
         layers = replace(layers, n_layers=n_layers, qk_norm=layers.qk_norm or method == "dflash")
     is_masked = method in ("p-eagle", "dflash")
+    mask_token = unused_token if asked.mask_token is None else asked.mask_token
+    if is_masked and (mask_token is None or mask_token >= target.vocab_size):
+        most = f"an id below {target.vocab_size} that no text has, such as padding"
+        raise ConfigError(f"--mask-token is {mask_token}; it must be {most}")
     learns_mask = method.startswith("parallelspec") and asked.mask_state != "zero" and not asked.no_states
     return DrafterSpec(
         method=method,
@@ -110,7 +113,7 @@ def new_spec(
         n_head_layers=n_layers if method == "medusa" else 0,
         own_head=asked.draft_vocab is not None,
         reads_states=not asked.no_states,
-        mask_token_id=_mask_token(asked, target, mask_tokens) if is_masked else None,
+        mask_token_id=mask_token if is_masked else None,
         has_mask_state=method == "p-eagle" or learns_mask,
         causal_block=asked.causal_block,
         sample_from_anchor=asked.sample_from_anchor,
@@ -132,20 +135,11 @@ def _taps(method: Method, asked: ArchitectureOptions, target: ModelSpec, n_layer
     return asked.taps
 
 
-def _mask_token(asked: ArchitectureOptions, target: ModelSpec, mask_tokens: Sequence[int]) -> int:
-    token = asked.mask_token if asked.mask_token is not None else next(iter(mask_tokens), None)
-    if token is None or token >= target.vocab_size:
-        raise ConfigError(
-            f"--mask-token is {token}; it must be an id below {target.vocab_size} that no text has, such as padding"
-        )
-    return token
-
-
-def mask_tokens_of(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> list[int]:
-    """Tokens that no text has, the best first: mask, an id that the tokenizer does not use, padding, unknown, start."""
+def find_unused_token(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> int | None:
+    """A token that no text has: mask, an id that the tokenizer does not use, padding, unknown or start."""
     unused = len(tokenizer) if len(tokenizer) < vocab_size else None
     ids = (tokenizer.mask_token_id, unused, tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id)
-    return [token for token in ids if token is not None and token != tokenizer.eos_token_id]  # some pad with EOS
+    return next((one for one in ids if one is not None and one != tokenizer.eos_token_id), None)  # some pad with EOS
 
 
 def _flag(name: str) -> str:

@@ -21,13 +21,12 @@ from app.offline.flags import n_threads
 from app.offline.setup import check_device
 from app.training.acceptance import measure_held_out
 from app.training.answering import answer_questions
-from app.training.batches import Capture, EpochBatches
+from app.training.batches import Capture, EpochBatches, PaddedTexts
 from app.training.examples import Split, most_frequent, read_answers, read_texts, source_of, split
 from app.training.loop import LoopSettings, TrainingProgress, TrainingRun
 from app.training.losses import DraftLoss, LossSettings, published
-from app.training.new_drafter import ArchitectureOptions, mask_tokens_of, new_drafter, new_spec
+from app.training.new_drafter import ArchitectureOptions, find_unused_token, new_drafter, new_spec
 from app.training.report import write_report
-from app.training.texts import PaddedTexts
 from app.version import VERSION
 from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.checkpoint.write import write_drafter
@@ -55,7 +54,7 @@ def train(
     check_device(config)
     path = model_path(config.model, config.revision)
     target, tokenizer = read_checkpoint(path)
-    spec = new_spec(arguments.method, asked, path, target, mask_tokens_of(tokenizer, target.vocab_size))
+    spec = new_spec(arguments.method, asked, path, target, find_unused_token(tokenizer, target.vocab_size))
     settings = loss_settings(arguments, spec)
     dtype, device = resolve_dtype(config.dtype, target, config.device), torch.device(config.device)
     longest = min(arguments.max_length, target.max_positions)

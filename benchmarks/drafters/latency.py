@@ -84,8 +84,8 @@ class TimedDrafter:
 def drafter(name: str, model: Path, target: ModelSpec, batch: int, arguments: argparse.Namespace) -> TimedDrafter:
     """A drafter with random weights."""
     method, asked = METHODS[name]
-    wanted = asked if method == "eagle" else replace(asked, drafts=arguments.depth)
-    spec = new_spec(method, wanted, model, target, [0])
+    asked = asked if method == "eagle" else replace(asked, drafts=arguments.depth)
+    spec = new_spec(method, asked, model, target, 0)
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     embedding = torch.randn(target.vocab_size, target.hidden_size).to(device, dtype)
     parts = TargetParts(lambda tokens: embedding[tokens], lambda states: states @ embedding.T)

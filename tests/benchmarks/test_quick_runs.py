@@ -68,5 +68,5 @@ def test_the_flags_of_every_training_ablation_are_valid(tiny_checkpoint: Path) -
             **{field.name: getattr(arguments, field.name) for field in fields(ArchitectureOptions)}
         )
         check_options(arguments.method, asked)
-        spec = new_spec(arguments.method, asked, tiny_checkpoint, load_spec(tiny_checkpoint), ())
+        spec = new_spec(arguments.method, asked, tiny_checkpoint, load_spec(tiny_checkpoint), None)
         assert loss_settings(arguments, spec).n_depths >= 1

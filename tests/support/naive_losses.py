@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from app.training.batches import PaddedTexts, Roots
 from app.training.losses import LossSettings
-from app.training.texts import PaddedTexts, Roots
 from engine.drafter.spec import DrafterSpec
 from tests.support.naive_drafter import NaiveDrafter
 from tests.support.tiny_drafters import TinyDrafter

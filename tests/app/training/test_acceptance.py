@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from app.training.acceptance import along_chains, measure_acceptance
-from app.training.texts import Roots, choose_roots
+from app.training.batches import Roots, choose_roots
 from tests.support.naive_losses import LENGTH, WRITTEN, drafts_of, ids_of, softmax, some_texts
 from tests.support.tiny_drafters import DFLASH, EAGLE, MEDUSA, PARALLEL, tiny_drafter
 

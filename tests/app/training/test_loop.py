@@ -13,9 +13,9 @@ import torch
 
 from app.training import loop
 from app.training.acceptance import measure_acceptance
+from app.training.batches import PaddedTexts
 from app.training.loop import LoopSettings, TrainingRun, rate_factor
 from app.training.losses import DraftLoss, published
-from app.training.texts import PaddedTexts
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import AnyNetwork, new_network
 from engine.drafter.spec import DrafterSpec

@@ -22,11 +22,11 @@ from tests.support.tiny_models import FAMILIES, VOCAB, saved_model, tiny_model
 
 
 def spec_of(
-    method: Method, family: str = "llama", masks: tuple[int, ...] = (0,), n_layers: int = 4, **asked: Any
+    method: Method, family: str = "llama", unused: int | None = 0, n_layers: int = 4, **asked: Any
 ) -> DrafterSpec:
     check_options(method, ArchitectureOptions(**asked))
     path = saved_model(family)
-    return new_spec(method, ArchitectureOptions(**asked), path, replace(load_spec(path), n_layers=n_layers), masks)
+    return new_spec(method, ArchitectureOptions(**asked), path, replace(load_spec(path), n_layers=n_layers), unused)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -73,7 +73,7 @@ def test_layers_are_shaped_like_those_of_the_target(family: str) -> None:
 def test_a_drafter_is_as_published_unless_flags_change_it(
     method: Method, asked: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    spec = spec_of(method, masks=(7, 8), **asked)
+    spec = spec_of(method, unused=7, **asked)
     assert {name: getattr(spec, name) for name in expected} == expected
 
 
@@ -91,13 +91,13 @@ def test_a_drafter_is_as_published_unless_flags_change_it(
         ("eagle", {"taps": (1, 4)}, "--taps is 1,4; layers of this target are 0 to 3, each once"),
         ("eagle", {"taps": (1, 1)}, "--taps is 1,1"),
         ("eagle", {"draft_vocab": VOCAB + 1}, f"--draft-vocab is {VOCAB + 1}; the target has {VOCAB} tokens"),
-        ("p-eagle", {"masks": ()}, "--mask-token is None"),
+        ("p-eagle", {"unused": None}, "--mask-token is None"),
         ("dflash", {"mask_token": VOCAB}, f"--mask-token is {VOCAB}; it must be an id below {VOCAB}"),
     ],
 )
 def test_a_shape_that_cannot_be_trained_is_refused(method: Method, asked: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        spec_of(method, **{"masks": (0,), **asked})
+        spec_of(method, **asked)
 
 
 @pytest.mark.parametrize(
