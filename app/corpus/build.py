@@ -50,12 +50,10 @@ class Phases:
 
     def figures(self) -> dict[str, dict[str, float]]:
         """Seconds, tokens and tokens per second by phase, for the report."""
-        found: dict[str, dict[str, float]] = {}
-        for name, seconds in self.seconds.items():
-            found[name] = {"seconds": round(seconds, 3)}
-            if name in self.tokens:
-                rate = self.tokens[name] / seconds if seconds else 0.0
-                found[name] |= {"tokens": self.tokens[name], "tokens_per_second": round(rate, 1)}
+        found = {name: {"seconds": round(seconds, 3)} for name, seconds in self.seconds.items()}
+        for name, tokens in self.tokens.items():
+            rate = tokens / self.seconds[name] if self.seconds[name] else 0.0
+            found[name] |= {"tokens": tokens, "tokens_per_second": round(rate, 1)}
         return found
 
 

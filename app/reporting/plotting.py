@@ -34,7 +34,7 @@ def grid(n_rows: int, n_columns: int, size: tuple[float, float], **options: Any)
     figure = Figure(figsize=size, layout="constrained")
     axes = list(figure.subplots(n_rows, n_columns, squeeze=False, **options).flat)
     for ax in axes:
-        ax.tick_params(labelsize=LABEL)
+        ax.tick_params(which="both", labelsize=LABEL)
     return figure, axes
 
 
