@@ -78,10 +78,6 @@ class Cluster:
         """Return the rates with trees of ``nodes`` nodes that gain ``tokens_per_forward``."""
         return self.decoding(streams, nodes, tokens_per_forward(nodes))
 
-    def gain(self, streams: int, nodes: int) -> float:
-        """Return tokens per second with such trees, divided by those without."""
-        return self.speculating(streams, nodes).tokens_per_s / self.decoding(streams).tokens_per_s
-
     def best_nodes(self, streams: int) -> int:
         """Return the size of tree with most tokens per second; the smallest of equals."""
         return max((0, 1, 2, 4, 8, 16, 32, 64, 128), key=lambda nodes: self.speculating(streams, nodes).tokens_per_s)

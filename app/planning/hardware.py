@@ -40,36 +40,23 @@ class Hardware:
     link_latency_s: float = _figure(0.0, "links are left out")
 
 
-@dataclass(frozen=True, slots=True)
-class PlanningInput:
-    """A figure that estimates follow from."""
-
-    name: str
-    value: float | str
-    source: str
-
-
 def planning_inputs(
     hardware: Hardware, profile: tuple[str, PipelineProfile] | None, tokens_per_forward: float | None
-) -> list[PlanningInput]:
-    """Return every figure that the rates were calculated from.
+) -> list[tuple[str, float | str, str]]:
+    """Return (name, value, source) of every figure that the rates were calculated from.
 
     With a ``profile`` (its name and contents) only the software times of ``hardware`` count.
     """
-    figures = []
+    figures: list[tuple[str, float | str, str]] = []
     for one in fields(hardware):
-        value = getattr(hardware, one.name)
-        source = one.metadata["source"] if value == one.default else "given"
-        figures.append(PlanningInput(one.name, value, source))
+        if profile is None or one.name in ("hop_s", "turn_s"):
+            value = getattr(hardware, one.name)
+            figures.append((one.name, value, one.metadata["source"] if value == one.default else "given"))
     if profile is not None:
         name, contents = profile
-        figures = [
-            PlanningInput("profile", name, "docs/scaling.md lists profiles and their sources"),
-            *(one for one in figures if one.name in ("hop_s", "turn_s")),
-            *(PlanningInput(f"profile.{key}", value, name) for key, value in asdict(contents).items()),
-        ]
-    tau = PlanningInput("tokens_per_forward", tokens_per_forward or TAU, "given" if tokens_per_forward else TAU)
-    return [*figures, tau]
+        figures.insert(0, ("profile", name, "docs/scaling.md lists profiles and their sources"))
+        figures += [(f"profile.{key}", value, name) for key, value in asdict(contents).items()]
+    return [*figures, ("tokens_per_forward", tokens_per_forward or TAU, "given" if tokens_per_forward else TAU)]
 
 
 def derived_profile(sizes: ModelSizes, ranges: list[LayerRange], hardware: Hardware) -> PipelineProfile:

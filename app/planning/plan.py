@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.inputs.simulation import profile_at
-from app.planning.hardware import Hardware, PlanningInput, planning_inputs
+from app.planning.hardware import Hardware, planning_inputs
 from app.planning.layouts import GpuLayout, PlanRequest, chosen, layouts
 from app.planning.sizes import ModelSizes, sizes_of, usable_bytes
 from engine.errors import ConfigError
@@ -37,12 +37,8 @@ class DeploymentPlan:
     asked: PlanRequest
     disks: Sequence[float]  # bytes per second at which a stage may read its weights
     found: Sequence[GpuLayout]
-    inputs: Sequence[PlanningInput]
-
-    @property
-    def best(self) -> GpuLayout | None:
-        """The layout to use; None: the model does not fit."""
-        return chosen(self.found)
+    best: GpuLayout | None  # the layout to use; None: the model does not fit
+    inputs: Sequence[tuple[str, float | str, str]]  # (name, value, source)
 
     @property
     def command(self) -> str:
@@ -95,4 +91,4 @@ def make_plan(given: argparse.Namespace, disks: Sequence[float]) -> DeploymentPl
     names = {"--model": given.model.removesuffix("/config.json"), "--revision": given.revision}
     names |= {"--dtype": given.dtype, "--quantization": given.quantization}
     flags = " ".join(f"{flag} {shlex.quote(value)}" for flag, value in names.items() if value is not None)
-    return DeploymentPlan(given.model, flags, sizes, asked, disks, found, inputs)
+    return DeploymentPlan(given.model, flags, sizes, asked, disks, found, chosen(found), inputs)

@@ -33,7 +33,7 @@ def document(plan: DeploymentPlan) -> dict[str, Any]:
         "fits": plan.best is not None,
         "command": plan.command,
         "layouts": [_layout(one, plan) for one in plan.found],
-        "estimates_from": [asdict(one) for one in plan.inputs],
+        "estimates_from": [dict(zip(("name", "value", "source"), one, strict=True)) for one in plan.inputs],
     }
 
 
@@ -70,7 +70,7 @@ def text(plan: DeploymentPlan) -> str:
     if best is None:
         lines.append("The model does not fit. Use more or larger GPUs, or --quantization int8 or fp8.")
         return "\n".join(lines)
-    inputs = [("  " + one.name, _value(one.value), one.source) for one in plan.inputs if one.value]
+    inputs = [(f"  {name}", _value(value), source) for name, value, source in plan.inputs if value]
     lines += [
         f"{best.replicas} x {best.stages} holds most sequences:",
         *(f"  stage {i}: {one}" for i, one in enumerate(best.held)),
