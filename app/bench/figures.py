@@ -47,7 +47,6 @@ class MethodFigures(msgspec.Struct, frozen=True):
 
     @property
     def speedup(self) -> float | None:
-        """The median over turns."""
         return None if self.speedup_quartiles is None else self.speedup_quartiles.median
 
 

@@ -40,9 +40,7 @@ def measure(
 ) -> tuple[list[TurnRecord], dict[str, Any]]:
     """Run the methods on ``questions``; returns all records and the keys that the run adds to the JSON document.
 
-    Raises:
-        ConfigError: a method or question cannot be run, or the folder holds records of other settings; nothing was run.
-        KeyboardInterrupt: Ctrl-C; the records are kept.
+    Raises ConfigError if a method or question cannot be run, or the folder holds records of other settings.
     """
     path = model_path(config.model, config.revision)
     target = load_target(config)
@@ -77,7 +75,6 @@ def measure(
 
 
 def _notes(plan: BenchPlan) -> list[str]:
-    """How warm figures were measured, in one sentence."""
     if not any(setting.warm for setting in plan.settings):
         return []
     if plan.warm_passes == 0:

@@ -48,7 +48,6 @@ class FailureCount(logging.Handler):
         self._n += 1
 
     def take(self) -> int:
-        """Failures since the last call."""
         taken, self._n = self._n, 0
         return taken
 
@@ -75,7 +74,6 @@ class MeteredEngine(Engine):
         return seq
 
     def step(self) -> list[tuple[int, StepEvent]]:
-        """Run one step and share its time among the sequences in it."""
         began = time.perf_counter()
         step = self.next_step()
         if step is None:

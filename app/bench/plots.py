@@ -86,7 +86,6 @@ def _step_time(records: Sequence[TurnRecord]) -> Any:
 
 
 def _rows(found: Report, n_bars: int) -> tuple[Any, list[Any]]:
-    """A figure with a row of axes per setting, as wide as its bars need."""
     return grid(len(found), 1, (min(40, max(6, 0.16 * n_bars + 3)), 3.4 * len(found)), sharey=True)
 
 

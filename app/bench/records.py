@@ -89,12 +89,10 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def digest(raw: bytes) -> str:
-    """A short hash of what a run read, for its settings."""
     return hashlib.sha256(raw).hexdigest()[:12]
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
-    """A short hash of settings."""
     return hashlib.sha256(msgspec.json.encode(dict(settings), order="deterministic")).hexdigest()[:16]
 
 

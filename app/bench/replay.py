@@ -134,7 +134,6 @@ class Replay(BenchSchedule):
         self._engine = MeteredEngine(self._target, pool, options, self.scope)
 
     def records(self, setting: BenchSetting, method: str, repeat: int, turns: Sequence[Turn]) -> Iterator[TurnRecord]:
-        """Commit some recorded answers while ``method`` drafts."""
         return self._replay(setting, method, repeat, [self._test[turn] for turn in turns])
 
     def teach(self, setting: BenchSetting, method: str, repeat: int) -> Iterator[TurnRecord]:
@@ -167,11 +166,7 @@ class Replay(BenchSchedule):
 
 
 def check_methods(methods: Sequence[str], pool: SpeculatorPool) -> None:
-    """Refuse methods that need more than text.
-
-    Raises:
-        UnknownMethodError: a method is unknown, lacks its corpus, or needs more than text; the message names it.
-    """
+    """Raise UnknownMethodError if a method is unknown, lacks its corpus, or needs more than text."""
     for method in methods:
         for part in (part.strip() for part in method.split("+")):
             reason = REFUSED.get(part) or _read_back(pool.needs(part))

@@ -94,7 +94,6 @@ def _fields(f: MethodFigures) -> dict[str, Any]:
 
 
 def tables(found: Mapping[BenchSetting, Sequence[MethodRow]]) -> str:
-    """All tables, one section per setting."""
     return "\n\n".join(_setting(setting, rows) for setting, rows in found.items())
 
 

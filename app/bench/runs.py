@@ -70,12 +70,7 @@ class BenchRunner(BenchSchedule):
         self._failures = FailureCount()
 
     def check(self) -> None:
-        """Check everything that would stop the run halfway.
-
-        Raises:
-            UnknownMethodError: a method is unknown or not available yet.
-            ConfigError: a method lacks an artefact it needs, or a question is longer than the model's context.
-        """
+        """Raise SpectraError if a method is unknown or lacks an artefact, or a question is longer than the context."""
         info, params = self._engine.target.info, self._plan.params
         for pool in self._pools.values():
             for method in self._plan.methods:
@@ -92,14 +87,12 @@ class BenchRunner(BenchSchedule):
                 )
 
     def run(self, file: RecordFile[TurnRecord], done: Callable[[], object]) -> None:
-        """Measure the turns that ``file`` lacks; ``done`` is called after every turn."""
         with self._failures:
             if self.work(file):
                 self._warm_up()
             super().run(file, done)
 
     def records(self, setting: BenchSetting, method: str, repeat: int, turns: Sequence[Turn]) -> Iterator[TurnRecord]:
-        """Answer some questions and record each turn."""
         questions = list(dict.fromkeys(question for question, _ in turns))
         self._engine.pool = self._pools[setting.warm]  # no sequence is alive between two calls
         self.enter(setting, method, repeat)

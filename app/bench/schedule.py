@@ -107,11 +107,7 @@ def rotated(methods: Sequence[str], by: int) -> list[str]:
 def recorded(run: BenchSchedule, out: Path | None, settings: Mapping[str, Any], restart: bool) -> list[TurnRecord]:
     """Run what the records in ``out`` lack, with a progress bar; returns those of the run's methods and settings.
 
-    Without ``out``, the records are deleted at the end.
-
-    Raises:
-        ConfigError: ``out`` holds records of other settings; nothing was run.
-        KeyboardInterrupt: Ctrl-C; the records in ``out`` are kept.
+    Without ``out``, the records are deleted at the end. Raises ConfigError if ``out`` holds records of other settings.
     """
     with (
         TemporaryDirectory() if out is None else nullcontext(out) as folder,

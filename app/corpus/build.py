@@ -43,13 +43,11 @@ class Phases:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Measure the time of a phase."""
         began = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - began
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """Seconds, tokens and tokens per second by phase, for the report."""
         found = {name: {"seconds": round(seconds, 3)} for name, seconds in self.seconds.items()}
         for name, tokens in self.tokens.items():
             rate = tokens / self.seconds[name] if self.seconds[name] else 0.0
@@ -66,12 +64,7 @@ class SnapshotBuild:
         self._scored_before = 0  # tokens scored in earlier runs
 
     def run(self) -> dict[str, Any]:
-        """Build, report, publish; returns the JSON document of the command.
-
-        Raises:
-            ConfigError: a flag is wrong, or an input cannot be read.
-            UnsupportedModelError: the model cannot be run.
-        """
+        """Build, report, publish; returns the JSON document of the command. Raises SpectraError."""
         arguments = self._arguments
         if arguments.threads is not None:
             torch.set_num_threads(arguments.threads)
@@ -125,7 +118,6 @@ class SnapshotBuild:
         return FolderTexts(folder)
 
     def _select(self, texts: FolderTexts) -> TextSelection:
-        """Decide which texts are kept."""
         arguments, rows = self._arguments, texts.rows
         is_short, is_repeated = find_dropped(rows, arguments.min_tokens)
         is_outside = find_outside(texts, ~is_short & ~is_repeated, self._target.spec.vocab_size)
@@ -173,7 +165,6 @@ class SnapshotBuild:
     def _write_snapshot(
         self, texts: FolderTexts, selection: TextSelection, counts: Sequence[dict[str, Any]]
     ) -> Manifest:
-        """Write the snapshot of the kept texts, in the order of reading."""
         target, is_refined, out = self._target, not self._arguments.unrefined, self._arguments.out
         about = Description(
             tokenizer_hash=target.tokenizer_hash,
@@ -197,7 +188,6 @@ class SnapshotBuild:
         return manifest
 
     def _facts(self, manifest: Manifest) -> dict[str, Any]:
-        """Facts of the build for the report."""
         arguments, target = self._arguments, self._target
         flags = ("select", "per_input", "keep", "keep_tokens", "min_tokens")
         return {

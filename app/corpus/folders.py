@@ -23,11 +23,7 @@ def hash_values(*values: object) -> str:
 
 @contextmanager
 def locked(work: Path) -> Iterator[None]:
-    """Make the work folder if missing, and hold its lock.
-
-    Raises:
-        ConfigError: another build uses the folder.
-    """
+    """Make the work folder if missing, and hold its lock; raises ConfigError if another build uses it."""
     work.mkdir(parents=True, exist_ok=True)
     with (work / LOCK).open("w") as lock:
         try:

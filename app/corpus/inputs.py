@@ -59,7 +59,6 @@ class Encoder:
         self._ends_line: npt.NDArray[np.bool_] = np.array([one.endswith("\n") for one in written])
 
     def pieces(self, documents: Sequence[Document]) -> Iterator[list[npt.NDArray[np.int32]]]:
-        """The pieces of each document."""
         blocks = [list(_blocks(as_text(document, self._tokenizer))) for document in documents]
         encoded = iter(self._backend.encode_batch_fast([*chain(*blocks)], add_special_tokens=False))
         for mine in blocks:

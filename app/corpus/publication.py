@@ -21,11 +21,7 @@ from retrieval_store.stores.records import Current, Published
 
 @contextmanager
 def opened_store(where: str, namespace: str, flag: str) -> Iterator[Store]:
-    """The store of ``namespace`` at ``where``, the value of ``flag``.
-
-    Raises:
-        ConfigError: the address or the namespace is wrong, or the store refuses what is done with it.
-    """
+    """The store of ``namespace`` at ``where``, the value of ``flag``; errors of the store become ConfigError."""
     with named_errors(flag), closing(open_store_at(where, namespace, flag)) as store:
         yield store
 
@@ -56,19 +52,16 @@ def move_current(store: Store, move: Callable[[], Current]) -> None:
 
 
 def _print_expiry(store: Store, version: str, condition: str) -> None:
-    """Print when a version expires, if it does."""
     for one in store.versions():
         if one.version == version and one.expires_at is not None:
             print(f"{version} expires at {format_time(one.expires_at)}, {condition}")
 
 
 def print_current(current: Current) -> None:
-    """Print which version is current."""
     print(f"current: {current.version or 'none'} (revision {current.revision})")
 
 
 def describe_store(store: Store) -> str:
-    """Address and namespace of a store."""
     return f"{store.url}, namespace {store.namespace}"
 
 
@@ -98,7 +91,6 @@ def version_table(versions: list[Published]) -> str:
 
 
 def describe_snapshot(manifest: Manifest) -> str:
-    """All entries of a manifest, line by line."""
     about = manifest.about
     range_ = about.perplexity
     rows = [
@@ -124,5 +116,4 @@ def format_size(n_bytes: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """A time in UTC, to the minute."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -35,16 +35,11 @@ class CorpusTarget:
     dtype: torch.dtype
 
     def scorer(self) -> Perplexity:
-        """Load the weights."""
         return Perplexity.load(self.path, self.devices, self.dtype, self.longest, self.start)
 
 
 def corpus_target(arguments: argparse.Namespace) -> CorpusTarget:
-    """Read everything except the weights.
-
-    Raises:
-        ConfigError: the model cannot be read, has no tokenizer, or does not fit --piece-tokens, --dtype or --device.
-    """
+    """Read everything except the weights; raises ConfigError if the model and the flags do not fit each other."""
     try:
         path = model_path(arguments.model)
         spec, tokenizer = read_checkpoint(path)

@@ -47,11 +47,7 @@ def check_ray_token() -> Finding:
 
 
 def check_store(url: str, namespace: str) -> Finding:
-    """Return whether the store of ``--redis`` answers; shows no password.
-
-    Raises:
-        ConfigError: ``url`` is no address of a store.
-    """
+    """Return whether the store of ``--redis`` answers; raises ConfigError if ``url`` is no address of a store."""
     with closing(open_store_at(url, namespace, "--redis")) as opened:
         try:
             current = opened.current()

@@ -51,7 +51,6 @@ class RequestRecord:
 
     @property
     def retries(self) -> int:
-        """Attempts after the first."""
         return len(self.breaks) if self.ok else max(0, len(self.breaks) - 1)
 
     @property
@@ -61,7 +60,6 @@ class RequestRecord:
 
     @property
     def e2e(self) -> float:
-        """Seconds from the intended arrival to the end."""
         return self.ended - self.intended
 
     @property

@@ -32,12 +32,10 @@ LATE_S = 0.02  # above, the client's lateness distorts latencies
 def publish(
     load: LoadProfile, common: Mapping[str, Any], ran: LoadRun, folder: Path | None, file: Path | None
 ) -> LoadFigures:
-    """Print tables and document, and return the figures.
+    """Print tables and document, write them to ``folder`` and ``file`` if given, and return the figures.
 
     Args:
         common: fields of all bodies.
-        folder: for document, tables, records and plots; None: none.
-        file: for the document; None: none.
     """
     found = figures(ran.records, load.slo, common.get("temperature") == 0)
     whole, shown = document(load, common, found, ran), tables(load, found, ran)
@@ -69,7 +67,6 @@ def _shifted(record: RequestRecord, zero: float) -> dict[str, Any]:
 
 
 def document(load: LoadProfile, asked: Mapping[str, Any], found: LoadFigures, ran: LoadRun) -> dict[str, Any]:
-    """The JSON document of a run."""
     loop = "closed" if load.rate is None else "open"
     chunks = sum(len(record.chunks) for record in ran.records)
     settings = {
@@ -121,7 +118,6 @@ def tables(load: LoadProfile, found: LoadFigures, ran: LoadRun) -> str:
 
 
 def notes(found: LoadFigures, ran: LoadRun) -> list[str]:
-    """Warnings that concern the figures, one line each."""
     lines = []
     if found.ok and found.output_tokens is None:
         lines.append("The server sent no usage with some answers: no figures per token (SSE events are not tokens).")

@@ -44,16 +44,11 @@ class LoadRun:
 
 
 def run(load: LoadProfile, plan: RequestPlan) -> LoadRun:
-    """Load the server until the run ends."""
     return uvloop.run(_run(load, plan))
 
 
 def model_at(base: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None) -> str:
-    """The first model a server lists.
-
-    Raises:
-        ConfigError: the server does not answer, or lists no model.
-    """
+    """The first model a server lists; raises ConfigError if it does not answer, or lists none."""
 
     async def models() -> tuple[int, bytes]:
         timeout = aiohttp.ClientTimeout(MODELS_TIMEOUT_S)

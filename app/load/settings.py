@@ -42,7 +42,6 @@ class Slo:
 
     @property
     def text(self) -> str:
-        """The objective as ``--slo`` takes it."""
         limits = {name: getattr(self, name) for name in SLO_NAMES}
         return ",".join(f"{name}={limit:g}" for name, limit in limits.items() if limit is not None)
 
@@ -76,7 +75,6 @@ class LoadProfile:
 
     @property
     def label(self) -> str:
-        """The loop in words."""
         if self.rate is not None:
             return f"open loop, {self.rate:g} requests/s, {self.arrivals} arrivals"
         return f"closed loop, concurrency {self.concurrency}"
@@ -108,11 +106,7 @@ class RequestPlan:
 
 
 def parse_slo(text: str) -> Slo:
-    """Read an objective such as ``ttft=0.5,tpot=0.05,e2e=10``; every limit is optional.
-
-    Raises:
-        ConfigError: a name is unknown or occurs twice, or a limit is no number of seconds above 0.
-    """
+    """Read an objective such as ``ttft=0.5,tpot=0.05,e2e=10``; every limit is optional. Raises ConfigError."""
     limits: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
@@ -126,11 +120,7 @@ def parse_slo(text: str) -> Slo:
 
 
 def base_of(url: str) -> str:
-    """The base address of the API, ending in ``/v1``; ``--url`` may lack that.
-
-    Raises:
-        ConfigError: ``--url`` is no http address.
-    """
+    """The base address of the API, ending in ``/v1``; raises ConfigError if ``--url`` is no http address."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url!r} must begin with http:// or https://, such as http://127.0.0.1:8000")
     try:
@@ -144,11 +134,7 @@ def base_of(url: str) -> str:
 
 
 def trusting(file: str | None) -> ssl.SSLContext | None:
-    """The https servers that certificates of authorities in a PEM file vouch for; None without a file.
-
-    Raises:
-        ConfigError: ``--tls-ca`` cannot be read, or holds no certificate.
-    """
+    """The https servers that a PEM file of authorities vouches for; raises ConfigError if it holds no certificate."""
     if file is None:
         return None
     try:
@@ -162,8 +148,7 @@ def trusting(file: str | None) -> ssl.SSLContext | None:
 def common_fields(fields: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of all bodies: ``fields``, overridden by those of ``--extra`` (null removes a field).
 
-    Raises:
-        ConfigError: ``--extra`` sets a field that the load itself sets.
+    Raises ConfigError if ``--extra`` sets a field that the load itself sets.
     """
     for name, why in RESERVED.items():
         if extra.get(name) is not None:
@@ -172,14 +157,11 @@ def common_fields(fields: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[s
 
 
 def distinct_of(asked: int | None, n_prompts: int, requests: int | None) -> int | None:
-    """How many different requests ``--repeat-check`` repeats; None: it was not given.
+    """How many different requests ``--repeat-check`` repeats; raises ConfigError if none would be repeated.
 
     Args:
-        asked: value of the flag; 0: as many as there are prompts, but at most half of the requests.
+        asked: value of the flag; 0: as many as there are prompts, but at most half of the requests; None: not given.
         requests: to be sent; None: unlimited.
-
-    Raises:
-        ConfigError: no request would be repeated.
     """
     if asked is None:
         return None

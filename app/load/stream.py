@@ -79,7 +79,6 @@ class Event(msgspec.Struct):
 
     @property
     def speculation(self) -> dict[str, Any]:
-        """The server's ``metrics.speculative_decoding``; empty if there is none."""
         found = self.metrics.get("speculative_decoding") if isinstance(self.metrics, dict) else None
         return found if isinstance(found, dict) else {}
 
@@ -146,11 +145,7 @@ class EventData:
 
 
 def read_event(data: bytes) -> Event:
-    """The event of its data.
-
-    Raises:
-        AttemptError: it is no chunk, or an error of the server.
-    """
+    """The event of its data; raises AttemptError if it is no chunk, or an error of the server."""
     try:
         event = decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -45,7 +45,6 @@ class ModelSizes:
 
     @property
     def bytes(self) -> int:
-        """Weights of the whole model."""
         return int(self.weights.of(0, self.spec.n_layers))
 
     @property

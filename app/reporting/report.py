@@ -48,7 +48,6 @@ def _padded(row: Sequence[str], widths: Sequence[int], left: Collection[int]) ->
 
 
 def as_line(document: Mapping[str, Any]) -> str:
-    """A document as one line of JSON."""
     return json.dumps(document, ensure_ascii=False)
 
 
@@ -58,7 +57,6 @@ def write_document(document: Mapping[str, Any], path: Path) -> None:
 
 
 def write_lines(records: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Write one line of JSON per record."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(as_line(record) + "\n" for record in records)
 
@@ -71,11 +69,7 @@ def write_report(folder: Path, name: str, document: Mapping[str, Any], tables: s
 
 
 def check_writable(folder: Path | None, file: Path | None) -> None:
-    """Make the folders of ``--out`` and ``--json`` before a long run whose report could not be written.
-
-    Raises:
-        ConfigError: a folder or the file cannot be made.
-    """
+    """Make the folders of ``--out`` and ``--json``; raises ConfigError now, not at the end of a long run."""
     try:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)

@@ -44,11 +44,9 @@ class TrainingAnswer(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """Unique in a file."""
         return self.question, self.sample, self.turn
 
     def example(self) -> Example:
-        """The text to train on."""
         return Example(self.source_hash, [*self.prompt, *self.answer], len(self.prompt), self.temperature)
 
 

@@ -25,7 +25,6 @@ class PaddedTexts:
     tapped: Tensor | None = None  # [b, n, n_taps * target_hidden], concatenated outputs of the tapped layers
 
     def states_for(self, spec: DrafterSpec) -> Tensor:
-        """The states that the drafter reads."""
         if not spec.taps:
             return self.final
         assert self.tapped is not None, "the drafter's layers were not tapped"

@@ -36,7 +36,6 @@ class Example:
 
     @property
     def written(self) -> Sequence[int]:
-        """The tokens that count."""
         return self.tokens[self.first :]
 
 
@@ -66,8 +65,7 @@ class _AnswerLine(msgspec.Struct, frozen=True):
 def read_answers(path: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> list[Example]:
     """The answers of a JSON-lines file; the first line of an ``answers.jsonl`` of ``spectra train`` is skipped.
 
-    Raises:
-        ConfigError: the file cannot be read, or a line has another form; the message names it.
+    Raises ConfigError, which names the line, if the file cannot be read, or a line has another form.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -114,9 +112,7 @@ def read_texts(path: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int, 
     """The texts of a file or folder, in pieces of at most ``longest`` tokens, all of which count.
 
     The chat template writes conversations. Texts with tokens outside the vocabulary are skipped.
-
-    Raises:
-        ConfigError: a file cannot be read, or the chat template refuses a conversation.
+    Raises ConfigError if a file cannot be read, or the chat template refuses a conversation.
     """
     try:
         for document in read_documents(path):

@@ -69,7 +69,6 @@ class TrainingRun:
         self._saved_at = self.progress.seconds
 
     def train(self) -> TrainingProgress:
-        """Train until the budget is used up."""
         started = time.monotonic() - self.progress.seconds
         self.network.train()
         with tqdm(total=1.0, bar_format="{percentage:3.1f}%|{bar:20}| {postfix}", mininterval=5, miniters=0) as bar:
@@ -86,7 +85,6 @@ class TrainingRun:
         return self.progress
 
     def _share(self) -> float:
-        """The used share of the budget."""
         settings, progress = self.settings, self.progress
         if settings.steps is not None:
             return progress.steps / settings.steps

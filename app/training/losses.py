@@ -145,7 +145,6 @@ class DraftLoss:
         return self.at(texts, choose_roots(texts, self.n_roots, generator), generator)
 
     def at(self, texts: PaddedTexts, roots: Roots, generator: torch.Generator | None = None) -> Tensor:
-        """The loss at these roots."""
         settings, states = self.settings, texts.states_for(self.network.spec)
         if settings.noise:
             drawn = torch.rand(states.shape, generator=generator, dtype=states.dtype)

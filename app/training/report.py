@@ -36,7 +36,6 @@ whose earlier drafts were accepted; tau is tokens per target forward pass along 
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """Acceptance by depth, as Markdown."""
     held_out = document["held_out"]
     kinds = {"greedy": held_out["greedy"], f"temperature {held_out['temperature']:g}": held_out["sampled"]}
     depths = max((len(kind["by_depth"]) for kind in kinds.values() if kind), default=0)
@@ -49,7 +48,6 @@ def table(document: Mapping[str, Any]) -> str:
 
 
 def write_report(document: Mapping[str, Any], folder: Path) -> None:
-    """Write the card and training.json."""
     write_document(document, folder / "training.json")
     training, texts = document["training"], document["texts"]
     files = [f"`{file}` ({kind})" for kind in ("prompts", "answers", "texts") for file in texts[kind]]

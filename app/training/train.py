@@ -46,9 +46,7 @@ def train(
 ) -> dict[str, Any]:
     """Train a drafter, or continue; returns the document, which is also written to ``--out``.
 
-    Raises:
-        ConfigError: a flag does not fit the target, or the work folder is another training's.
-        UnsupportedModelError: the target cannot be run.
+    Raises SpectraError if a flag does not fit the target, or the work folder is another training's.
     """
     torch.set_num_threads(n_threads(config))
     check_device(config)
@@ -100,7 +98,6 @@ def train(
 
 
 def loss_settings(arguments: argparse.Namespace, spec: DrafterSpec) -> LossSettings:
-    """The published loss, changed by the flags that are given."""
     flags = {
         "cross_entropy": arguments.ce_weight,
         "decay": arguments.depth_decay,
@@ -155,7 +152,6 @@ def _start_run(
 def _describe_run(
     arguments: argparse.Namespace, config: ServeConfig, progress: TrainingProgress, batches: EpochBatches
 ) -> dict[str, Any]:
-    """What the training used, and its flags."""
     flags = ("rate", "batch", "roots", "max_length", "seed")
     n_tokens = batches.n_tokens(progress.steps)
     return {
@@ -173,7 +169,6 @@ def _describe_run(
 
 
 def _count_texts(texts: Split) -> dict[str, int]:
-    """Numbers of texts and of written tokens."""
     return {
         "train": len(texts.train),
         "train_tokens": sum(len(example.written) for example in texts.train),
