@@ -106,12 +106,8 @@ def machine(device: str) -> str:
     """The hardware that times were measured on, and the version of torch."""
     if device != "cpu":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"{_processor()}, {os.cpu_count()} CPUs, torch {torch.__version__}"
-
-
-def _processor() -> str:
+    processor = platform.processor() or platform.machine()
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), processor)
+    return f"{processor}, {os.cpu_count()} CPUs, torch {torch.__version__}"

@@ -124,9 +124,9 @@ class Replay(BenchSchedule):
         vocab_size: int,
     ) -> None:
         units = [[(one.index, one.turn) for one in turns] for turns in grouped(test, lambda one: one.index).values()]
-        super().__init__(methods, settings, 1, units, history_passes * len(history))
-        self._history = list(history) * history_passes
-        self._test = {(one.index, one.turn): one for one in test}
+        lesson = [(-1 - one.index, one.turn) for one in history]
+        super().__init__(methods, settings, 1, units, [lesson] * history_passes)
+        self._recorded = {(one.index, one.turn): one for one in test} | dict(zip(lesson, history, strict=True))
         self._max_nodes = max_nodes
         longest = max(len(turn.prompt) + len(turn.answer) for turn in (*history, *test))
         self._target = ReplayTarget(vocab_size, longest)
@@ -134,16 +134,7 @@ class Replay(BenchSchedule):
         self._engine = MeteredEngine(self._target, pool, options, self.scope)
 
     def records(self, setting: BenchSetting, method: str, repeat: int, turns: Sequence[Turn]) -> Iterator[TurnRecord]:
-        return self._replay(setting, method, repeat, [self._test[turn] for turn in turns])
-
-    def teach(self, setting: BenchSetting, method: str, repeat: int) -> Iterator[TurnRecord]:
-        return self._replay(setting, method, repeat, self._history)
-
-    def _replay(
-        self, setting: BenchSetting, method: str, repeat: int, turns: Sequence[RecordedTurn]
-    ) -> Iterator[TurnRecord]:
-        self.enter(setting, method, repeat)
-        for turn in turns:
+        for turn in (self._recorded[one] for one in turns):
             self._target.answers.append(turn.answer)
             params = SamplingParams(max_tokens=len(turn.answer))
             request = Request(turn.prompt, params, method, self._max_nodes, prediction=list(turn.prediction))

@@ -59,7 +59,7 @@ class BenchRunner(BenchSchedule):
         self, target: Target, tokenizer: PreTrainedTokenizerFast, pools: Mapping[bool, SpeculatorPool], plan: BenchPlan
     ) -> None:
         units = plan.units()
-        super().__init__(plan.methods, plan.settings, plan.repeats, units, plan.warm_passes * sum(map(len, units)))
+        super().__init__(plan.methods, plan.settings, plan.repeats, units, [list(chain(*units))] * plan.warm_passes)
         self._plan = plan
         self._pools = pools
         self._tokenizer = tokenizer
@@ -95,7 +95,6 @@ class BenchRunner(BenchSchedule):
     def records(self, setting: BenchSetting, method: str, repeat: int, turns: Sequence[Turn]) -> Iterator[TurnRecord]:
         questions = list(dict.fromkeys(question for question, _ in turns))
         self._engine.pool = self._pools[setting.warm]  # no sequence is alive between two calls
-        self.enter(setting, method, repeat)
         params = replace(self._plan.params, temperature=setting.temperature)
         if setting.temperature > 0:
             params = replace(params, seed=(params.seed + repeat) % 2**64)
@@ -122,11 +121,6 @@ class BenchRunner(BenchSchedule):
                 by_source={name: counts.named for name, counts in answer.stats.by_source.items()},
                 failures=self._failures.take(),
             )
-
-    def teach(self, setting: BenchSetting, method: str, repeat: int) -> Iterator[TurnRecord]:
-        """Answer all questions ``warm_passes`` times."""
-        for _ in range(self._plan.warm_passes):
-            yield from self.records(setting, method, repeat, self.turns)
 
     def _warm_up(self) -> None:
         """Let every method make some steps that are not counted: the first ones touch memory and load code."""

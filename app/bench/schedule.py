@@ -28,7 +28,7 @@ class BenchSchedule(ABC):
 
     Args:
         units: turns that a method runs in a row.
-        lessons: turns that a method runs before a warm setting is measured.
+        lessons: passes over turns that a method runs before a warm setting is measured; their records do not count.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class BenchSchedule(ABC):
         settings: Sequence[BenchSetting],
         repeats: int,
         units: Sequence[Sequence[Turn]],
-        lessons: int,
+        lessons: Sequence[Sequence[Turn]],
     ) -> None:
         self.methods, self.settings = methods, settings
         self._repeats, self._units, self._lessons = repeats, units, lessons
@@ -48,14 +48,6 @@ class BenchSchedule(ABC):
     @abstractmethod
     def records(self, setting: BenchSetting, method: str, repeat: int, turns: Sequence[Turn]) -> Iterator[TurnRecord]:
         """Run all turns of some questions."""
-
-    @abstractmethod
-    def teach(self, setting: BenchSetting, method: str, repeat: int) -> Iterator[TurnRecord]:
-        """Run the lessons of a warm setting, whose records do not count."""
-
-    def enter(self, setting: BenchSetting, method: str, repeat: int) -> None:
-        """Choose the scope of the next turns."""
-        self._shared = f"{setting.label}, {method}, {repeat}" if setting.warm else None
 
     def scope(self) -> str:
         """The scope of the next turn; speculators share what they learn among the requests of one scope."""
@@ -69,7 +61,7 @@ class BenchSchedule(ABC):
             if setting.warm and missing:
                 for turn in self.turns:  # the file keeps them, and the records of the next pass replace them
                     file.by_key.pop(Key(setting, method, repeat, *turn), None)
-                todo += self._lessons + len(self.turns)
+                todo += sum(map(len, self._lessons)) + len(self.turns)
             else:
                 todo += len(missing)
         return todo
@@ -78,16 +70,20 @@ class BenchSchedule(ABC):
         """Run the turns that ``file`` lacks and add their records; ``done`` is called after every turn."""
         for repeat, setting in product(range(self._repeats), self.settings):
             if setting.warm:
-                for method in self.methods:
+                for method, lesson in product(self.methods, self._lessons):
                     if _missing(file, setting, method, repeat, self.turns):
-                        for _ in self.teach(setting, method, repeat):
+                        for _ in self._run(setting, method, repeat, lesson):
                             done()
             for i, unit in enumerate(self._units):
                 for method in rotated(self.methods, i + repeat):
                     if turns := _missing(file, setting, method, repeat, unit):
-                        for record in self.records(setting, method, repeat, turns):
+                        for record in self._run(setting, method, repeat, turns):
                             file.append(record)
                             done()
+
+    def _run(self, setting: BenchSetting, method: str, repeat: int, turns: Sequence[Turn]) -> Iterator[TurnRecord]:
+        self._shared = f"{setting.label}, {method}, {repeat}" if setting.warm else None
+        return self.records(setting, method, repeat, turns)
 
 
 def _missing(
