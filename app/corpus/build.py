@@ -19,7 +19,7 @@ from app.corpus.folders import TEXTS, hash_values, locked, remove_work, replace_
 from app.corpus.inputs import BAR, CorpusInput, Encoder, read_inputs, write_texts
 from app.corpus.publication import opened_store, publish_snapshot
 from app.corpus.report import count_inputs, write_report
-from app.corpus.selection import Perplexities, TextSelection, choose_texts, find_dropped, find_outside
+from app.corpus.selection import FLAWS, Perplexities, TextSelection, choose_texts, find_flaws
 from app.corpus.settings import COVER
 from app.corpus.target import corpus_target
 from app.reporting.report import bar
@@ -119,27 +119,27 @@ class SnapshotBuild:
 
     def _select(self, texts: FolderTexts) -> TextSelection:
         arguments, rows = self._arguments, texts.rows
-        is_short, is_repeated = find_dropped(rows, arguments.min_tokens)
-        is_outside = find_outside(texts, ~is_short & ~is_repeated, self._target.spec.vocab_size)
-        candidates = np.flatnonzero(~is_short & ~is_repeated & ~is_outside)
+        flaws = find_flaws(texts, arguments.min_tokens, self._target.spec.vocab_size)
+        candidates = np.flatnonzero(flaws == 0)
         perplexities = None
         if not arguments.unrefined:
             perplexities = np.full(len(rows), np.nan)
             perplexities[candidates] = self._score(texts, candidates)
         with self._phases.timed("choosing"):
             kept = choose_texts(texts, candidates, perplexities, arguments)
-        if not len(kept) and not len(candidates) and is_outside.any():
-            raise ConfigError(f"--model {arguments.model}: every text has tokens outside the vocabulary, none is kept")
-        if not len(kept) and not len(candidates):
-            raise ConfigError(f"--min-tokens {arguments.min_tokens}: every text is shorter; use a lower value")
-        if not len(kept) and arguments.keep_tokens is not None:
-            raise ConfigError(f"--keep-tokens {arguments.keep_tokens}: the first text has more; use a higher value")
         if not len(kept):
-            raise ConfigError(f"--model {arguments.model}: no text has a finite perplexity; try --dtype float32")
+            why = f"--model {arguments.model}: no text has a finite perplexity; try --dtype float32"
+            if flaws.all() and FLAWS.index("outside_vocabulary") + 1 in flaws:
+                why = f"--model {arguments.model}: every text has tokens outside the vocabulary, none is kept"
+            elif flaws.all():
+                why = f"--min-tokens {arguments.min_tokens}: every text is shorter; use a lower value"
+            elif arguments.keep_tokens is not None:
+                why = f"--keep-tokens {arguments.keep_tokens}: the first text has more; use a higher value"
+            raise ConfigError(why)
         is_kept = np.zeros(len(rows), np.bool_)
         is_kept[kept] = True
         per_input, has_threshold = arguments.per_input, arguments.select != COVER
-        return TextSelection(rows, is_short, is_repeated, is_outside, perplexities, is_kept, per_input, has_threshold)
+        return TextSelection(rows, flaws, perplexities, is_kept, per_input, has_threshold)
 
     def _score(self, texts: FolderTexts, candidates: Numbers) -> Perplexities:
         """Perplexities of the candidates; those of earlier runs are read from disk."""

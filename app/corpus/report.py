@@ -11,14 +11,14 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerFast
 
 from app.corpus.inputs import CorpusInput
-from app.corpus.selection import Perplexities, TextSelection
+from app.corpus.selection import FLAWS, Perplexities, TextSelection
 from app.reporting.plotting import LABEL, can_plot, colour, grid, headroom, label, save
 from app.reporting.report import columns, number, write_document, write_lines
 from retrieval_store.refine.selection import Bools, Numbers
 from retrieval_store.refine.texts import FolderTexts
 
 JSON, PICTURE, EXAMPLES = "report.json", "perplexity.png", "kept.jsonl"
-COLUMNS = ("texts", "too_short", "repeated", "outside_vocabulary", "scored", "kept", "kept_tokens")
+COLUMNS = ("texts", *FLAWS, "scored", "kept", "kept_tokens")
 QUANTILES = {"lowest": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "highest": 1.0}
 EACH = 10  # examples at each place of the range of perplexities
 SHOWN = 400  # characters of an example
@@ -48,9 +48,7 @@ def count_texts(selection: TextSelection, mine: Bools) -> dict[str, Any]:
         "documents": len(np.unique(selection.rows["document"][mine])),
         "texts": int(mine.sum()),
         "tokens": int(lengths[mine].sum()),
-        "too_short": int((mine & selection.is_short).sum()),
-        "repeated": int((mine & selection.is_repeated).sum()),
-        "outside_vocabulary": int((mine & selection.is_outside).sum()),
+        **{name: int((mine & (selection.flaws == flaw)).sum()) for flaw, name in enumerate(FLAWS, start=1)},
         "scored": 0,
         "kept": int(kept.sum()),
         "kept_tokens": int(lengths[kept].sum()),

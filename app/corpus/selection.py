@@ -25,6 +25,7 @@ from retrieval_store.refine.selection import (
 )
 from retrieval_store.refine.texts import FolderTexts, Rows
 
+FLAWS = ("too_short", "repeated", "outside_vocabulary")  # the last: the model lacks one of the text's tokens
 Perplexities = npt.NDArray[np.float64]
 
 
@@ -33,9 +34,7 @@ class TextSelection:
     """Which texts are kept, and why the others are not."""
 
     rows: Rows  # [n], all texts
-    is_short: Bools  # [n]
-    is_repeated: Bools  # [n], false for short texts
-    is_outside: Bools  # [n], tokens that the model does not know; false for short and repeated texts
+    flaws: npt.NDArray[np.uint8]  # [n], as ``find_flaws`` returns them
     perplexities: Perplexities | None  # [n], NaN where nothing was scored; None: unrefined
     is_kept: Bools  # [n]
     is_per_input: bool = False  # every input has its own threshold
@@ -61,20 +60,15 @@ class TextSelection:
         return float(kept.max()) if len(kept) and self.has_threshold else None
 
 
-def find_dropped(rows: Rows, shortest: int) -> tuple[Bools, Bools]:
-    """(is_short, is_repeated), both ``[n]``: short texts, and other texts that repeat an earlier one."""
-    is_short = too_short(rows, shortest)
-    is_repeated = np.zeros(len(rows), np.bool_)
-    is_repeated[~is_short] = repeated(rows[~is_short])
-    return is_short, is_repeated
-
-
-def find_outside(texts: FolderTexts, mine: Bools, vocab_size: int) -> Bools:
-    """Which of texts ``mine`` ``[n]`` have tokens that the model's vocabulary lacks."""
-    found = np.zeros(len(mine), np.bool_)
-    for text in np.flatnonzero(mine):
-        found[text] = texts.tokens(int(text)).max(initial=0) >= vocab_size
-    return found
+def find_flaws(texts: FolderTexts, shortest: int, vocab_size: int) -> npt.NDArray[np.uint8]:
+    """Why each text is no candidate, ``[n]``: 1 and the index in ``FLAWS`` of its first flaw; 0: it is one."""
+    flaws = too_short(texts.rows, shortest).astype(np.uint8)
+    longer = np.flatnonzero(flaws == 0)
+    flaws[longer[repeated(texts.rows[longer])]] = 2
+    for text in np.flatnonzero(flaws == 0):
+        if texts.tokens(int(text)).max(initial=0) >= vocab_size:
+            flaws[text] = 3
+    return flaws
 
 
 def choose_texts(

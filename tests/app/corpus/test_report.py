@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from app.corpus.inputs import CorpusInput
 from app.corpus.report import count_inputs, count_texts, quantiles, table
-from app.corpus.selection import TextSelection, find_dropped
+from app.corpus.selection import TextSelection, find_flaws
 from retrieval_store.refine.texts import ROW
 
 NAN, INF = float("nan"), float("inf")
@@ -21,8 +23,7 @@ def choice(
     rows["length"] = 10
     rows["hash"] = rows["document"] = np.arange(len(kept))
     rows["source"] = sources or 0
-    none = np.zeros(len(kept), np.bool_)
-    return TextSelection(rows, none, none, none, np.array(perplexities), np.array(kept), **more)
+    return TextSelection(rows, np.zeros(len(kept), np.uint8), np.array(perplexities), np.array(kept), **more)
 
 
 def inputs(n: int) -> list[CorpusInput]:
@@ -35,12 +36,12 @@ def test_every_text_is_counted_once() -> None:
     rows["hash"] = [1, 1, 2, 2, 3, 4]
     rows["document"] = [0, 1, 2, 3, 3, 4]
     rows["source"] = [0, 0, 0, 0, 0, 1]
-    is_short, is_repeated = find_dropped(rows, 8)
-    assert is_short.tolist() == [True, True, False, False, False, False]
-    assert is_repeated.tolist() == [False, False, False, True, False, False]  # short ones are no repetitions
+    texts: Any = SimpleNamespace(rows=rows, tokens=lambda text: np.array([7]))
+    assert find_flaws(texts, 8, 7).tolist() == [1, 1, 3, 2, 3, 3]
+    flaws = find_flaws(texts, 8, 8)
+    assert flaws.tolist() == [1, 1, 0, 2, 0, 0]  # short ones are no repetitions
     kept = np.array([False, False, False, False, True, True])
-    none = np.zeros(6, np.bool_)
-    made = TextSelection(rows, is_short, is_repeated, none, np.array([NAN, NAN, INF, NAN, 3.0, 5.0]), kept)
+    made = TextSelection(rows, flaws, np.array([NAN, NAN, INF, NAN, 3.0, 5.0]), kept)
     first, second = count_inputs(made, inputs(2))
     assert (first["documents"], first["texts"], first["tokens"], first["scored"], first["kept"]) == (4, 5, 38, 2, 1)
     assert first["perplexity"]["dropped"] is None  # only one that is infinite
