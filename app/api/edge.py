@@ -65,7 +65,7 @@ class Edge:
         """Answer a body as a whole, like the HTTP endpoint without ``stream``."""
         exchange = self._api.access_log.begin(CALL, "generate")
         try:
-            answer = await self._api.answer(self._parse(body, stream=False), IN_CLUSTER)
+            answer = await self._api.answer(self._parse(body, stream=False), len(repr(body)), IN_CLUSTER)
             return msgspec.json.decode(answer, type=dict[str, Any])
         except Exception as error:
             return msgspec.json.decode(error_body(error), type=dict[str, Any])
@@ -76,7 +76,8 @@ class Edge:
         """Answer a body with the chunks of the HTTP endpoint's event stream."""
         exchange = self._api.access_log.begin(CALL, "generate_stream")
         try:
-            async with aclosing(await self._api.events(self._parse(body, stream=True), IN_CLUSTER)) as events:
+            request = self._parse(body, stream=True)
+            async with aclosing(await self._api.events(request, len(repr(body)), IN_CLUSTER)) as events:
                 async for event in events:
                     for line in event.splitlines():
                         if line.startswith(PREFIX + b"{"):

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 GenerationBody = ChatCompletionRequest | CompletionRequest | ResponsesRequest
 ID_PREFIXES = {ChatCompletionRequest: "chatcmpl-", CompletionRequest: "cmpl-"}
+PREPARE_COST = 4  # rendering and tokenising a byte of a body takes as long as parsing so many
 logger = logging.getLogger("spectra.api")
 
 
@@ -92,7 +93,7 @@ class Api:
         async with self._bodies.read(request) as content:
             body = await self._parse(TokenizeRequest, content, max_prompts=0)
             self._check_model(body.model)
-            ids = await self._bodies.run(body.weight, self._converter.tokenize, body)
+            ids = await self._bodies.run(PREPARE_COST * len(content), self._converter.tokenize, body)
             return _json({"count": len(ids), "max_model_len": self._card.max_model_len, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
@@ -139,20 +140,21 @@ class Api:
     async def version(self, request: Request) -> Response:
         return _json({"version": self._settings.version})
 
-    async def answer(self, body: GenerationBody, caller: Caller) -> bytes:
-        generation, writer = await self._prepare(body, caller)
+    async def answer(self, body: GenerationBody, size: int, caller: Caller) -> bytes:
+        """The whole response to a body of about ``size`` bytes of JSON."""
+        generation, writer = await self._prepare(body, size, caller)
         return await generation.whole_body(writer, self._bodies)
 
-    async def events(self, body: GenerationBody, caller: Caller) -> AsyncGenerator[bytes, None]:
+    async def events(self, body: GenerationBody, size: int, caller: Caller) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events; its reader must close the generator."""
-        generation, writer = await self._prepare(body, caller)
+        generation, writer = await self._prepare(body, size, caller)
         return generation.event_stream(writer)
 
     async def generate(self, request: Request, schema: type[GenerationBody]) -> Response:
         """POST /v1/chat/completions, /v1/completions and /v1/responses, whose bodies ``schema`` describes."""
         async with self._bodies.read(request) as content:
             body = await self._parse(schema, content)
-            generation, writer = await self._prepare(body, caller_of(request.scope))
+            generation, writer = await self._prepare(body, len(content), caller_of(request.scope))
         visit = visit_of(request.scope)
         if visit is not None:
             visit.reserve(generation.most_tokens, generation.used_tokens)
@@ -166,25 +168,26 @@ class Api:
     async def _parse(self, schema: type[Schema], content: bytes, max_prompts: int = MAX_CHOICES) -> Schema:
         return await self._bodies.run(len(content), parse, schema, content, max_prompts * self._card.max_model_len)
 
-    async def _prepare(self, body: GenerationBody, caller: Caller) -> tuple[Generation, AnswerWriter]:
+    async def _prepare(self, body: GenerationBody, size: int, caller: Caller) -> tuple[Generation, AnswerWriter]:
         self._check_model(body.model)
         if not isinstance(body, ResponsesRequest):
-            generation, envelope = await self._begin(body, ID_PREFIXES[type(body)], caller)
+            generation, envelope = await self._begin(body, size, ID_PREFIXES[type(body)], caller)
             return generation, CompletionWriter(envelope, generation.choices, self._texts)
         try:
-            generation, envelope = await self._begin(body.chat, "resp_", caller)
+            generation, envelope = await self._begin(body.chat, size, "resp_", caller)
         except RequestError as error:
             raise with_response_names(error) from None
         return generation, ResponseWriter(body, envelope, generation.choices[0], self._texts)
 
     async def _begin(
-        self, body: ChatCompletionRequest | CompletionRequest, id_prefix: str, caller: Caller
+        self, body: ChatCompletionRequest | CompletionRequest, size: int, id_prefix: str, caller: Caller
     ) -> tuple[Generation, Envelope]:
         exchange, converter = current(), self._converter
         response_id = id_prefix + exchange.request_id
         if self._settings.log_prompts:
             exchange.prompt = body.text_for_log
-        requests, forms, seed = await self._bodies.run(body.weight, converter.prepare, body, response_id, caller)
+        cost = PREPARE_COST * size
+        requests, forms, seed = await self._bodies.run(cost, converter.prepare, body, response_id, caller)
         grammar = requests[0].params.grammar
         if grammar is not None:
             await _check_grammar(self._grammars, body, grammar)

@@ -12,8 +12,7 @@ import jinja2
 import msgspec
 from jinja2.defaults import DEFAULT_NAMESPACE
 
-from app.api.requests.parts import ChatMessage
-from app.api.requests.tool_fields import TemplateFields, ToolCall, ToolFields
+from app.api.requests.chat_fields import ChatMessage, TemplateFields, ToolCall, ToolFields
 from app.api.tools.answer import AnswerForm
 from app.api.tools.families import CLOSE, FAMILIES, OPEN, CallFamily, family_of
 from app.api.tools.grammar import CallGrammars

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from app.access.caller import Caller
+from app.api.requests.chat_fields import ChatMessage, TemplateFields
 from app.api.requests.conversation import ChatTemplate
 from app.api.requests.grants import check_choices, check_logprobs_of_prompts, granted
 from app.api.requests.parsing import shorten
-from app.api.requests.parts import ChatMessage
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest, TokenizeRequest
 from app.api.requests.tokenizing import TextEncoder
-from app.api.requests.tool_fields import TemplateFields
 from app.api.service import ServiceSettings
 from app.api.tools.answer import AnswerForm
 from deployments.submission.messages import ModelCard

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import reprlib
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from app.api.requests.declined_fields import DECLINED
@@ -26,6 +26,10 @@ BOUNDS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # messages between processes hold no wider integers
+TokenId = Annotated[Int32, Field(ge=0)]
+Name = Annotated[str, Field(max_length=256)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 TYPES = {"model_type": "must be an object", "int_type": "must be an integer", "int_from_float": "must be an integer"}
 
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from app.api.requests.parsing import Strict, refuse, shorten, texts_of
-from app.api.requests.parts import Finite, Int32, Name, TokenId
+from app.api.requests.parsing import Finite, Int32, Name, Strict, TokenId, refuse, shorten, texts_of
 from engine.sampling.params import VerificationRule
 from retrieval_store.service.manifest_feed import is_namespace
 

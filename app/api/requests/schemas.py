@@ -8,8 +8,6 @@ the edge to the scheduler. A field that cannot be honoured belongs in `declined_
 Unknown fields are refused; `parsing` turns violations into OpenAI's errors. Defaults are those of
 `ServiceSettings.sampling`, then OpenAI's (temperature 1.0, top_p 1.0), except that a request without a token limit may
 use what fits into the context, up to `ServiceSettings.default_max_tokens`.
-
-The ``weight`` of a body is its estimated CPU cost in equivalent JSON bytes to parse; a character to tokenise is four.
 """
 
 from __future__ import annotations
@@ -19,11 +17,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from app.api.requests.parsing import Strict, refuse
-from app.api.requests.parts import Int32, Messages, Name, TokenId, weight_of
+from app.api.requests.chat_fields import Messages, TemplateFields, ToolFields
+from app.api.requests.parsing import Int32, Name, Strict, TokenId, refuse
 from app.api.requests.sampling_fields import SamplingFields
 from app.api.requests.structured import StructuredFields
-from app.api.requests.tool_fields import TemplateFields, ToolFields
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 64  # prompts times n
@@ -76,14 +73,6 @@ class GenerationRequest(StructuredFields, SamplingFields):
         """Best alternatives to report per token of a prompt; None: no log-probabilities of prompts."""
         return self.prompt_logprobs
 
-    @property
-    def weight(self) -> int:
-        return self._input_weight + (0 if self.prediction is None else 4 * len(self.prediction.content))
-
-    @property
-    @abstractmethod
-    def _input_weight(self) -> int: ...
-
 
 class ChatCompletionRequest(ToolFields, GenerationRequest):
     """Body of POST /v1/chat/completions."""
@@ -117,10 +106,6 @@ class ChatCompletionRequest(ToolFields, GenerationRequest):
     @property
     def text_for_log(self) -> str:
         return "\n".join(f"{message.role}: {message.content}" for message in self.messages)
-
-    @property
-    def _input_weight(self) -> int:
-        return weight_of(self.messages) + self.template_weight
 
 
 class CompletionRequest(GenerationRequest):
@@ -165,10 +150,6 @@ class CompletionRequest(GenerationRequest):
     def text_for_log(self) -> str:
         return "\n".join(map(str, self.prompt))
 
-    @property
-    def _input_weight(self) -> int:
-        return sum(4 * len(p) if isinstance(p, str) else len(p) for p in self.prompt)
-
 
 class TokenizeRequest(TemplateFields):
     """Body of POST /tokenize: a prompt, or messages and other input of the chat template, as in vLLM."""
@@ -188,10 +169,6 @@ class TokenizeRequest(TemplateFields):
         if self.prompt is not None and (self.tools or self.template_variables):
             raise refuse("tools and variables of the chat template go with messages, not with a prompt")
         return self
-
-    @property
-    def weight(self) -> int:
-        return weight_of(self.messages) + self.template_weight if self.messages else 4 * len(self.prompt or "")
 
 
 class DetokenizeRequest(Strict):

@@ -1,4 +1,4 @@
-"""Fields of a chat for tools, and for variables of its chat template."""
+"""Fields of a chat: messages, tools, and variables of its chat template."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from app.api.requests.parsing import Strict, refuse, shorten
+from app.api.requests.parsing import Name, Strict, refuse, shorten, texts_of
 
+MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 MAX_CALLS = 128  # of one message
 MAX_KWARGS = 16
@@ -74,6 +75,39 @@ class ToolCall(Strict):
     index: Annotated[int, Field(ge=0, lt=2**31)] | None = None  # clients that streamed the answer may send it
 
 
+class ChatMessage(Strict):
+    """One turn of a conversation; content may come as a list of text parts, which newlines join."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str  # "" where an assistant's is null or missing
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] = Field(default_factory=list)
+    tool_call_id: Name | None = None  # of the call that a tool's message answers
+    reasoning_content: str | None = None  # of an earlier answer
+
+    @classmethod
+    def _prepared(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Drop empty lists: clients send the answers of this server back as they came."""
+        given = {name: value for name, value in given.items() if value != [] or name == "content"}
+        return {"content": ""} | given if given.get("role") == "assistant" else given
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        if (self.tool_calls or self.reasoning_content) and self.role != "assistant":
+            raise refuse(f"has tool_calls or reasoning_content, and its role is {self.role}; they are the assistant's")
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise refuse("must have a tool_call_id if its role is tool, and only then")
+        return self
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _join_parts(cls, value: Any) -> Any:
+        return "\n".join(texts_of(value)) if isinstance(value, list) else value
+
+
+Messages = Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+
+
 class FunctionName(Strict):
     """The name of a function."""
 
@@ -126,11 +160,6 @@ class TemplateFields(Strict):
     def template_variables(self) -> dict[str, Any]:
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return self.chat_template_kwargs | effort
-
-    @property
-    def template_weight(self) -> int:
-        """Estimated CPU cost of writing it into a prompt, in equivalent JSON bytes to parse."""
-        return 4 * sum(size_of(tool.for_template) for tool in self.offered)
 
 
 class NamedTool(Strict):
@@ -186,19 +215,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= MAX_VALUE
     return value is None or (isinstance(value, bool | int | float) and abs(value) < 2**31)
-
-
-def size_of(value: Any) -> int:
-    """About the number of characters that a template writes for a JSON value, of any depth."""
-    size, found = 0, [value]
-    while found:
-        inner = found.pop()
-        if isinstance(inner, dict):
-            size += sum(len(key) + 6 for key in inner)
-            found += inner.values()
-        elif isinstance(inner, list):
-            size += 2 * len(inner)
-            found += inner
-        else:
-            size += len(inner) if isinstance(inner, str) else 8
-    return size
