@@ -10,36 +10,26 @@ from app.api.requests.parsing import Finite, Int32, Name, Strict, TokenId, refus
 from engine.sampling.params import VerificationRule
 from retrieval_store.service.manifest_feed import is_namespace
 
-MAX_STOPS, MAX_STOP_CHARS = 16, 1024
 MAX_SALT_CHARS = 256
 MAX_ALLOWED = 1024  # token ids
-MAX_WORDS, MAX_WORD = 64, 60  # bad words, and characters of one
-MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+BadWord = Annotated[str, Field(min_length=1, max_length=60)]
 
 
 class HintFields(Strict):
     """Fields for OpenAI's service, which have no effect here: they are neither kept nor returned."""
 
     store: bool = False
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict)
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
-    prompt_cache_options: dict[str, str] = Field(default_factory=dict)
+    prompt_cache_options: Metadata = Field(default_factory=dict)
     prompt_cache_retention: Name | None = None
     session_id: Name | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
-
-    @field_validator("metadata", "prompt_cache_options")
-    @classmethod
-    def _bounded(cls, value: dict[str, str]) -> dict[str, str]:
-        if len(value) > MAX_METADATA or any(
-            len(key) > MAX_METADATA_KEY or len(text) > MAX_METADATA_VALUE for key, text in value.items()
-        ):
-            raise refuse(
-                f"must have at most {MAX_METADATA} entries, keys of {MAX_METADATA_KEY} and texts of "
-                f"{MAX_METADATA_VALUE} characters"
-            )
-        return value
 
 
 class SpeculativeOptions(Strict):
@@ -89,18 +79,19 @@ class SamplingFields(HintFields):
     presence_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
     frequency_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
     logit_bias: dict[int, float] = Field(default_factory=dict)  # token id -> -100..100
-    stop: list[str] = Field(default_factory=list)
+    stop: Annotated[list[StopString], Field(max_length=16, fail_fast=True)] = Field(default_factory=list)
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] = Field(default_factory=list)
     include_stop_str_in_output: bool = False  # the stop string, or a stop id's text, ends the text
     ignore_eos: bool = False
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED, fail_fast=True)] | None = (
         None
     )
-    bad_words: list[str] = Field(default_factory=list)  # never in the text, with or without a space before
+    # Never in the text, with or without a space before.
+    bad_words: Annotated[list[BadWord], Field(max_length=64, fail_fast=True)] = Field(default_factory=list)
     skip_special_tokens: bool = True
     # Keep so many tokens from the end of a prompt; -1: as many as fit next to the requested tokens.
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    seed: int | None = None  # any 64-bit integer; None: the server draws one and reports it
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None  # None: the server draws one and reports it
     stream: bool = False
     user: Name | None = None
     priority: Int32 = 0  # lower goes first
@@ -113,20 +104,9 @@ class SamplingFields(HintFields):
     @field_validator("stop", mode="before")
     @classmethod
     def _stop_list(cls, value: Any) -> Any:
-        stops = [value] if isinstance(value, str) else value
-        if not (isinstance(stops, list) and all(isinstance(s, str) for s in stops)):
+        if not isinstance(value, str | list):
             raise refuse("must be a string or a list of strings")
-        if len(stops) > MAX_STOPS or not all(0 < len(s) <= MAX_STOP_CHARS for s in stops):
-            raise refuse(f"must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters")
-        return stops
-
-    @field_validator("bad_words", mode="before")
-    @classmethod
-    def _words(cls, value: Any) -> Any:
-        is_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
-        if not is_list or len(value) > MAX_WORDS or not all(word.strip() and len(word) <= MAX_WORD for word in value):
-            raise refuse(f"must be a list of at most {MAX_WORDS} texts of 1 to {MAX_WORD} characters")
-        return value
+        return [value] if isinstance(value, str) else value
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -149,13 +129,6 @@ class SamplingFields(HintFields):
     def _some_tokens(cls, value: int) -> int:
         if value == 0:
             raise refuse("is 0; it must be at least 1, or -1 for as many as fit")
-        return value
-
-    @field_validator("seed")
-    @classmethod
-    def _seed_range(cls, value: int) -> int:
-        if not -(2**63) <= value < 2**64:
-            raise refuse("must be a 64-bit integer")
         return value
 
     @field_validator("cache_salt")

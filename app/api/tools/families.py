@@ -5,19 +5,9 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from collections.abc import Callable
 from dataclasses import dataclass
 
 OPEN, CLOSE = "<think>", "</think>"  # around the reasoning, in all families
-MISTRAL_ID = 9  # letters and digits: its templates refuse other ids
-
-
-def _usual_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
-def _mistral_id() -> str:
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(MISTRAL_ID))
 
 
 @dataclass(frozen=True)
@@ -34,12 +24,17 @@ class CallFamily:
     is_bare: bool = False  # an answer may be a call from its first character on, without a mark
     is_named: bool = False  # ``name[ARGS]{..}`` is also a call
     inner: tuple[str, ...] = ()  # further marks
-    new_id: Callable[[], str] = _usual_id
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Marks that the text must show, even if they are special tokens."""
         return (*filter(None, (self.opens, self.close)), *self.inner)
+
+    def new_id(self) -> str:
+        """A random id of a call; Mistral's templates refuse others than 9 letters and digits."""
+        if self.is_named:
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
 
 
 FAMILIES = {
@@ -47,7 +42,7 @@ FAMILIES = {
     for family in (
         CallFamily("hermes", "<tool_call>", "</tool_call>"),
         CallFamily("llama3", "<|python_tag|>", arguments="parameters", is_bare=True),
-        CallFamily("mistral", "[TOOL_CALLS]", is_named=True, inner=("[ARGS]", "[CALL_ID]"), new_id=_mistral_id),
+        CallFamily("mistral", "[TOOL_CALLS]", is_named=True, inner=("[ARGS]", "[CALL_ID]")),
     )
 }
 # Texts that only the templates of a family have; the first match counts.
