@@ -110,7 +110,7 @@ def load_edge(options: EdgeOptions) -> Callable[[RouterClient], Edge]:
         if access.api_keys is not None:
             keyring = Keyring(Path(access.api_keys), access.replicas)
             keyring.follow()
-        playground = None if shown is None else Playground(shown, ProcessKiller() if shown.victims else None)
+        playground = None if shown is None else Playground(shown, ProcessKiller().kill if shown.victims else None)
         api = Api(client, tokenizer, options.settings, tracer_of(options.traces, "Ingress"))
         return Edge(api, create_app(api, access, keyring, playground))
 

@@ -44,6 +44,7 @@ def count_items(prices, limit):
     return total"""
 PREDICTING = "prediction+suffix+token-recycling"
 TOOL: dict[str, Any] = {"title": "A tool", "prompt": "What is the weather in Paris?", "tools": [WEATHER]}
+# The page's fields for every example, and its title; other fields have their defaults.
 OF_DEFAULT_MODEL: tuple[dict[str, Any], ...] = (
     {"title": "Advice", "prompt": TIPS},
     {
@@ -77,8 +78,3 @@ GENERIC: tuple[dict[str, Any], ...] = (
     },
     TOOL,
 )
-
-
-def examples(*, is_default_model: bool) -> tuple[dict[str, Any], ...]:
-    """The page's fields for every example, and its title; other fields have their defaults."""
-    return OF_DEFAULT_MODEL if is_default_model else GENERIC

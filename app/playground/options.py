@@ -1,4 +1,4 @@
-"""What an ingress replica's pages show and permit."""
+"""Options of the pages of an ingress replica; importing them does not load a web framework."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class PlaygroundOptions:
-    """Options of the pages."""
+    """What the pages show and permit."""
 
     is_default_model: bool = False  # show examples that it answers sensibly, and describe it
     victims: tuple[Victim, ...] = ()  # empty: nothing may be killed

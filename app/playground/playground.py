@@ -6,18 +6,19 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.playground.examples import examples
+from app.playground.examples import GENERIC, OF_DEFAULT_MODEL
 from app.playground.guard import Guard
 from app.playground.options import PlaygroundOptions
 
 Handler = Callable[[Request], Awaitable[Response]]
+Kill = Callable[[str, int], Awaitable[int | None]]  # part and place of a process -> its id; None: it is not running
 STATIC = Path(__file__).parent / "static"
 PREFIX = "/playground/"  # of all files but the pages
 PAGES = {"/": "index.html", "/operator": "operator.html"}
@@ -69,27 +70,15 @@ def static_files() -> dict[str, StaticFile]:
     return pages | {PREFIX + path.relative_to(STATIC).as_posix(): StaticFile.read(path) for path in others}
 
 
-class Killer(Protocol):
-    """Kills processes of this server."""
-
-    async def kill(self, part: str, place: int) -> int | None:
-        """Send SIGKILL to a process; returns its id, or None if it is not running."""
-        ...
-
-
 class Playground:
-    """The pages of one ingress replica.
+    """The pages of one ingress replica; ``kill`` sends SIGKILL, None: nothing may be killed."""
 
-    Args:
-        killer: kills the processes that the operators' page names; None: nothing may be killed.
-    """
-
-    def __init__(self, options: PlaygroundOptions, killer: Killer | None = None) -> None:
-        self._options = options
-        self._killer = killer
+    def __init__(self, options: PlaygroundOptions, kill: Kill | None = None) -> None:
+        self._is_default_model = options.is_default_model
+        self._kill = kill
         self._guard = Guard()
         self._files = static_files()
-        self._victims = {} if killer is None else {victim.name: victim for victim in options.victims}
+        self._victims = {} if kill is None else {victim.name: victim for victim in options.victims}
 
     @property
     def open_paths(self) -> list[str]:
@@ -111,21 +100,21 @@ class Playground:
 
     async def settings(self, request: Request) -> Response:
         """GET /playground/settings: the examples, the processes that may be killed, and the token that this takes."""
-        is_default = self._options.is_default_model
-        offered = examples(is_default_model=is_default)
-        shown: dict[str, Any] = {"about_model": is_default, "examples": offered, "victims": [], "token": None}
+        is_default = self._is_default_model
+        examples = OF_DEFAULT_MODEL if is_default else GENERIC
+        shown: dict[str, Any] = {"about_model": is_default, "examples": examples, "victims": [], "token": None}
         if self._victims and self._guard.may_know(request):
             shown |= {"victims": [*self._victims], "token": self._guard.token}
         return _not_kept(shown)
 
     async def kill(self, request: Request) -> Response:
         """POST /playground/kill/{victim}: SIGKILL to a process of this server."""
-        if self._killer is None or not self._guard.may_act(request):
+        if self._kill is None or not self._guard.may_act(request):
             raise HTTPException(403, "only this server's own page, in a browser of this machine, may do that")
         victim = self._victims.get(request.path_params["victim"])
         if victim is None:
             raise HTTPException(404, f"there is no such process; there are {', '.join(self._victims)}")
-        pid = await self._killer.kill(victim.part, victim.place)
+        pid = await self._kill(victim.part, victim.place)
         if pid is None:
             raise HTTPException(503, f"{victim.name} is not running at the moment")
         return _not_kept({"pid": pid})

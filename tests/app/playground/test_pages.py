@@ -61,7 +61,7 @@ async def edge(
 
 
 def playground_of_default_model(recorder: KillRecorder | None = None) -> Playground:
-    return Playground(PlaygroundOptions(True, VICTIMS), recorder or KillRecorder())
+    return Playground(PlaygroundOptions(True, VICTIMS), (recorder or KillRecorder()).kill)
 
 
 async def test_every_file_that_a_page_names_is_served_with_a_policy_and_a_validator(backend: Any) -> None:
@@ -103,7 +103,7 @@ def test_the_playground_explains_every_decision_of_auto() -> None:
 
 async def test_other_paths_and_an_edge_without_a_playground_answer_404(backend: Any) -> None:
     async with edge(backend, playground_of_default_model()) as client:
-        for path in ("/playground/", "/playground/options.py", "/playground/../options.py", "/playground/js", "/play"):
+        for path in ("/playground/", "/playground/guard.py", "/playground/../guard.py", "/playground/js", "/play"):
             answer = await client.get(path)
             assert answer.status_code == 404, path
             assert answer.json()["error"]["code"] == "not_found"
