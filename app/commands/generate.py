@@ -30,13 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt")
     source.add_argument("--prompts", type=Path, metavar="F.jsonl", help="prompts, one JSON object per line")
-    parser.add_argument(
-        "--prediction",
-        dest="prediction_file",
-        type=Path,
-        metavar="FILE",
-        help="text that answers probably resemble (UTF-8); methods auto and prediction draft from it",
-    )
+    says = "text that answers probably resemble (UTF-8); methods auto and prediction draft from it"
+    parser.add_argument("--prediction", dest="prediction_file", type=Path, metavar="FILE", help=says)
     parser.add_argument("--limit", type=int, metavar="K", help="only the first K prompts")
     parser.add_argument("--raw", action="store_true", help="no chat template, first turns only")
     add_model(parser)

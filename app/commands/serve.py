@@ -40,12 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def config_from(arguments: argparse.Namespace) -> ServeConfig:
-    """Return the configuration of the flags; the model, files and libraries that it names exist.
-
-    Raises:
-        ConfigError: names the flag, the value and what is allowed.
-        UnknownMethodError: the method is unknown or not available yet.
-    """
+    """Return the configuration of the flags, once the model, method, files and libraries that it names were checked."""
     config = config_of_flags(arguments)
     method_names(config.method)
     check_model(config.model)

@@ -27,8 +27,7 @@ MAX_NAME = 256  # characters; requests may not have more
 ORIGIN = re.compile(r"\*|https?://[^/\s,*]+")
 RESOURCE = re.compile(r"[A-Za-z_][\w.-]{0,62}", re.ASCII)
 RESERVED = ("CPU", "GPU", "TPU", "memory", "object_store_memory", "bundle")  # names with a meaning in Ray
-MAX_RESOURCES, MAX_AMOUNT = 8, 1000.0
-LEAST_AMOUNT = 1e-4  # the unit in which Ray counts resources
+LEAST_AMOUNT, MAX_AMOUNT = 1e-4, 1000.0  # the least is the unit in which Ray counts resources
 HARMLESS = (None, "none", "auto", "unix", "tcp", "fast")  # values that are right where the field has no effect
 
 
@@ -179,11 +178,7 @@ def _listed(given: str | list[str] | None) -> tuple[str, ...]:
 
 
 def stage_memory(given: str | float | None) -> tuple[int, ...]:
-    """Return the bytes of ``"80,40"`` or 80 (GiB), one value per stage or one for all; empty without a limit.
-
-    Raises:
-        ConfigError: a value is not a number above 0.
-    """
+    """Return the bytes of ``"80,40"`` or 80 (GiB), one value per stage or one for all; empty without a limit."""
     if given is None:
         return ()
     try:
@@ -267,17 +262,13 @@ def _check_access_fields(config: ServeConfig) -> None:
 
 
 def _check_edge_resources(given: Mapping[str, float]) -> None:
-    """Raise ConfigError if Ray would not accept the resources; the message says which and what is allowed."""
-    if len(given) > MAX_RESOURCES:
-        raise ConfigError(f"edge_resources names {len(given)} resources; it may name at most {MAX_RESOURCES}")
     for name, amount in given.items():
         if not RESOURCE.fullmatch(name) or name in RESERVED:
             raise ConfigError(
                 f"edge_resources names {name[:63]!r}; a custom resource's name has letters, digits, '.', '_' and '-', "
                 "as in edge"
             )
-        is_valid = LEAST_AMOUNT <= amount <= MAX_AMOUNT and math.isclose(amount, round(amount, 4), abs_tol=1e-9)
-        if not is_valid:
+        if not (LEAST_AMOUNT <= amount <= MAX_AMOUNT and math.isclose(amount, round(amount, 4), abs_tol=1e-9)):
             raise ConfigError(
                 f"edge_resources names {name} with {amount:g}; it must be {LEAST_AMOUNT:g} to {MAX_AMOUNT:g}, in steps "
                 f"of {LEAST_AMOUNT:g}, as in 0.01"

@@ -18,10 +18,9 @@ MODEL_TYPE = "llama"  # of models whose generic tokenizers ``AutoTokenizer`` tak
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """The fast tokenizer in a checkpoint directory; its chat template has tools where we have a template with them.
+    """Return the fast tokenizer in a checkpoint directory, with tools in its chat template if ``with_tools`` knows it.
 
-    Raises:
-        UnsupportedModelError: there is none, or only a slow one, which cannot decode incrementally.
+    Raises UnsupportedModelError if there is none, or only a slow one, which cannot decode incrementally.
     """
     from transformers import PreTrainedTokenizerFast
 

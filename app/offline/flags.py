@@ -29,9 +29,8 @@ def add_model(parser: argparse.ArgumentParser, flag: str = "--model", batch_size
     """Add the fields of the model, which ``flag`` names, and ``--batch-size`` with its default."""
     add_field(parser, "model", flag)
     add_group(parser, "model", None, MODEL)
-    parser.add_argument(
-        "--batch-size", type=int, default=batch_size, metavar="B", help=f"prompts at once (default: {batch_size})"
-    )
+    says = "prompts at once (default: %(default)s)"
+    parser.add_argument("--batch-size", type=int, default=batch_size, metavar="B", help=says)
     add_help_all(parser)
     parser.set_defaults(config_fields=("model", *MODEL))
 
@@ -42,12 +41,8 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling (default: 1)")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: no limit (default: 0)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of sampling (default: 0)")
-    parser.add_argument(
-        "--verification",
-        choices=get_args(VerificationRule),
-        default="coupled",
-        help="both are lossless; coupled gives the same text for the same seed (default: coupled)",
-    )
+    says = "both are lossless; coupled gives the same text for the same seed (default: coupled)"
+    parser.add_argument("--verification", choices=get_args(VerificationRule), default="coupled", help=says)
 
 
 def add_max_tokens(parser: Any, default: int, scope: str) -> None:
@@ -62,8 +57,7 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
 def checked_config(arguments: argparse.Namespace, temperature: float, *methods: str) -> ServeConfig:
     """Return the configuration of an offline command, whose process has the GPU that parts of a server would reserve.
 
-    Raises:
-        SpectraError: a flag is out of range, or a method or model cannot exist; the message names it.
+    Raises SpectraError, which names the flag, if a value is out of range, or a method or model cannot exist.
     """
     device = device_named(value_of(arguments, "device"))
     gpus = 0.0 if device == "cpu" else 1.0

@@ -82,8 +82,7 @@ class Generator:
     def answers(self, questions: Sequence[Question], batch_size: int) -> Iterator[GeneratedAnswer]:
         """Yield the answer of every turn when it is complete; turns of one question in order.
 
-        Raises:
-            StepFailedError: the model's logits are NaN or infinite.
+        Raises StepFailedError if the model's logits are NaN or infinite.
         """
         todo = [_Turn(i, Conversation(q)) for i, q in enumerate(questions)][::-1]
         running: dict[int, _Turn] = {}

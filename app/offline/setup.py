@@ -20,7 +20,7 @@ from app.inputs.tokenizers import load_tokenizer
 from app.offline.flags import n_threads
 from app.offline.generator import Generator
 from app.speculation.drafter import check_drafter, draft_model_bytes
-from app.speculation.heads import offline_heads, with_model
+from app.speculation.heads import model_heads, names_method, with_model
 from app.speculation.step_costs import offline_costs
 from app.speculation.vocabulary import known_rows
 from engine.errors import ConfigError
@@ -34,12 +34,7 @@ from speculators.pool import SpeculatorPool
 
 
 def load_target(config: ServeConfig) -> LocalTarget:
-    """Return the loaded target.
-
-    Raises:
-        ConfigError: a field does not fit the machine or the model.
-        UnsupportedModelError: the checkpoint cannot be run.
-    """
+    """Return the loaded target; raise ConfigError or UnsupportedModelError if it cannot run here."""
     check_device(config)
     check_cache(config.kv_gib, config.device)
     torch.set_num_threads(n_threads(config))
@@ -75,9 +70,6 @@ def speculator_options(
     """Return the settings of every method for ``target``, whose directory is ``path``.
 
     The target runs if ``methods`` need its heads or step times and these are not cached.
-
-    Raises:
-        ConfigError: a field is wrong; the message names it.
     """
     spec = target.info.spec
     options = configured_options(config)
@@ -91,7 +83,9 @@ def speculator_options(
         grammar=GrammarConfig(str(path), None, tuple(spec.eos_ids), spec.vocab_size),
         trained=None if target.info.drafter is None else target.info.drafter.method,
     )
-    return with_model(options, spec, offline_heads(config, methods, path, target))
+    file = None if config.heads is None else Path(config.heads)
+    finds_heads = file is not None or names_method(methods)
+    return with_model(options, spec, model_heads(path, spec, file, lambda: target) if finds_heads else ())
 
 
 def generator(arguments: argparse.Namespace, config: ServeConfig, method: str, *, trace: bool = False) -> Generator:

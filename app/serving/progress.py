@@ -17,20 +17,16 @@ WORK = {
 """Deployment -> what it does before it is up."""
 PHASES = ("import", "plan", "resolve", "check", "read", "build", "connect")  # of a target's start, in order
 SHOWN_S = 0.05  # a phase that took less is left out
-PATIENCE_S = 15.0
+PATIENCE_S = 15.0  # without a line, after which a line names the deployments that are not up
 
 logger = logging.getLogger(__name__)
 
 
 class StartProgress:
-    """Prints a line for each stage of the start on stderr, or logs it; stdout is for ``Ready`` alone.
+    """Prints a line for each stage of the start on stderr, or logs it; stdout is for ``Ready`` alone."""
 
-    After ``patience`` seconds without a line, a line names the deployments that are not up.
-    """
-
-    def __init__(self, is_logged: bool = False, patience: float = PATIENCE_S) -> None:
+    def __init__(self, is_logged: bool = False) -> None:
         self._start = self._last = time.monotonic()
-        self._patience = patience
         self._is_logged = is_logged
         self._statuses: dict[str, str] = {}  # by deployment
 
@@ -60,7 +56,7 @@ class StartProgress:
             if before != status == "HEALTHY":
                 self.say(f"{name} is up{took(name)}")
         missing = [name for name, status in self._statuses.items() if status != "HEALTHY"]
-        if missing and time.monotonic() - self._last > self._patience:
+        if missing and time.monotonic() - self._last > PATIENCE_S:
             self.say(f"waiting for {', '.join(missing)}")
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.config.serve import ServeConfig
 from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.report import bar
@@ -47,15 +46,13 @@ def find(
 ) -> HeadsFile:
     """Let the target answer ``prompts``, and return the heads that attend most often to the source of a copied token.
 
+    Raises ConfigError if no generated token occurs in the text before it.
+
     Args:
         target: whole, in this process.
         model: its hash, for the file.
         keep: heads at most; by default 50, but at most a sixth of all.
-        batch_size: prompts that run at a time; changes only the time.
         on_prompt: called after each prompt.
-
-    Raises:
-        ConfigError: no generated token occurs in the text before it.
     """
     spec = target.info.spec
     counter = HeadCounter(spec.n_layers, spec.n_heads)
@@ -141,11 +138,3 @@ def with_model(options: SpeculatorOptions, spec: ModelSpec, heads: Heads) -> Spe
 def names_method(methods: Sequence[str]) -> bool:
     """Return whether any of ``methods``, each one name or several joined with ``+``, reads heads."""
     return any(part.strip() == METHOD for name in methods for part in name.split("+"))
-
-
-def offline_heads(config: ServeConfig, methods: Sequence[str], path: Path, target: LocalTarget) -> Heads:
-    """Return the heads for an offline command: none unless a method needs them or ``heads`` names a file."""
-    file = None if config.heads is None else Path(config.heads)
-    if file is None and not names_method(methods):
-        return ()
-    return model_heads(path, target.info.spec, file, lambda: target)

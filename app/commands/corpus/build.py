@@ -63,19 +63,11 @@ def add(actions: Any) -> None:
         ("--per-input", "keep a share of each --input, not the best of all: kinds of text differ in perplexity"),
     ):
         parser.add_argument(flag, action="store_true", help=says)
-    parser.add_argument(
-        "--select",
-        choices=(COVER, LIKELY),
-        help="cover: keep the texts that cover most of what all have in common, likely texts first (default); likely: "
-        "keep the likeliest texts, as SPECTRA's paper does",
-    )
+    says = "cover: texts that cover most of what all have in common (default); likely: the likeliest, as in the paper"
+    parser.add_argument("--select", choices=(COVER, LIKELY), help=says)
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU)")
-    parser.add_argument(
-        "--device",
-        type=device_named,
-        default=AUTO,
-        help="cpu, cuda, or auto: cuda if torch sees a GPU; cuda:0,cuda:1 spreads the layers over GPUs (default: auto)",
-    )
+    says = "cpu, cuda, or auto: cuda if torch sees a GPU; cuda:0,cuda:1 spreads the layers over GPUs (default: auto)"
+    parser.add_argument("--device", type=device_named, default=AUTO, help=says)
     parser.add_argument("--redis", metavar="URL", help="publish the snapshot to this store and make it current")
     parser.add_argument("--namespace", metavar="NS", help=f"namespace of the store (default: {DEFAULT_NAMESPACE})")
     parser.set_defaults(run=run)

@@ -28,23 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     publish_ = _add(actions, "publish", publish, "upload a snapshot and make it the current version")
     publish_.add_argument("folder", type=Path, metavar="DIR", help="a snapshot of 'spectra corpus build'")
     publish_.add_argument("--no-activate", action="store_true", help="do not change the current version")
-    publish_.add_argument(
-        "--unused",
-        type=float,
-        metavar="SECONDS",
-        help="time until the version expires if nobody activates it (default: a day)",
-    )
+    says = "time until the version expires if nobody activates it (default: a day)"
+    publish_.add_argument("--unused", type=float, metavar="SECONDS", help=says)
     list_ = _add(actions, "list", list_versions, "show all versions of a namespace")
     list_.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     activate_ = _add(actions, "activate", activate, "make a published version the current one")
     activate_.add_argument("version", metavar="VERSION", help="a version that 'list' shows, or its unique beginning")
     for parser_ in (publish_, activate_):
-        parser_.add_argument(
-            "--expect",
-            type=int,
-            metavar="REVISION",
-            help="fail unless 'list' still shows this revision (default: any revision)",
-        )
+        says = "fail unless 'list' still shows this revision (default: any revision)"
+        parser_.add_argument("--expect", type=int, metavar="REVISION", help=says)
     _add(actions, "rollback", rollback, "make the previous version current again")
     stats_ = _add(actions, "stats", stats, "describe a snapshot", needs_store=False)
     stats_.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="default: the store's current snapshot")
@@ -55,18 +47,10 @@ def _add(
     actions: Any, name: str, run: Callable[[argparse.Namespace], int], help_: str, needs_store: bool = True
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=help_, description=f"{help_.capitalize()}.")
-    parser.add_argument(
-        STORE_FLAG,
-        "--redis",
-        dest="store",
-        required=needs_store,
-        metavar="URL|DIR",
-        help="URL of a Redis (redis://, rediss://, ..) or a folder; user and password come from SPECTRA_REDIS_USERNAME "
-        "and SPECTRA_REDIS_PASSWORD",
-    )
-    parser.add_argument(
-        "--namespace", default=DEFAULT_NAMESPACE, metavar="NS", help="namespace of the store (default: %(default)s)"
-    )
+    says = "a folder, or a Redis URL; user and password come from SPECTRA_REDIS_USERNAME and SPECTRA_REDIS_PASSWORD"
+    add = parser.add_argument
+    add(STORE_FLAG, "--redis", dest="store", required=needs_store, metavar="URL|DIR", help=says)
+    add("--namespace", default=DEFAULT_NAMESPACE, metavar="NS", help="of the store (default: %(default)s)")
     parser.set_defaults(run=run)
     return parser
 

@@ -31,55 +31,27 @@ refused.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--prompts",
-        type=Path,
-        nargs="+",
-        metavar="F.jsonl",
-        help="prompts, one JSON object per line; prompts without a category get the name of their file as one",
-    )
+    says = "prompts, one JSON object per line; prompts without a category get the name of their file as one"
+    source.add_argument("--prompts", type=Path, nargs="+", metavar="F.jsonl", help=says)
     add_replay(parser, source)
     add("--limit", type=int, metavar="K", help="only the first K prompts of each file")
     add("--per-category", type=int, metavar="K", help="only the first K prompts of each category")
     add("--sub-categories", action="store_true", help="report each sub_category apart, as SPEED-Bench has them")
     add("--raw", action="store_true", help="no chat template, first turns only")
-    add(
-        "--methods",
-        type=_methods,
-        required=True,
-        metavar="A,B,..",
-        help="such as pld,spectra-core,pld+spectra-core; autoregressive is always added, for comparison",
-    )
-    repeats = "measure everything R times, with seeds S, S+1, .. (default: 1)"
-    add("--repeats", type=int, default=1, metavar="R", help=repeats)
+    says = "such as pld,spectra-core,pld+spectra-core; autoregressive is always added, for comparison"
+    add("--methods", type=_methods, required=True, metavar="A,B,..", help=says)
+    says = "measure everything R times, with seeds S, S+1, .. (default: 1)"
+    add("--repeats", type=int, default=1, metavar="R", help=says)
     state = parser.add_mutually_exclusive_group()
-    state.add_argument(
-        "--state",
-        dest="states",
-        type=_states,
-        default=[COLD],
-        metavar="cold,warm",
-        help="cold: methods know nothing of other prompts; warm: they keep what they learn; both are reported apart "
-        "(default: cold)",
-    )
+    says = "cold: methods know nothing of other prompts; warm: they keep what they learn (default: cold)"
+    state.add_argument("--state", dest="states", type=_states, default=[COLD], metavar="cold,warm", help=says)
     state.add_argument("--warm", dest="states", action="store_const", const=[WARM], help="the same as --state warm")
-    add(
-        "--warm-passes",
-        type=int,
-        metavar="N",
-        help="passes over the prompts (a replay: over the history) before a warm one is measured; after 1 or more, "
-        "methods have seen the same answers (default: 0; a replay: 1)",
-    )
+    says = "passes before a warm one is measured, over the prompts or the --history (default: 0; a replay: 1)"
+    add("--warm-passes", type=int, metavar="N", help=says)
     add_model(parser)
     add_sampling(parser)
-    add(
-        "--temperature",
-        dest="temperatures",
-        type=_temperatures,
-        default=[0.0],
-        metavar="T[,T..]",
-        help="0 is greedy; several, such as 0,0.8, are reported apart (default: 0)",
-    )
+    says = "0 is greedy; several, such as 0,0.8, are reported apart (default: 0)"
+    add("--temperature", dest="temperatures", type=_temperatures, default=[0.0], metavar="T[,T..]", help=says)
     add_speculation(parser)
     add("--out", type=Path, metavar="DIR", help="folder for records, tables and plots; needed without --replay")
     add("--restart", action="store_true", help="discard the records in --out and start again")

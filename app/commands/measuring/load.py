@@ -28,7 +28,7 @@ from app.offline.flags import check_least
 from app.reporting.report import check_writable
 from engine.errors import ConfigError
 
-KEY_VARIABLES = ("SPECTRA_API_KEY", "SPECTRA_LOAD_API_KEY")
+KEY_VARIABLE = "SPECTRA_API_KEY"
 DEFAULT_REQUESTS = 100
 DESCRIPTION = """\
 Send streamed requests to an OpenAI-compatible server (ours, vLLM's, a hosted one) and report what its clients see:
@@ -51,12 +51,11 @@ exit status: 0; 1 if a request failed for good (a 429 counts) or answers to the 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    keys = " or ".join(KEY_VARIABLES)
     add = parser.add_argument_group("server").add_argument
     add("--url", required=True, metavar="U", help="such as http://127.0.0.1:8000, with or without /v1")
     add("--model", metavar="NAME", help="(default: the first that GET /v1/models lists)")
     add("--endpoint", choices=(CHAT, COMPLETIONS), default=CHAT, help="chat template or plain text (default: chat)")
-    add("--api-key", metavar="KEY", help=f"sent as bearer token (default: the variable {keys}, if set)")
+    add("--api-key", metavar="KEY", help=f"sent as bearer token (default: the variable {KEY_VARIABLE}, if set)")
     add("--tls-ca", metavar="FILE", help="certificates of trusted authorities, PEM (default: the system's)")
     add("--timeout", type=_above_zero, default=600.0, metavar="S", help="seconds per attempt (default: 600)")
 
@@ -70,12 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--warmup", type=int, default=0, metavar="N", help="send N requests first that are not counted")
 
     add = parser.add_argument_group("requests").add_argument
-    add(
-        "--prompts",
-        type=Path,
-        metavar="F.jsonl",
-        help='lines {"turns": [..]} (first turns), {"prompt": ..} or {"messages": [..]} (default: 8 built-in prompts)',
-    )
+    says = 'lines {"turns": [..]} (first turns), {"prompt": ..} or {"messages": [..]} (default: 8 built-in prompts)'
+    add("--prompts", type=Path, metavar="F.jsonl", help=says)
     add("--max-tokens", type=int, default=128, metavar="N", help="per answer (default: 128)")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     add("--seed", type=int, default=0, metavar="S", help="of request 0, and of random arrivals (default: 0)")
@@ -85,21 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--extra", type=_object, default={}, metavar="JSON", help="fields added to every body; null removes a field")
 
     add = parser.add_argument_group("failures and identity").add_argument
-    add(
-        "--retry",
-        type=int,
-        default=0,
-        metavar="N",
-        help="send a request up to N times again after a broken stream, no connection, 5xx, or 429 with Retry-After",
-    )
-    add(
-        "--repeat-check",
-        type=int,
-        nargs="?",
-        const=0,
-        metavar="K",
-        help="ask only K different questions (prompt and seed), repeatedly (default K: every prompt, or half of N)",
-    )
+    says = "send a request up to N times again after a broken stream, no connection, 5xx, or 429 with Retry-After"
+    add("--retry", type=int, default=0, metavar="N", help=says)
+    says = "ask only K different questions (prompt and seed), repeatedly (default K: every prompt, or half of N)"
+    add("--repeat-check", type=int, nargs="?", const=0, metavar="K", help=says)
 
     add = parser.add_argument_group("report").add_argument
     add("--slo", metavar="LIMITS", help="seconds, any of ttft=0.5,tpot=0.05,e2e=10: adds goodput")
@@ -136,7 +120,7 @@ def _plan(arguments: argparse.Namespace) -> tuple[LoadProfile, RequestPlan]:
     unlimited = arguments.requests is None and arguments.duration is None
     requests = DEFAULT_REQUESTS if unlimited else arguments.requests
     prompts = read_bodies(arguments.prompts, arguments.endpoint)
-    key = arguments.api_key or next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)
+    key = arguments.api_key or os.environ.get(KEY_VARIABLE)
     base, tls = base_of(arguments.url), trusting(arguments.tls_ca)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     load = LoadProfile(

@@ -25,31 +25,15 @@ USED = ("max_nodes", "retrieval", "retrieval_namespace")
 
 def add_replay(parser: argparse.ArgumentParser, source: Any) -> None:
     """Add the flags; ``source`` is the group of flags that say what is run, one of which is needed."""
-    source.add_argument(
-        "--replay",
-        type=Path,
-        nargs="+",
-        metavar="LOGS.jsonl",
-        help="recorded answers instead of a model, one per line: messages, or prompt or question with answer; measures "
-        "what methods that read only text would have accepted",
-    )
+    says = "recorded answers instead of a model, a JSON line each: messages, or prompt or question with answer"
+    source.add_argument("--replay", type=Path, nargs="+", metavar="LOGS.jsonl", help=says)
     group = parser.add_argument_group("replay", "flags that go with --replay")
     group.add_argument("--tokenizer", metavar="DIR", help="directory or GGUF file of the model that wrote the answers")
     group.add_argument("--source", metavar="NAME", help="only lines whose 'source' is NAME")
-    group.add_argument(
-        "--split",
-        type=float,
-        metavar="F",
-        help="use this share of the logs (between 0 and 1; by distinct prompts) as history and replay the rest",
-    )
-    group.add_argument(
-        "--history",
-        type=Path,
-        nargs="+",
-        metavar="H.jsonl",
-        help="earlier conversations: what rest looks up without --retrieval, and what warm methods have seen before "
-        "(--warm-passes times)",
-    )
+    says = "use this share of the logs (between 0 and 1; by distinct prompts) as history and replay the rest"
+    group.add_argument("--split", type=float, metavar="F", help=says)
+    says = "earlier conversations: what rest looks up without --retrieval, and what warm methods have seen"
+    group.add_argument("--history", type=Path, nargs="+", metavar="H.jsonl", help=says)
 
 
 def refuse_replay_flags(arguments: argparse.Namespace) -> None:

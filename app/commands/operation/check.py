@@ -19,13 +19,10 @@ Exit status 1: there are errors.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file", type=Path, nargs="?", metavar="FILE", help="Serve config file or RayService, YAML or JSON"
-    )
-    parser.add_argument("--elsewhere", action="store_true", help="absolute paths exist on other machines: skip them")
-    parser.add_argument(
-        "--schema", action="store_true", help="print the JSON schema of the application's args and exit"
-    )
+    add = parser.add_argument
+    add("file", type=Path, nargs="?", metavar="FILE", help="Serve config file or RayService, YAML or JSON")
+    add("--elsewhere", action="store_true", help="absolute paths exist on other machines: skip them")
+    add("--schema", action="store_true", help="print the JSON schema of the application's args and exit")
 
 
 def run(arguments: argparse.Namespace) -> int:

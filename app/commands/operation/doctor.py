@@ -57,11 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(given: argparse.Namespace) -> Iterator[Finding]:
-    """Yield all findings in the order of the report.
-
-    Raises:
-        ConfigError: a flag is out of range.
-    """
+    """Yield all findings in the order of the report; raise ConfigError if a flag is out of range."""
     from app.doctor.machine import check_folders, check_gpus, check_numerics
     from app.doctor.model import check_fit
     from app.doctor.network import check_ports, check_ray_token, check_store

@@ -26,13 +26,8 @@ Set Ray's token yourself (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN); KubeRay sets it 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--format", choices=("sh", "k8s"), default="sh", help="lines for a shell, or YAML for a pod (default: sh)")
-    add(
-        "--haproxy",
-        type=Path,
-        default=Path(IN_IMAGE),
-        metavar="FILE",
-        help=f"path of the script that starts HAProxy (default: {IN_IMAGE}, as in the image)",
-    )
+    says = f"path of the script that starts HAProxy (default: {IN_IMAGE}, as in the image)"
+    add("--haproxy", type=Path, default=Path(IN_IMAGE), metavar="FILE", help=says)
     add("--install-haproxy", action="store_true", help="write that script as well")
 
 

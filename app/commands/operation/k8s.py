@@ -22,13 +22,10 @@ result against the rules of KubeRay, and print it.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="k8s_command", required=True, metavar="COMMAND")
     render = commands.add_parser("render", help="check and print the manifests of an overlay", description=RENDER)
-    render.add_argument("--overlay", required=True, metavar="NAME", help="a folder of k8s/overlays")
-    render.add_argument(
-        "--folder", type=Path, default=Path("k8s"), metavar="DIR", help="folder with overlays and base (default: k8s)"
-    )
-    render.add_argument(
-        "--output", type=Path, metavar="FILE", help="write the manifests there instead of printing them"
-    )
+    add = render.add_argument
+    add("--overlay", required=True, metavar="NAME", help="a folder of k8s/overlays")
+    add("--folder", type=Path, default=Path("k8s"), metavar="DIR", help="folder of overlays and base (default: k8s)")
+    add("--output", type=Path, metavar="FILE", help="write the manifests there instead of printing them")
     render.set_defaults(run=_render)
 
 

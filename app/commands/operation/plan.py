@@ -40,13 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--profile", metavar="NAME", help="stage times of a profile of `spectra serve --simulate`, or of a JSON file")
     add("--memory-tbs", type=float, default=4.3, metavar="X", help="TB/s of the GPU's memory (default: 4.3, an H200)")
     add("--tflops", type=float, default=790.0, metavar="X", help="dense TFLOP/s in the dtype (default: 790, an H200)")
-    add(
-        "--launch-us",
-        type=float,
-        default=6.0,
-        metavar="X",
-        help="microseconds per kernel launch; 0: CUDA graphs (default: 6)",
-    )
+    says = "microseconds per kernel launch; 0: CUDA graphs (default: 6)"
+    add("--launch-us", type=float, default=6.0, metavar="X", help=says)
     add("--link-gbits", type=float, default=0.0, metavar="X", help="Gbit/s between stages (default: 0, no limit)")
     tokens = "of your traffic, as `spectra bench` or `bench --replay` measures it (default: a fit by nodes)"
     add("--tokens-per-forward", type=float, metavar="X", help=tokens)

@@ -30,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     find.add_argument("--prompts", type=Path, metavar="F.jsonl", help="prompts, one JSON object per line")
     find.add_argument("--limit", type=int, metavar="K", help="use only the first K prompts")
     add_max_tokens(find, 64, "per prompt")
-    find.add_argument(
-        "--keep", type=int, metavar="K", help="heads to keep (default: 50, or a sixth of all if that is less)"
-    )
+    find.add_argument("--keep", type=int, metavar="K", help="heads to keep (default: 50, but at most a sixth of all)")
     find.add_argument("--out", type=Path, required=True, metavar="FILE", help="the heads file to write")
     find.set_defaults(run=run)
 

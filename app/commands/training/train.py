@@ -135,10 +135,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(arguments: argparse.Namespace) -> tuple[ServeConfig, list[Question]]:
-    """The target's configuration, and the questions of all prompt files; sets the default budget.
+    """Return the target's configuration and the questions of all prompt files; set the default budget.
 
-    Raises:
-        SpectraError: a flag's value is wrong, or a file cannot be read; the message names it.
+    Raises SpectraError, which names the flag, if a value is wrong or a file cannot be read.
     """
     if arguments.minutes is None and arguments.steps is None:
         arguments.minutes = MINUTES

@@ -9,6 +9,7 @@ import pytest
 
 from app.config.serve import ServeConfig
 from app.inputs import devices
+from app.serving import progress as progress_module
 from app.serving import ray_session
 from app.serving.preflight import check_gpus, check_store
 from app.serving.progress import StartProgress, phases_of
@@ -29,9 +30,11 @@ def test_each_deployment_is_reported_as_it_starts_and_when_it_is_up(capsys: pyte
 
 
 def test_a_slow_deployment_is_named_and_progress_is_logged_on_request(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for progress in (StartProgress(patience=-1.0), StartProgress(patience=float("inf"))):
+    for patience in (-1.0, float("inf")):
+        monkeypatch.setattr(progress_module, "PATIENCE_S", patience)
+        progress = StartProgress()
         progress.follow({"Router": "UPDATING", "Target": "HEALTHY"})
         progress.follow({"Router": "HEALTHY", "Target": "HEALTHY"})
     printed = capsys.readouterr().err
