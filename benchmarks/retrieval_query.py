@@ -29,6 +29,7 @@ from tqdm import tqdm
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
 from app.reporting.report import as_line
+from app.reporting.summaries import percentiles
 from retrieval_store.index.index import Limits, Tokens
 from retrieval_store.snapshots.corpus import read_documents
 from retrieval_store.snapshots.files import read_through
@@ -146,21 +147,24 @@ def ask(snapshot: Path, ids: Path) -> dict[str, Any]:
     before = memory()
     read_through(snapshot)
     index = open_snapshot(snapshot)
-    queries = {name: percentiles(index, contexts, limits) for name, limits in LIMITS.items()}
+    queries = {name: query_times(index, contexts, limits) for name, limits in LIMITS.items()}
     behind = memory()
     return {**behind, "mapped": behind["rss"] - before["rss"], "queries": queries}
 
 
-def percentiles(index: SnapshotIndex, contexts: list[Tokens], limits: Limits) -> dict[str, float]:
-    """Of the first time every question is asked; ``cpu_p99`` leaves out what other processes took of the core."""
+def query_times(index: SnapshotIndex, contexts: list[Tokens], limits: Limits) -> dict[str, float]:
+    """Percentiles of the first query of every context; ``cpu_p99`` leaves out what other processes took of the core."""
     times, busy = [], []
     for context in contexts:
         began, cpu = time.perf_counter(), time.thread_time()
         index.query(context, limits)
         busy.append((time.thread_time() - cpu) * 1e6)
         times.append((time.perf_counter() - began) * 1e6)
-    p50, p90, p99 = np.percentile(times, [50, 90, 99]).round(1).tolist()
-    return {"p50": p50, "p90": p90, "p99": p99, "cpu_p99": round(float(np.percentile(busy, 99)), 1)}
+    wall, cpu_time = percentiles(times), percentiles(busy)
+    assert wall is not None
+    assert cpu_time is not None
+    found = {"p50": wall.p50, "p90": wall.p90, "p99": wall.p99, "cpu_p99": cpu_time.p99}
+    return {name: round(value, 1) for name, value in found.items()}
 
 
 def memory() -> dict[str, float]:

@@ -41,6 +41,7 @@ from app.inputs.default_model import DEFAULT_MODEL
 from app.playground.options import PlaygroundOptions
 from app.playground.playground import Playground
 from app.reporting.report import as_line
+from app.reporting.summaries import percentiles
 from benchmarks.support.browser import Browser, browsing
 from benchmarks.support.reporting import table
 from benchmarks.support.server_process import HOST, ServerProcess, free_port
@@ -177,14 +178,15 @@ def follow(browser: Browser, feed: Feed, rate: float) -> dict[str, Any]:
     browser.wait_for(ENDED, within=600)
     busy, seconds = busy_s(browser) - before, time.monotonic() - began
     lags, tasks, ended = browser.run("return [lags, tasks, endedAt]")
-    centiles = statistics.quantiles(lags, n=100)
+    lag = percentiles(lags)
+    assert lag is not None
     return {
         "rate": rate,
         "tokens": sum(tokens for _, tokens in feed.chunks),
         "steps": int(browser.run("return document.getElementById('bars').querySelector('svg').clientWidth / 7")),
-        "lag_p50": round(centiles[49], 1),
-        "lag_p99": round(centiles[98], 1),
-        "lag_max": round(max(lags), 1),
+        "lag_p50": round(lag.p50, 1),
+        "lag_p99": round(lag.p99, 1),
+        "lag_max": round(lag.max, 1),
         "longest_task": round(max(tasks)) if tasks else None,
         "busy_s": round(busy, 2),
         "busy": round(busy / seconds, 3),
