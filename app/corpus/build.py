@@ -78,10 +78,8 @@ class SnapshotBuild:
                 selection = self._select(texts)
                 counts = count_inputs(selection, inputs)
                 manifest = self._write_snapshot(texts, selection, counts)
-                facts = self._facts(manifest)
-                print(
-                    write_report(arguments.report, facts, selection, texts, counts, self._target.tokenizer), flush=True
-                )
+                facts, tokenizer = self._facts(manifest), self._target.tokenizer
+                print(write_report(arguments.report, facts, selection, texts, counts, tokenizer), flush=True)
             if not arguments.keeps_work:
                 remove_work(arguments.work)
         if arguments.redis is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -81,27 +82,28 @@ def _blocks(text: str) -> Iterator[str]:
 
 def write_texts(inputs: Sequence[CorpusInput], encoder: Encoder, folder: Path) -> int:
     """Write the texts of all inputs to ``folder``, after those of an earlier run; returns the number of new tokens."""
-    writer = TextWriter(folder)
-    before = writer.state
-    try:
-        with bar("reading", sum(one.bytes for one in inputs), "B", **BAR) as shown:
+    n_bytes = sum(one.bytes for one in inputs)
+    with closing(TextWriter(folder)) as writer, bar("reading", n_bytes, "B", **BAR) as shown:
+        before = writer.state
+        try:
             for batch in _batches(inputs, before.documents, shown):
                 found = encoder.pieces([document for document, _ in batch])
                 for (document, source), pieces in zip(batch, found, strict=True):
                     writer.add(pieces, source, document.origin)
                     shown.update(document.size)
                 writer.save()
+        except CorpusError as error:
+            raise ConfigError(f"--input {error}") from error
         writer.save(is_complete=True)
-    finally:
-        writer.close()
-    return writer.state.tokens - before.tokens
+        return writer.state.tokens - before.tokens
 
 
 def _batches(inputs: Sequence[CorpusInput], skipped: int, shown: Any) -> Iterator[list[tuple[Document, int]]]:
     """Documents after the first ``skipped``, each with the number of its input, in batches to tokenise together."""
+    documents = ((document, source) for source, one in enumerate(inputs) for document in read_documents(one.path))
     batch: list[tuple[Document, int]] = []
     size = 0
-    for number, (document, source) in enumerate(_documents(inputs)):
+    for number, (document, source) in enumerate(documents):
         if number < skipped:
             shown.update(document.size)
             continue
@@ -112,12 +114,3 @@ def _batches(inputs: Sequence[CorpusInput], skipped: int, shown: Any) -> Iterato
         size += document.size
     if batch:
         yield batch
-
-
-def _documents(inputs: Sequence[CorpusInput]) -> Iterator[tuple[Document, int]]:
-    try:
-        for source, one in enumerate(inputs):
-            for document in read_documents(one.path):
-                yield document, source
-    except CorpusError as error:
-        raise ConfigError(f"--input {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 from app.inputs.stores import DEFAULT_NAMESPACE
 from app.offline.flags import check_least
@@ -18,10 +19,7 @@ def check_build(arguments: argparse.Namespace) -> None:
     """Check the flags; sets ``select``, ``batch_tokens``, ``namespace``, ``devices``, and the folders of the build.
 
     ``work`` holds texts and scores until the snapshot is written, or longer if ``keeps_work``. ``report`` gets the
-    report, as the snapshot's own folder holds only the files of its manifest.
-
-    Raises:
-        ConfigError: a value is out of range, or two contradict each other; the message names the flags.
+    report, as the snapshot's own folder holds only the files of its manifest. Raises ConfigError.
     """
     counts = ("keep", "keep_tokens", "piece_tokens", "batch_tokens", "threads")
     check_least(arguments, dict.fromkeys(counts, 1) | {"min_tokens": 2, "seed": 0})
@@ -29,7 +27,7 @@ def check_build(arguments: argparse.Namespace) -> None:
         least = f"at least --min-tokens ({arguments.min_tokens})"
         raise ConfigError(f"--piece-tokens is {arguments.piece_tokens}; it must be {least}")
     arguments.devices = arguments.device.split(",")
-    if not all(_is_device(one) for one in arguments.devices):
+    if not all(re.fullmatch(r"cpu|cuda(:\d+)?", one) for one in arguments.devices):
         raise ConfigError(f"--device is {arguments.device}; it must be cpu, cuda, cuda:N or auto")
     if arguments.keep is None and arguments.keep_tokens is None:
         raise ConfigError("give --keep N or --keep-tokens T, the part of the corpus to keep")
@@ -51,8 +49,3 @@ def check_build(arguments: argparse.Namespace) -> None:
     arguments.keeps_work = arguments.work is not None
     work, report = (out.with_name(out.name + ending) for ending in (".work", ".report"))
     arguments.out, arguments.work, arguments.report = out, (arguments.work or work).absolute(), report
-
-
-def _is_device(name: str) -> bool:
-    kind, _, number = name.partition(":")
-    return name == "cpu" or (kind == "cuda" and (number.isdecimal() or name == "cuda"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -47,11 +49,10 @@ def check_gpus() -> Iterator[Finding]:
 
 
 def _driver() -> str:
-    try:
-        words = DRIVER.read_text(encoding="utf-8").partition("\n")[0].split()
-    except OSError:
-        words = []
-    return "driver " + next((word for word in words if word[:1].isdigit() and "." in word), "unknown")
+    found = None
+    with contextlib.suppress(OSError):
+        found = re.search(r"\s(\d+\.[\d.]+)\s", DRIVER.read_text(encoding="utf-8"))
+    return f"driver {found[1] if found else 'unknown'}"
 
 
 def check_numerics(model: str | None, dtype: str | None, quantization: str | None) -> Finding:
@@ -93,9 +94,8 @@ def _check_shared_memory() -> Finding:
     try:
         disk = shutil.disk_usage(SHARED)
     except OSError as error:
-        return Finding(
-            "shared memory", "warning", f"{SHARED}: {error.strerror}", "Ray uses the temporary folder instead"
-        )
+        remedy = "Ray uses the temporary folder instead"
+        return Finding("shared memory", "warning", f"{SHARED}: {error.strerror}", remedy)
     says = f"{disk.free / MIB:,.0f} of {disk.total / MIB:,.0f} MiB of {SHARED} free"
     if disk.free < OBJECT_STORE:
         remedy = f"a server uses {OBJECT_STORE // MIB} MiB; in a container: docker run --shm-size 1g"

@@ -25,9 +25,8 @@ def check_ports(host: str, port: int) -> Iterator[Finding]:
     try:
         with closing(claim_ports()) as claimed:
             first = claimed.getsockname()[1]
-        yield Finding(
-            "ports behind", "ok", f"{PORTS_EACH} ports from {first} on are free, within {PORTS[0]} to {PORTS[1]}"
-        )
+        says = f"{PORTS_EACH} ports from {first} on are free, within {PORTS[0]} to {PORTS[1]}"
+        yield Finding("ports behind", "ok", says)
     except ConfigError as error:
         yield Finding("ports behind", "problem", str(error), "stop another server of this machine")
 

@@ -56,12 +56,8 @@ def _check_others(required: dict[str, Requirement]) -> Finding:
     found = [_check_version(name, one) for name, one in required.items()]
     missing = [one.name for one in found if one.status == "problem"]
     if missing:
-        return Finding(
-            "packages",
-            "problem",
-            f"not installed: {', '.join(missing)}",
-            "pip install " + " ".join(f"'{one}'" for one in missing),
-        )
+        remedy = "pip install " + " ".join(f"'{one}'" for one in missing)
+        return Finding("packages", "problem", f"not installed: {', '.join(missing)}", remedy)
     if other := [f"{one.name} {one.says}" for one in found if one.status == "warning"]:
         return Finding("packages", "warning", f"other versions than spectra-serve requires: {', '.join(other)}")
     return Finding("packages", "ok", f"{len(found)} others as required" if found else "not installed as a package")

@@ -121,16 +121,13 @@ def parse_slo(text: str) -> Slo:
 
 def base_of(url: str) -> str:
     """The base address of the API, ending in ``/v1``; raises ConfigError if ``--url`` is no http address."""
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url {url!r} must begin with http:// or https://, such as http://127.0.0.1:8000")
-    try:
-        is_address = bool(urlsplit(url).hostname) and urlsplit(url).port != 0
-    except ValueError:
-        is_address = False
+    is_address = False
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     if not is_address:
-        raise ConfigError(f"--url {url!r} names no host and port, as http://127.0.0.1:8000 and http://[::1]:8000 do")
-    url = url.rstrip("/")
-    return url if url.endswith("/v1") else url + "/v1"
+        raise ConfigError(f"--url is {url!r}; it must be an address such as http://127.0.0.1:8000 or http://[::1]:8000")
+    return url.rstrip("/").removesuffix("/v1") + "/v1"
 
 
 def trusting(file: str | None) -> ssl.SSLContext | None:

@@ -79,10 +79,8 @@ def test_urls_are_accepted_with_and_without_v1() -> None:
     urls = ("http://a:1", "http://a:1/", "http://a:1/v1", "http://a:1/v1/")
     assert {base_of(url) for url in urls} == {"http://a:1/v1"}
     assert base_of("http://[::1]:8000") == "http://[::1]:8000/v1"
-    with pytest.raises(ConfigError, match="--url 'a:1' must begin"):
-        base_of("a:1")
-    for wrong in ("http://::1:8000", "http://[::1:8000", "http://:8000", "http://a:99999", "http://a:0"):
-        with pytest.raises(ConfigError, match="names no host and port"):
+    for wrong in ("a:1", "http://::1:8000", "http://[::1:8000", "http://:8000", "http://a:99999", "http://a:0"):
+        with pytest.raises(ConfigError, match=r"--url is .*; it must be an address such as http://127.0.0.1:8000"):
             base_of(wrong)
 
 
