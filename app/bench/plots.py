@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,55 +23,56 @@ def plots(found: Report, records: Sequence[TurnRecord], folder: Path) -> list[Pa
     ``tau.png``, ``speedup.png``: by method and category. ``sources.png``: accepted tokens per forward by source.
     ``step_time.png``: seconds of a target step against its nodes.
     """
-    drawn = [save(_acceptance(found), folder / "tau.png")]
-    if any(row.total.by_source for rows in found.values() for row in rows):
-        drawn.append(save(_sources(found), folder / "sources.png"))
-    if any(row.total.speedup is not None for rows in found.values() for row in rows):
-        drawn.append(save(_speed(found), folder / "speedup.png"))
+    every = [row for rows in found.values() for row in rows]
+    n_bars = max(len(rows) * (1 + len(_categories(rows))) for rows in found.values())
+    drawn = [save(_figure(found, n_bars, "tau, tokens per forward", _acceptance), folder / "tau.png")]
+    if names := list(dict.fromkeys(name for row in every for name in row.total.by_source)):
+        n_rows = max(len(rows) for rows in found.values())
+        figure = _figure(found, n_rows, "accepted tokens per forward", partial(_sources, names))
+        drawn.append(save(figure, folder / "sources.png"))
+    if any(row.total.speedup is not None for row in every):
+        drawn.append(save(_figure(found, n_bars, "speed-up, median and quartiles", _speed), folder / "speedup.png"))
     if step_curve(records):
         drawn.append(save(_step_time(records), folder / "step_time.png"))
     return drawn
 
 
-def _acceptance(found: Report) -> Any:
-    figure, axes = _rows(found, _n_bars(found))
+def _figure(found: Report, n_bars: int, what: str, draw: Callable[[Any, Sequence[MethodRow]], None]) -> Any:
+    """A figure as wide as its bars need; ``draw`` fills the axes of each setting."""
+    figure, axes = grid(len(found), 1, (min(40, max(6, 0.16 * n_bars + 3)), 3.4 * len(found)), sharey=True)
     for ax, (setting, rows) in zip(axes, found.items(), strict=True):
-        bars = _bars(ax, rows, lambda f: f.tokens_per_forward)
-        pre_loop = [(x, f.pre_loop_tokens_per_forward) for x, f in bars if f.pre_loop_tokens_per_forward is not None]
-        if pre_loop:
-            ax.plot(*zip(*pre_loop, strict=True), "k_", markersize=8, label="before an output loops")
-        _finish(ax, setting, "tau, tokens per forward")
+        draw(ax, rows)
+        ax.set_title(setting.label, fontsize=LABEL + 1)
+        label(ax, y=what)
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(fontsize=LEGEND, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     headroom(axes)
     return figure
 
 
-def _speed(found: Report) -> Any:
-    figure, axes = _rows(found, _n_bars(found))
-    for ax, (setting, rows) in zip(axes, found.items(), strict=True):
-        for x, f in _bars(ax, rows, lambda f: f.speedup):
-            if f.speedup_quartiles is not None:
-                ax.vlines(x, f.speedup_quartiles.low, f.speedup_quartiles.high, color="black", linewidth=0.8)
-        ax.axhline(1, color="black", linewidth=0.8, linestyle=":")
-        _finish(ax, setting, "speed-up, median and quartiles")
-    headroom(axes)
-    return figure
+def _acceptance(ax: Any, rows: Sequence[MethodRow]) -> None:
+    bars = _bars(ax, rows, lambda f: f.tokens_per_forward)
+    pre_loop = [(x, f.pre_loop_tokens_per_forward) for x, f in bars if f.pre_loop_tokens_per_forward is not None]
+    if pre_loop:
+        ax.plot(*zip(*pre_loop, strict=True), "k_", markersize=8, label="before an output loops")
 
 
-def _sources(found: Report) -> Any:
-    figure, axes = _rows(found, max(len(rows) for rows in found.values()))
-    names = list(dict.fromkeys(name for rows in found.values() for row in rows for name in row.total.by_source))
-    for ax, (setting, every) in zip(axes, found.items(), strict=True):
-        rows = [row for row in every if row.total.by_source]
-        heights = [0.0] * len(rows)
-        for i, name in enumerate(names):
-            counts = [row.total.by_source.get(name, {}).get("accepted", 0) for row in rows]
-            mine = [ratio(n, row.total.target_forwards) or 0.0 for n, row in zip(counts, rows, strict=True)]
-            ax.bar(range(len(rows)), mine, bottom=heights, color=colour(i), label=name)
-            heights = [low + more for low, more in zip(heights, mine, strict=True)]
-        ax.set_xticks(range(len(rows)), [row.method for row in rows], rotation=20, ha="right")
-        _finish(ax, setting, "accepted tokens per forward")
-    headroom(axes)
-    return figure
+def _speed(ax: Any, rows: Sequence[MethodRow]) -> None:
+    for x, f in _bars(ax, rows, lambda f: f.speedup):
+        if f.speedup_quartiles is not None:
+            ax.vlines(x, f.speedup_quartiles.low, f.speedup_quartiles.high, color="black", linewidth=0.8)
+    ax.axhline(1, color="black", linewidth=0.8, linestyle=":")
+
+
+def _sources(names: Sequence[str], ax: Any, every: Sequence[MethodRow]) -> None:
+    rows = [row for row in every if row.total.by_source]
+    heights = [0.0] * len(rows)
+    for i, name in enumerate(names):
+        counts = [row.total.by_source.get(name, {}).get("accepted", 0) for row in rows]
+        mine = [ratio(n, row.total.target_forwards) or 0.0 for n, row in zip(counts, rows, strict=True)]
+        ax.bar(range(len(rows)), mine, bottom=heights, color=colour(i), label=name)
+        heights = [low + more for low, more in zip(heights, mine, strict=True)]
+    ax.set_xticks(range(len(rows)), [row.method for row in rows], rotation=20, ha="right")
 
 
 def _step_time(records: Sequence[TurnRecord]) -> Any:
@@ -85,18 +87,10 @@ def _step_time(records: Sequence[TurnRecord]) -> Any:
     return figure
 
 
-def _rows(found: Report, n_bars: int) -> tuple[Any, list[Any]]:
-    return grid(len(found), 1, (min(40, max(6, 0.16 * n_bars + 3)), 3.4 * len(found)), sharey=True)
-
-
 def _categories(rows: Sequence[MethodRow]) -> list[str]:
     """Categories that differ from all questions: none if all questions are of one category."""
     names = list(dict.fromkeys(name for row in rows for name in row.by_category))
     return names if len(names) > 1 else []
-
-
-def _n_bars(found: Report) -> int:
-    return max(len(rows) * (1 + len(_categories(rows))) for rows in found.values())
 
 
 def _bars(
@@ -115,10 +109,3 @@ def _bars(
         bars += mine
     ax.set_xticks(range(1 + len(categories)), [ALL, *categories], rotation=20, ha="right")
     return bars
-
-
-def _finish(ax: Any, setting: BenchSetting, what: str) -> None:
-    ax.set_title(setting.label, fontsize=LABEL + 1)
-    label(ax, y=what)
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend(fontsize=LEGEND, loc="upper left", bbox_to_anchor=(1.0, 1.0))
