@@ -67,18 +67,14 @@ def _shifted(record: RequestRecord, zero: float) -> dict[str, Any]:
 
 
 def document(load: LoadProfile, asked: Mapping[str, Any], found: LoadFigures, ran: LoadRun) -> dict[str, Any]:
-    loop = "closed" if load.rate is None else "open"
+    is_closed = load.rate is None
     chunks = sum(len(record.chunks) for record in ran.records)
     settings = {
         "url": load.endpoint.url,
-        "loop": loop,
-        "concurrency": load.concurrency if loop == "closed" else None,
-        "rate": load.rate,
-        "arrivals": load.arrivals if loop == "open" else None,
-        "requests": load.requests,
-        "duration": load.duration,
-        "seed": load.seed,
-        "retries": load.retries,
+        "loop": "closed" if is_closed else "open",
+        "concurrency": load.concurrency if is_closed else None,
+        "arrivals": None if is_closed else load.arrivals,
+        **{name: getattr(load, name) for name in ("rate", "requests", "duration", "seed", "retries")},
         "timeout": load.endpoint.timeout,
         "body": dict(asked),
     }

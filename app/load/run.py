@@ -8,7 +8,8 @@ import math
 import random
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,13 +19,15 @@ import msgspec
 import uvloop
 
 from app.load.client import LoadClient
-from app.load.progress import progress_bar
 from app.load.records import RequestRecord
 from app.load.settings import POISSON, LoadProfile, RequestPlan
 from app.load.stream import open_session
+from app.reporting.report import bar
 from engine.errors import ConfigError
 
 MODELS_TIMEOUT_S = 30.0
+BAR_PERIOD_S = 0.5
+BAR_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}{postfix}]"
 Ask = Callable[[int, float], Coroutine[Any, Any, None]]  # index of a request, and its intended time in seconds
 
 
@@ -99,6 +102,40 @@ def _sender(client: LoadClient, plan: RequestPlan, records: list[RequestRecord],
         await client.ask(plan.body(record), record)
 
     return ask
+
+
+@asynccontextmanager
+async def progress_bar(
+    what: str, requests: int | None, duration: float | None, records: Sequence[RequestRecord]
+) -> AsyncIterator[None]:
+    """Show ``records`` while the block runs, on a bar over requests, or over seconds if ``requests`` is None."""
+    total, unit = (requests, "req") if requests is not None else (round(duration or 0), "s")
+    began = time.monotonic()
+    seen = (0, began)  # chunks at a time
+    with bar(what, total, unit, bar_format=BAR_FORMAT, dynamic_ncols=True) as shown:
+
+        def show() -> None:
+            nonlocal seen
+            n_chunks, now = sum(len(record.chunks) for record in records), time.monotonic()
+            rate = (n_chunks - seen[0]) / max(now - seen[1], 1e-9)
+            seen = (n_chunks, now)
+            ended = [record for record in records if record.outcome]
+            failed, n_broken = sum(not record.ok for record in ended), sum(len(record.breaks) for record in records)
+            shown.n = len(ended) if requests is not None else min(total, round(now - began))
+            broken = f", {n_broken} attempts broken" if n_broken else ""
+            shown.set_postfix_str(f"{rate:.0f} chunks/s, {len(records) - len(ended)} running, {failed} failed{broken}")
+
+        async def refresh() -> None:
+            while True:
+                await asyncio.sleep(BAR_PERIOD_S)
+                show()
+
+        task = asyncio.create_task(refresh())
+        try:
+            yield
+        finally:
+            task.cancel()
+            show()
 
 
 async def closed_loop(ask: Ask, concurrency: int, requests: int | None, duration: float | None) -> None:

@@ -173,18 +173,15 @@ def of_exception(error: Exception, has_begun: bool) -> AttemptError:
     return AttemptError(BROKEN if has_begun else REFUSED, message, retryable=True)
 
 
-def retry_after(value: str | None, now: float | None = None) -> float | None:
-    """Seconds to wait according to a Retry-After header, which holds seconds or a date; None if it holds neither.
-
-    A date counts from ``now``, in seconds since 1970; None: from the clock's time.
-    """
+def retry_after(value: str | None) -> float | None:
+    """Seconds to wait according to a Retry-After header, which holds seconds or a date; None if it holds neither."""
     if value is None:
         return None
     try:
         seconds = float(value)
     except ValueError:
         try:
-            seconds = parsedate_to_datetime(value).timestamp() - (time.time() if now is None else now)
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
         except ValueError:
             return None
     return max(0.0, seconds) if seconds < float("inf") else None

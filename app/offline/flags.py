@@ -90,7 +90,7 @@ def n_threads(config: ServeConfig) -> int:
     return config.threads or default_threads()
 
 
-def check_least(arguments: argparse.Namespace, least: Mapping[str, int]) -> None:
+def check_least(arguments: object, least: Mapping[str, int]) -> None:
     """Raise ConfigError if a flag that was given is below its least value; the message names it."""
     for name, smallest in least.items():
         value = getattr(arguments, name, None)

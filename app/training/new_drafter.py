@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from app.offline.flags import check_least
 from engine.drafter.checkpoint.ids import default_taps, dflash_taps
 from engine.drafter.checkpoint.layers import LayerConfig, decode, read_layer_shape
 from engine.drafter.networks.base import TargetParts
@@ -62,12 +63,9 @@ def check_options(method: Method, asked: ArchitectureOptions) -> None:
         value = getattr(asked, field.name)
         if value not in (None, False) and field.name not in USES[method]:
             able = ", ".join(name for name, used in USES.items() if field.name in used)
-            raise ConfigError(f"{_flag(field.name)} does not apply to --method {method}; it is for {able}")
+            raise ConfigError(f"--{field.name.replace('_', '-')} does not apply to --method {method}; it is for {able}")
     least = 2 if method in ("parallelspec-medusa", "parallelspec-eagle", "p-eagle") else 1
-    for name, smallest in {"drafts": least, "layers": 1, "draft_vocab": 1, "markov_rank": 1, "mask_token": 0}.items():
-        value = getattr(asked, name)
-        if value is not None and value < smallest:
-            raise ConfigError(f"{_flag(name)} is {value}; it must be at least {smallest}")
+    check_least(asked, {"drafts": least, "layers": 1, "draft_vocab": 1, "markov_rank": 1, "mask_token": 0})
     if method == "eagle" and asked.generation == 1 and (asked.taps or asked.draft_vocab):
         raise ConfigError("--taps and --draft-vocab are for --generation 3: EAGLE 1 reads no layer")
     if method == "eagle" and asked.generation != 1 and (asked.layers or 1) != 1:
@@ -140,10 +138,6 @@ def find_unused_token(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> in
     unused = len(tokenizer) if len(tokenizer) < vocab_size else None
     ids = (tokenizer.mask_token_id, unused, tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id)
     return next((one for one in ids if one is not None and one != tokenizer.eos_token_id), None)  # some pad with EOS
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def new_drafter(spec: DrafterSpec, model: WholeTexts, draft_ids: Tensor | None, seed: int) -> AnyNetwork:

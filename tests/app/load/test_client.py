@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -148,7 +149,8 @@ async def test_a_stalled_answer_times_out_and_a_refused_connection_is_retried(sc
     assert (record.outcome, record.retries, record.chunks) == ("no connection", 2, [])
 
 
-def test_retry_after_is_seconds_or_a_date() -> None:
+def test_retry_after_is_seconds_or_a_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 60.0)
     expected = {"3": 3.0, "0.5": 0.5, "-1": 0.0, "Thu, 01 Jan 1970 00:01:40 GMT": 40.0}
     expected |= dict.fromkeys(("soon", "inf", "nan", None))
-    assert {header: retry_after(header, now=60.0) for header in expected} == expected
+    assert {header: retry_after(header) for header in expected} == expected
