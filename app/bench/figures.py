@@ -111,8 +111,8 @@ def step_curve(records: Iterable[TurnRecord]) -> dict[int, Quartiles]:
     for record in records:
         for nodes, taken in zip(record.step_nodes, record.target_seconds, strict=False):
             seconds.setdefault(nodes, []).append(taken)
-    curve = {nodes: quartiles(taken) for nodes, taken in sorted(seconds.items()) if len(taken) >= CURVE_STEPS}
-    return {nodes: found for nodes, found in curve.items() if found is not None}
+    spreads = ((nodes, quartiles(taken)) for nodes, taken in sorted(seconds.items()) if len(taken) >= CURVE_STEPS)
+    return {nodes: spread for nodes, spread in spreads if spread is not None}
 
 
 def steps_before(cut: int | None, step_tokens: Sequence[int]) -> tuple[int, int]:
@@ -120,23 +120,18 @@ def steps_before(cut: int | None, step_tokens: Sequence[int]) -> tuple[int, int]
 
     The first output token comes from the prefill and does not count.
     """
-    if cut is None:
-        return sum(step_tokens), len(step_tokens)
-    written, tokens, forwards = 1, 0, 0
+    tokens, forwards = 0, 0
     for n in step_tokens:
-        if written >= cut:
+        if cut is not None and 1 + tokens >= cut:
             break
-        written += n
         tokens += n
         forwards += 1
     return tokens, forwards
 
 
 def _row(method: str, records: Sequence[TurnRecord], reference: Mapping[Key, TurnRecord]) -> MethodRow:
-    categories = grouped(records, lambda r: r.category)
-    return MethodRow(
-        method, figures(records, reference), {name: figures(some, reference) for name, some in categories.items()}
-    )
+    by_category = {name: figures(some, reference) for name, some in grouped(records, lambda r: r.category).items()}
+    return MethodRow(method, figures(records, reference), by_category)
 
 
 def _same(record: TurnRecord, other: TurnRecord, reference: Mapping[Key, TurnRecord]) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.commands.measuring.load import KEY_VARIABLES
+from app.commands.measuring.load import KEY_VARIABLE
 from tests.app.conftest import ScriptedBackend
 from tests.app.load.conftest import TEXT, Script, answer
 from tests.support.spectra_command import CliRun, run_cli
@@ -57,7 +57,7 @@ def test_bodies_hold_openais_fields_and_flags(script: Script, load: Load, monkey
     assert set(script.bodies[0]) == fields
     assert script.bodies[0]["model"] == "tiny", "the first that is listed"
     assert "authorization" not in script.headers[0]
-    monkeypatch.setenv(KEY_VARIABLES[0], "secret")
+    monkeypatch.setenv(KEY_VARIABLE, "secret")
     extra = ("--extra", '{"top_p": 0.9, "seed": null}')
     ran = load(script.url, "--requests", 2, "--model", "other", "--ignore-eos", *extra)
     for body, headers in zip(script.bodies[1:], script.headers[1:], strict=True):
