@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 OK = "ok"
@@ -77,7 +78,7 @@ class RequestRecord:
     @property
     def gaps(self) -> list[float]:
         """Seconds between neighbouring pieces of text."""
-        return [after - before for before, after in zip(self.chunks, self.chunks[1:], strict=False)]
+        return [after - before for before, after in pairwise(self.chunks)]
 
     @property
     def tokens_per_chunk(self) -> float | None:

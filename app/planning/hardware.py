@@ -37,7 +37,6 @@ class Hardware:
     hop_s: float = _figure(3e-4, "software at a stage, docs/scaling.md: measured on two CPU cores")
     turn_s: float = _figure(5e-4, "software in the router, docs/scaling.md: measured on two CPU cores")
     link_bytes_per_s: float = _figure(0.0, "links are left out")  # 0: no limit
-    link_latency_s: float = _figure(0.0, "links are left out")
 
 
 def planning_inputs(
@@ -73,7 +72,6 @@ def derived_profile(sizes: ModelSizes, ranges: list[LayerRange], hardware: Hardw
         node_s=TREE_S * n_layers / TREE_LAYERS,
         prompt_row_s=row_s,
         context_s=sizes.kv_layer_bytes * n_layers / hardware.memory_bytes_per_s,
-        link_latency_s=hardware.link_latency_s,
         link_bytes_per_s=hardware.link_bytes_per_s,
         row_bytes=sizes.spec.hidden_size * sizes.dtype.itemsize,
     )

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from transformers import PreTrainedTokenizerFast
@@ -28,7 +27,7 @@ from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
 from speculators.registry import warmed
 
-ANSWERS = "answers.jsonl"
+ANSWERS, REMEDY = "answers.jsonl", "use the same values or another --work folder"
 
 
 class TrainingAnswer(msgspec.Struct, frozen=True):
@@ -48,11 +47,6 @@ class TrainingAnswer(msgspec.Struct, frozen=True):
 
     def example(self) -> Example:
         return Example(self.source_hash, [*self.prompt, *self.answer], len(self.prompt), self.temperature)
-
-
-def open_answers(path: Path, settings: Mapping[str, Any]) -> RecordFile[TrainingAnswer]:
-    """The answers at ``path``, to which a run of the same settings adds."""
-    return RecordFile(path, TrainingAnswer, settings, "use the same values or another --work folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +134,15 @@ def answer_questions(
         return []
     flags = {name: getattr(arguments, name) for name in ("max_tokens", "temperature", "samples", "raw", "seed")}
     n_answers = arguments.samples * sum(1 if arguments.raw else len(question.turns) for question in named.values())
-    with open_answers(arguments.work / ANSWERS, {"model": model_hash(path)[:16], **flags}) as file:
+    settings = {"model": model_hash(path)[:16], **flags}
+    with RecordFile(arguments.work / ANSWERS, TrainingAnswer, settings, REMEDY) as file:
         known = sum(answer.question in named for answer in file.records)
         if known < n_answers:
-            asker, tokens = _asker(arguments, config, path, tokenizer), 0
+            target, tokens = load_target(config), 0
+            pool = SpeculatorPool(warmed(SpeculatorOptions(vocabulary=known_rows(path, target.info.spec))))
+            size = max(64, arguments.batch_size)
+            engine = Engine(target, pool, SchedulerOptions(max_sequences=size, max_waiting=size))
+            asker = Asker(engine, tokenizer, sampling(arguments, arguments.temperature, target), arguments)
             with bar("answers", n_answers, "answer", initial=known) as shown:
                 for answer in asker.ask(named, file):
                     tokens += len(answer.answer)
@@ -151,11 +150,3 @@ def answer_questions(
                     shown.update()
     answers = sorted(file.records, key=lambda answer: answer.key)
     return [answer.example() for answer in answers if answer.question in named]
-
-
-def _asker(arguments: argparse.Namespace, config: ServeConfig, path: Path, tokenizer: PreTrainedTokenizerFast) -> Asker:
-    target = load_target(config)
-    pool = SpeculatorPool(warmed(SpeculatorOptions(vocabulary=known_rows(path, target.info.spec))))
-    size = max(64, arguments.batch_size)
-    engine = Engine(target, pool, SchedulerOptions(max_sequences=size, max_waiting=size))
-    return Asker(engine, tokenizer, sampling(arguments, arguments.temperature, target), arguments)

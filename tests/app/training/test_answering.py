@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from app.inputs.prompts import Question, encode_chat
-from app.training.answering import Asker, TrainingAnswer, name_question, open_answers
+from app.reporting.record_file import RecordFile
+from app.training.answering import Asker, TrainingAnswer, name_question
 from app.training.examples import read_answers, read_texts, source_of
 from engine.errors import ConfigError
 from engine.loop import Engine
@@ -33,7 +34,7 @@ def ask(file: Path, questions: list[Question], seed: int = 0, **how: Any) -> dic
     target = LocalTarget.load(TargetOptions(str(path), kv_bytes=1 << 22, max_model_len=120), path)
     params = SamplingParams(max_tokens=N, seed=seed, stop_ids=target.info.spec.eos_ids)
     flags = {"samples": 1, "raw": False, "answer_method": AUTOREGRESSIVE, "max_nodes": 4, "batch_size": 3, **how}
-    with open_answers(file, {"seed": seed}) as kept:
+    with RecordFile(file, TrainingAnswer, {"seed": seed}, "use another folder") as kept:
         engine = Engine(target, SpeculatorPool(SpeculatorOptions()))
         asker = Asker(engine, tiny_tokenizer(), params, Namespace(temperature=0.8, **flags))
         written = list(asker.ask({name_question(one): one for one in questions}, kept))
@@ -96,7 +97,7 @@ def test_given_answers_are_read_in_every_form(tmp_path: Path) -> None:
     assert (third.written, third.source) == ([7, 8], "0123456789abcdef")
     file.write_text('{"prompt": "x"}\n')
     with pytest.raises(ConfigError, match=r"line 1: .*settings"):
-        open_answers(file, {})
+        RecordFile(file, TrainingAnswer, {}, "use another folder")
 
 
 @pytest.mark.parametrize(
