@@ -65,20 +65,8 @@ class ReplayTarget:
     """
 
     def __init__(self, vocab_size: int, longest: int) -> None:
-        spec = ModelSpec(
-            family="replay",
-            n_layers=0,
-            n_heads=0,
-            n_kv_heads=1,
-            head_dim=0,
-            hidden_size=0,
-            vocab_size=vocab_size,
-            max_positions=longest,
-            layer_types=(),
-            eos_ids=(),
-            dtype="float32",
-            logit_softcap=None,
-        )
+        # It has no layers, heads or states: of its sizes only the vocabulary and the longest text are read.
+        spec = ModelSpec("replay", 0, 0, 1, 0, 0, vocab_size, longest, (), (), "float32", None)
         n_blocks = -(-(longest + MAX_TREE + 1) // BLOCK)
         self.info = TargetInfo(spec, n_blocks, BLOCK, longest)
         self.answers: deque[Sequence[int]] = deque()
