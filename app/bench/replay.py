@@ -36,14 +36,6 @@ REFUSED = {
     "auto": "it weighs drafts against the time a model's step takes",
 }
 """Methods that need more than text although their ``needs`` do not say so, and the reason."""
-READ = {
-    "probe_top_k": "the target's best tokens after probes",
-    "node_top_k": "the target's best tokens at every node",
-    "prompt_top_k": "the target's best tokens after the prompt",
-    "hidden_layer": "hidden states of the target",
-    "heads": "attention of the target",
-    "drafter": "states of the target, in a drafter that was trained for it",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +140,7 @@ def check_methods(methods: Sequence[str], pool: SpeculatorPool) -> None:
     """Raise UnknownMethodError if a method is unknown, lacks its corpus, or needs more than text."""
     for method in methods:
         for part in (part.strip() for part in method.split("+")):
-            reason = REFUSED.get(part) or _read_back(pool.needs(part))
-            if reason:
+            if part in REFUSED or pool.needs(part) != Needs():
+                reason = REFUSED.get(part, "it reads outputs of the target in addition to tokens")
                 raise UnknownMethodError(f"method {part!r} cannot be replayed from text alone: {reason}", "method")
         pool.needs(method)
-
-
-def _read_back(needs: Needs) -> str:
-    """The outputs of the target that a method reads in addition to tokens, in words; empty if there are none."""
-    nothing = Needs()
-    if needs == nothing:
-        return ""
-    read = [what for name, what in READ.items() if getattr(needs, name) != getattr(nothing, name)]
-    return f"it reads {' and '.join(read) or 'states of the target'}"

@@ -170,7 +170,7 @@ def test_a_stopped_replay_is_resumed(replay: Replay, write: Write, tmp_path: Pat
 @pytest.mark.parametrize(
     ("methods", "flags", "message"),
     [
-        ("spectra-core", [], "cannot be replayed from text alone: it reads the target's best"),
+        ("spectra-core", [], "cannot be replayed from text alone: it reads outputs of the target"),
         ("pld-plus-h", [], "hidden states"),
         ("draft-model", [], "'draft-model' cannot be replayed from text alone: it drafts with"),
         ("eagle", [], "needs a drafter that was trained"),
