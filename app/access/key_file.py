@@ -20,17 +20,17 @@ from pydantic_core import ErrorDetails
 
 from app.config.errors import RIGHT
 from app.config.fields import NAMESPACE_PATTERN
+from app.inputs.stores import NAMESPACE_FORM
 from engine.errors import ConfigError, UnknownMethodError
 from speculators.methods import check_name
 
 TENANT_PATTERN = r"^[A-Za-z0-9._@:+-]{1,128}$"
-NAMES = "1 to 128 letters, digits, '.', '_' and '-', no '.' first"
 FORMS = {
     "id": "1 to 64 letters, digits, '.', '_' and '-'",
     "sha256": "the 64 hexadecimal digits of the key's SHA-256",
     "tenant": "1 to 128 letters, digits, '.', '_', '@', ':', '+' and '-'",
-    "namespaces": NAMES,
-    "feeds": NAMES,
+    "namespaces": NAMESPACE_FORM,
+    "feeds": NAMESPACE_FORM,
     "expires": "a time with its zone, as in 2030-01-31T00:00:00Z",
 }
 KEY_PREFIX = "sk-spectra-"

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from app.config.serve import ServeConfig
+from app.inputs.stores import NAMESPACE_FORM
 from engine.errors import ConfigError
 from retrieval_store.stores.open import shown
 
@@ -40,7 +41,7 @@ FORMS = {
     "kv_gib": "above 0 (GiB), or auto",
     "device": "auto, cpu, cuda or cuda:N",
     "tenant_header": "1 to 64 letters, digits and '-'",
-    "retrieval_namespace": "1 to 128 letters, digits, '.', '_' and '-', no '.' first",
+    "retrieval_namespace": NAMESPACE_FORM,
 }
 
 

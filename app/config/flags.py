@@ -22,7 +22,6 @@ KINDS = {
     "retrieval": "DIR|URL",
 }
 """Kinds of values that a type does not show."""
-REPEATED = ("name",)  # flags that may be given several times
 FIELDS = ServeConfig.model_fields
 OBJECTS = {name for name, info in FIELDS.items() if get_origin(info.annotation) is dict or name in NESTED}
 
@@ -51,7 +50,7 @@ def add_field(group: Any, field: str, option: str | None = None) -> None:
         dest=field,
         default=argparse.SUPPRESS,
         metavar=KINDS.get(field) or metavar(info.annotation),
-        action="append" if field in REPEATED else "store",
+        action="append" if field == "name" else "store",
         help=argparse.SUPPRESS if is_advanced(field) else text,
     )
     action.full_help = text

@@ -18,6 +18,7 @@ from app.config.fields import FieldGroup, FixedFields
 from app.config.method_fields import MethodFields, SettingsFields, build_method_fields
 from app.inputs.default_model import DEFAULT_MODEL, is_default
 from app.inputs.devices import AUTO, default_threads
+from app.inputs.stores import NAMESPACE_FORM
 from engine.errors import ConfigError, UnknownMethodError
 from engine.target_model.options import EVEN, MEASURED, check_memory, default_nodes, layer_counts
 from retrieval_store.service.manifest_feed import is_namespace
@@ -27,7 +28,6 @@ MAX_NAME = 256  # characters; requests may not have more
 ORIGIN = re.compile(r"\*|https?://[^/\s,*]+")
 RESOURCE = re.compile(r"[A-Za-z_][\w.-]{0,62}", re.ASCII)
 RESERVED = ("CPU", "GPU", "TPU", "memory", "object_store_memory", "bundle")  # names with a meaning in Ray
-LEAST_AMOUNT, MAX_AMOUNT = 1e-4, 1000.0  # the least is the unit in which Ray counts resources
 HARMLESS = (None, "none", "auto", "unix", "tcp", "fast")  # values that are right where the field has no effect
 
 
@@ -68,9 +68,7 @@ class ServeConfig(FixedFields, AllMethodFields, title="ServeConfig"):
             raise ConfigError(f"name is {wrong[:20]!r}..; a model's name has at most {MAX_NAME} characters")
         for name in self.live_namespaces:
             if not is_namespace(name):
-                raise ConfigError(
-                    f"live names {name!r}; a namespace has 1 to 128 letters, digits, '.', '_' and '-', no '.' first"
-                )
+                raise ConfigError(f"live names {name!r}; a namespace has {NAMESPACE_FORM}")
 
     def _check_methods(self) -> None:
         for method in _listed(self.methods):
@@ -91,9 +89,7 @@ class ServeConfig(FixedFields, AllMethodFields, title="ServeConfig"):
                 """draft_model_options '{"device": "cpu"}' keeps it on the CPU"""
             )
         if self.stage_device != "cpu" and self.stage_gpus == 0:  # Ray hides the GPUs from an actor that reserves none
-            raise ConfigError(
-                f"stage_gpus is 0, but device is {self.device}: a stage needs a GPU (1) or a share of one, as in 0.5"
-            )
+            raise ConfigError(f"stage_gpus is 0, but device is {self.device}: a stage needs a GPU (1) or a share (0.5)")
         if self.transport == "nccl" and self.stage_device == "cpu":
             raise ConfigError("transport is nccl, but device is cpu; nccl needs stages on GPUs, gloo does not")
         if self.simulate is not None and self.stage_device != "cpu":
@@ -250,14 +246,12 @@ def _check_replica_fields(config: ServeConfig) -> None:
 def _check_access_fields(config: ServeConfig) -> None:
     """Raise ConfigError if the rights of a client are ambiguous."""
     if config.api_keys is not None and config.tenant_header is not None:
-        raise ConfigError(
-            f"tenant_header is {config.tenant_header}, but api_keys is set: the tenant comes from one of them, not both"
-        )
+        raise ConfigError(f"tenant_header is {config.tenant_header}, but api_keys is set: only one may name the tenant")
     if config.api_keys is not None and config.trust_clients:
         raise ConfigError("trust_clients is true, but api_keys is set: each key has its own rights")
     if not all(map(ORIGIN.fullmatch, config.origins)):
         raise ConfigError(
-            f"cors_origins is {config.cors_origins}; each must be an origin, as in https://chat.example.com:8443, or *"
+            f"cors_origins is {config.cors_origins}; each must be an origin, as in https://a.org:8443, or *"
         )
 
 
@@ -265,13 +259,11 @@ def _check_edge_resources(given: Mapping[str, float]) -> None:
     for name, amount in given.items():
         if not RESOURCE.fullmatch(name) or name in RESERVED:
             raise ConfigError(
-                f"edge_resources names {name[:63]!r}; a custom resource's name has letters, digits, '.', '_' and '-', "
-                "as in edge"
+                f"edge_resources names {name[:63]!r}; a custom resource's name has letters, digits, '.', '_', '-'"
             )
-        if not (LEAST_AMOUNT <= amount <= MAX_AMOUNT and math.isclose(amount, round(amount, 4), abs_tol=1e-9)):
+        if not (1e-4 <= amount <= 1000 and math.isclose(amount, round(amount, 4), abs_tol=1e-9)):  # as Ray counts
             raise ConfigError(
-                f"edge_resources names {name} with {amount:g}; it must be {LEAST_AMOUNT:g} to {MAX_AMOUNT:g}, in steps "
-                f"of {LEAST_AMOUNT:g}, as in 0.01"
+                f"edge_resources names {name} with {amount:g}; it must be 0.0001 to 1000, in steps of 0.0001"
             )
 
 

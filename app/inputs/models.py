@@ -59,8 +59,8 @@ def drafter_path(model: str) -> str:
     """Return what the loader reads for a drafter: the absolute path of a directory or GGUF file, or a hub id."""
     if model == DEMO:
         raise ConfigError(
-            f"draft_model (--draft-model) is {DEMO!r}; the default model has no draft model. Leave it out, or give a "
-            f"directory, a .gguf file or a hub id of a smaller model with the tokenizer of the target"
+            f"draft_model (--draft-model) is {DEMO!r}; the default model has no draft model. Leave it out, or name a "
+            "smaller model with the target's tokenizer"
         )
     name = target_name(model)
     return str(Path(name).expanduser().resolve()) if is_local(name) else name

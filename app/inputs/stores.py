@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # loads Redis' client, which --help does not need
     from retrieval_store.stores.base import Store
 
 DEFAULT_NAMESPACE = "default"
+NAMESPACE_FORM = "1 to 128 letters, digits, '.', '_' and '-', no '.' first"
 
 
 def is_store(where: str) -> bool:
@@ -34,10 +35,7 @@ def open_store_at(where: str, namespace: str, flag: str) -> Store:
     from retrieval_store.stores.open import open_store
 
     if not is_namespace(namespace):
-        raise ConfigError(
-            f"{flag}: namespace is {namespace!r}; it must be 1 to 128 letters, digits, dots, underscores and hyphens, "
-            "and must not begin with a dot"
-        )
+        raise ConfigError(f"{flag}: namespace is {namespace!r}; it must be {NAMESPACE_FORM}")
     with named_errors(flag):
         return open_store(str(Path(where).expanduser()) if where.startswith("~") else where, namespace)
 

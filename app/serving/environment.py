@@ -115,10 +115,7 @@ def claim_ports() -> socket.socket:
             claim.close()
         else:
             return claim
-    raise ConfigError(
-        f"all ports from {PORTS[0]} to {PORTS[1]} on 127.0.0.1 are claimed; a server needs {PORTS_EACH} of them for "
-        "its replicas: stop another server"
-    )
+    raise ConfigError(f"ports {PORTS[0]} to {PORTS[1]} are claimed, {PORTS_EACH} for each server; stop another server")
 
 
 def folder_for_sockets() -> str:
@@ -128,9 +125,7 @@ def folder_for_sockets() -> str:
     if len(usual) <= longest:
         return usual
     if not os.access("/tmp", os.W_OK):
-        raise ConfigError(
-            f"TMPDIR is {usual}; it may have {longest} characters, or make /tmp writable: paths of sockets are short"
-        )
+        raise ConfigError(f"TMPDIR is {usual}; it may have {longest} characters unless /tmp can be written")
     return "/tmp"
 
 

@@ -79,7 +79,7 @@ def haproxy_script(folder: str, host: str, bundle: Path | None = None) -> dict[s
             return {BINARY: str(script)}
     if bundle is not None:
         raise ConfigError(
-            f"--tls-cert needs HAProxy, but its script cannot run in {folder}; set TMPDIR to another folder"
+            f"--tls-cert needs HAProxy, whose script cannot run in {folder}; set TMPDIR to another folder"
         )
     return {}
 
@@ -91,9 +91,7 @@ def write_node_script(script: Path) -> None:
     ConfigError if there is no HAProxy, or the file cannot be written.
     """
     if os.environ.get(BINARY) == str(script):
-        raise ConfigError(
-            f"{BINARY} is {script}, so the script would start itself for ever; unset it to write the script"
-        )
+        raise ConfigError(f"{BINARY} is {script}: the script would start itself; unset it to write the script")
     try:
         _write(script, "", 0o755)
     except OSError as error:  # FileNotFoundError without HAProxy

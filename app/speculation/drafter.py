@@ -42,6 +42,4 @@ def check_drafter(model: str, path: Path, spec: ModelSpec) -> None:
             f"{spec.vocab_size}: a draft model must have the target's tokenizer"
         )
     if tokenizer.get_vocab() != load_tokenizer(path).get_vocab():
-        raise ConfigError(
-            f"--draft-model {model} has another tokenizer than the target: the same ids stand for other tokens"
-        )
+        raise ConfigError(f"--draft-model {model} has another tokenizer than the target: ids stand for other tokens")

@@ -15,7 +15,6 @@ TIMEOUT = "ray.io/initializing-timeout"
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?")
 DURATION = re.compile(r"[1-9]\d*|(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
 STRATEGIES = ("NewCluster", "None")
-AUTOSCALER = "RAY_enable_autoscaler_v2"
 TLS = {"RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"}
 SIZES = {"num-cpus", "num-gpus", "memory", "resources"}
 
@@ -86,15 +85,7 @@ def _fault_tolerance(cluster: dict[str, Any], head: PodGroup) -> Iterator[str]:
 
 def _autoscaling(cluster: dict[str, Any], groups: list[PodGroup]) -> Iterator[str]:
     is_scaled, options = bool(cluster.get("enableInTreeAutoscaling")), cluster.get("autoscalerOptions", {})
-    variable = groups[0].environment.get(AUTOSCALER)
-    is_set = variable in ("1", "true")
-    is_v2 = is_scaled and (options.get("version") == "v2" or is_set)
-    if is_set and not is_scaled:
-        yield f"{AUTOSCALER} is set, but enableInTreeAutoscaling is not true"
-    if is_scaled and "version" in options and variable is not None:
-        yield f"autoscalerOptions.version and {AUTOSCALER} exclude each other"
-    if options.get("idleTimeoutSeconds", 0) < 0:
-        yield f"autoscalerOptions.idleTimeoutSeconds is {options['idleTimeoutSeconds']}; it must be at least 0"
+    is_v2 = is_scaled and options.get("version") == "v2"
     for group in groups:
         if is_v2 and (policy := group.pod.get("restartPolicy", "Never")) != "Never":
             yield f"group {group.name} has restartPolicy {policy}; autoscaler v2 requires Never, the default"

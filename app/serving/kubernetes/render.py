@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +69,4 @@ def _overlay_folder(folder: Path, name: str) -> Path:
             f"{folder} (--folder) has no overlays with a {SERVE_CONFIG}; this project's manifests are in the folder "
             "k8s of its sources, not in the wheel"
         )
-    near = get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]}?" if near else f"{folder / 'overlays'} has {', '.join(known)}"
-    raise ConfigError(f"--overlay is {name!r}; {hint}")
+    raise ConfigError(f"--overlay is {name!r}; {folder / 'overlays'} has {', '.join(known)}")

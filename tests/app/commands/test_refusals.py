@@ -119,7 +119,7 @@ HEAVY = [
     ("corpus list", "--store"),
     ("corpus list --store ftp://host", "ftp://host"),
     ("corpus list --store ''", "'' is not a folder"),
-    ("corpus list --store redis://localhost --namespace ..", "must not begin with a dot"),
+    ("corpus list --store redis://localhost --namespace ..", "no '.' first"),
     ("corpus list --store redis:/host", "'//' is missing"),
     ("check /nowhere", "/nowhere cannot be read"),
     ("check broken.yaml", "is not YAML"),

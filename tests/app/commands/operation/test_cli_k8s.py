@@ -30,7 +30,6 @@ with warnings.catch_warnings():
             "tenant_header: X\n      api_keys: /etc",
             "serve-config.yaml: .*tenant_head",
         ),
-        ("cpu-demos", "", "", "did you mean cpu-demo?"),
         ("mine", "", "", "has cpu-demo, h100-2x4, h100-4stage, h100-spread, multi-tenant"),
         ("cpu-demo", "", "", "there is no kubectl.*k8s/rendered"),
     ],

@@ -65,12 +65,6 @@ def both(*spoils: Callable[[Any], None]) -> Callable[[Any], None]:
         (variable("REDIS_PASSWORD"), "gcsFaultToleranceOptions.redisPassword"),
         (variable("RAY_REDIS_ADDRESS"), "redisAddress sets it"),
         (head(rayStartParams={"redis-password": "x"}), "gcsFaultToleranceOptions.redisPassword"),
-        (variable("RAY_enable_autoscaler_v2"), "enableInTreeAutoscaling is not true"),
-        (both(cluster(**SCALED), variable("RAY_enable_autoscaler_v2")), "exclude each other"),
-        (
-            cluster(enableInTreeAutoscaling=True, autoscalerOptions={"idleTimeoutSeconds": -1}),
-            "idleTimeoutSeconds is -1",
-        ),
         (edge(idleTimeoutSeconds=5), "group edge has idleTimeoutSeconds, for which"),
         (edge(priority=5), "group edge has priority, for which"),
         (
