@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import fields
 from typing import Any, ClassVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from app.config.fields import FieldGroup, advanced
+from app.config.fields import FieldGroup, FixedFields, advanced
 from engine.errors import ConfigError
 from speculators.methods import BUILT_IN, all_methods, catalogue, settings_sections
 from speculators.settings import Settings
@@ -53,10 +52,8 @@ def _build_section(kind: type[Settings]) -> type[SettingsFields]:
     for one in fields(kind):
         if "description" in one.metadata:
             bounds = {BOUNDS[name]: one.metadata[name] for name in BOUNDS if name in one.metadata}
-            made[one.name] = (
-                hints[one.name],
-                Field(description=one.metadata["description"], default=one.default, **bounds),
-            )
+            field = Field(description=one.metadata["description"], default=one.default, **bounds)
+            made[one.name] = hints[one.name], field
     model: type[SettingsFields] = create_model(f"{kind.__name__}Fields", __base__=SettingsFields, **made)
     model.KIND = kind
     return model
@@ -69,16 +66,12 @@ class MethodFields(FieldGroup, title="settings of methods"):
     """A JSON object per method or family of methods."""
 
 
-def build_method_fields(taken: Collection[str]) -> type[MethodFields]:
-    """Return the group with a field per section. An added method whose section cannot be a field is refused.
-
-    Args:
-        taken: names of the other fields and of everything else that a section must not be called.
-    """
+def build_method_fields() -> type[MethodFields]:
+    """Return the group with a field per section. An added method whose section cannot be a field is refused."""
     given: dict[str, Any] = {}
     for name, section in settings_sections().items():
         try:
-            if name in taken or name in RESERVED or hasattr(FieldGroup, name):
+            if name in FixedFields.model_fields or name in RESERVED or hasattr(FieldGroup, name):
                 raise ValueError(f"its section {name!r} is the name of a field or a flag")
             SECTIONS[name] = _build_section(section.settings)
         except Exception as error:

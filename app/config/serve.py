@@ -34,7 +34,7 @@ HARMLESS = (None, "none", "auto", "unix", "tcp", "fast")  # values that are righ
 if TYPE_CHECKING:
     AllMethodFields = MethodFields
 else:
-    AllMethodFields = build_method_fields(FixedFields.model_fields)
+    AllMethodFields = build_method_fields()
 
 GROUPS: tuple[type[FieldGroup], ...] = (*FixedFields.__bases__, AllMethodFields)
 """The groups in the order of the help."""

@@ -118,36 +118,34 @@ def stats(arguments: argparse.Namespace) -> int:
         with named_errors(str(arguments.folder)):
             manifest = read_manifest(arguments.folder)
             check_sizes(arguments.folder, manifest)
-        print(
-            json.dumps(publication.manifest_json(manifest))
-            if arguments.json
-            else publication.describe_snapshot(manifest)
-        )
+        if arguments.json:
+            print(json.dumps(publication.manifest_json(manifest)))
+        else:
+            print(publication.describe_snapshot(manifest))
         return 0
     with _opened(arguments) as store:
         current = store.current()
         if not current.version:
             raise ConfigError(f"{publication.describe_store(store)} has no current snapshot")
         manifest = store.manifest(current.version)
-        texts, tokens = _count_log(store)
+        log = _count_log(store)
     if arguments.json:
-        log = {"texts": texts, "tokens": tokens}
         print(json.dumps({**_store_json(store, current), **publication.manifest_json(manifest), "log": log}))
         return 0
     print(publication.describe_snapshot(manifest))
-    print(f"log: {texts:,} texts, {tokens:,} tokens")
+    print(f"log: {log['texts']:,} texts, {log['tokens']:,} tokens")
     publication.print_current(current)
     return 0
 
 
-def _count_log(store: Store) -> tuple[int, int]:
-    """(texts, tokens) of the log of live texts."""
+def _count_log(store: Store) -> dict[str, int]:
+    """Return the size of the log of live texts."""
     texts, tokens, last = 0, 0, ""
     while entries := store.entries(last, PAGE):
         last = entries[-1].id
         texts += len(entries)
         tokens += sum(len(entry.tokens) for entry in entries)
-    return texts, tokens
+    return {"texts": texts, "tokens": tokens}
 
 
 def _store_json(store: Store, current: Current) -> dict[str, Any]:

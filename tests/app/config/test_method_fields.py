@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from app.config import method_fields
-from app.config.fields import FixedFields
 from app.config.serve import ServeConfig
 from speculators.method import Method
 from speculators.methods import Catalogue, catalogue
@@ -36,7 +35,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Catalogue:
 @pytest.mark.parametrize("name", ["model", "live", "port", "draft-nodes", "section", "model-config", "copy"])
 def test_a_section_with_the_name_of_something_else_is_refused(found: Catalogue, name: str) -> None:
     found.methods[name] = Method(name, lambda settings, context: None, "an example", settings=SimpleSettings)
-    fields = method_fields.build_method_fields(FixedFields.model_fields).model_fields
+    fields = method_fields.build_method_fields().model_fields
     assert "pld" in fields
     assert name.replace("-", "_") not in fields
     assert name not in found.methods
@@ -45,7 +44,7 @@ def test_a_section_with_the_name_of_something_else_is_refused(found: Catalogue, 
 
 def test_settings_that_pydantic_cannot_check_are_refused(found: Catalogue) -> None:
     found.methods["odd"] = Method("odd", lambda settings, context: None, "an example", settings=OddSettings)
-    assert "pld" in method_fields.build_method_fields(FixedFields.model_fields).model_fields
+    assert "pld" in method_fields.build_method_fields().model_fields
     assert "no_such_name" in found.refused["odd"]
 
 
