@@ -43,7 +43,6 @@ class StepStream(Protocol):
 
     async def aclose(self) -> None:
         """Cancel the request if it still runs."""
-        ...
 
 
 class Backend(Protocol):
@@ -52,12 +51,10 @@ class Backend(Protocol):
     @property
     def model_card(self) -> ModelCard:
         """The served model."""
-        ...
 
     @property
     def counted(self) -> CollectorRegistry:
         """Takes the metrics of this process, which ``metrics_text`` shows added up over all."""
-        ...
 
     async def submit(self, request: Request) -> StepStream:
         """Start one choice.
@@ -70,7 +67,6 @@ class Backend(Protocol):
             OverloadedError: the waiting queue is full.
             TargetLostError: the target is dead and not restarted yet.
         """
-        ...
 
     async def check_ready(self) -> None:
         """Ask on the way that requests take; returns if a request sent now would be served. Must not hang.
@@ -78,12 +74,9 @@ class Backend(Protocol):
         Raises:
             SpectraError: why it would not.
         """
-        ...
 
     async def health(self) -> Health:
         """Figures for operators; must not hang."""
-        ...
 
     async def metrics_text(self) -> str:
         """Prometheus exposition text, summed over replicas."""
-        ...

@@ -7,7 +7,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from tokenizers import pre_tokenizers
 
 from engine.events import TokenLogprob
 from engine.text import Detokenizer
@@ -20,25 +19,17 @@ FLOOR = -9999.0  # stands for minus infinity, which JSON lacks
 SPACE = "▁"  # a space in sentencepiece vocabularies
 
 
-def _byte_of_char() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for.
-
-    Printable Latin-1 characters stand for their own bytes; the characters from 256 on stand for the other bytes.
-    """
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
-    table = {chr(value): value for value in range(256) if chr(value) in alphabet}
-    table.update({chr(256 + i): v for i, v in enumerate(v for v in range(256) if chr(v) not in table)})
-    return table
-
-
 class TokenTexts:
     """Bytes and text of single tokens, cached by id."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
         self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         decoder = b"" if self._backend.decoder is None else self._backend.decoder.__getstate__()
-        self._byte_of_char = _byte_of_char() if b"ByteLevel" in decoder else {}
+        is_byte_level = b"ByteLevel" in decoder
+        self._byte_of_char = {char: byte for byte, char in bytes_to_unicode().items()} if is_byte_level else {}
         self._has_byte_tokens = b"ByteFallback" in decoder
         self._added: set[int] = set(self._backend.get_added_tokens_decoder())
         self._known: dict[int, tuple[str, list[int]]] = {}
