@@ -53,10 +53,8 @@ class Bodies:
         """
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
-            what = media_type[:64] or "missing"
-            raise StatusError(
-                415, f"Content-Type is {what}; it must be application/json", code="unsupported_media_type"
-            )
+            message = f"Content-Type is {media_type[:64] or 'missing'}; it must be application/json"
+            raise StatusError(415, message, code="unsupported_media_type")
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity"):
             message = f"Content-Encoding is {encoding[:64]}; send the body uncompressed"

@@ -40,9 +40,7 @@ class ChatTemplate:
         reasoning_parser: ``think``: the model may reason before it answers, ``auto``: as its template shows, ``none``.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, tool_parser: str = AUTO, reasoning_parser: str = AUTO
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, tool_parser: str, reasoning_parser: str) -> None:
         self._tokenizer = tokenizer
         self._source = _source(tokenizer, None)
         self._with_tools = _source(tokenizer, [{}])
@@ -71,7 +69,7 @@ class ChatTemplate:
         self._check(messages, bool(fields.offered), variables, source)
         turns = [self._turn(i, message, source) for i, message in enumerate(messages)]
         try:
-            text = self._tokenizer.apply_chat_template(
+            applied = self._tokenizer.apply_chat_template(
                 turns,
                 tools=[tool.for_template for tool in fields.offered] or None,
                 tokenize=False,
@@ -80,8 +78,11 @@ class ChatTemplate:
             )
         except FAILURES as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from None
+        text = str(applied)
         closes = self.has_reasoning and variables.get(THINKING) is False and not _mentions(source, THINKING)
-        return _with_closed_thought(str(text)) if closes and add_generation_prompt else str(text)
+        if closes and add_generation_prompt and not text.rstrip().endswith(CLOSE):  # the model must answer at once
+            text += ("" if text.rstrip().endswith(OPEN) else f"{OPEN}\n") + f"\n{CLOSE}\n\n"
+        return text
 
     def thought(self, prompt_end: str) -> Thought | None:
         """The reasoning that an answer may begin with; None: the model does not reason, or the prompt ends it."""
@@ -139,13 +140,14 @@ class ChatTemplate:
 
     def _check(self, messages: Sequence[ChatMessage], has_tools: bool, variables: dict[str, Any], source: str) -> None:
         """Refuse what the template would silently ignore."""
-        if has_tools:
-            wrong = "" if _mentions(source, "tools") else "this model's chat template takes none; leave them out"
-            if not wrong and self.family is None:
-                wrong = "the server does not know how this model writes calls; leave them out, or start it with "
-                wrong += f"--tool-parser {', '.join(FAMILIES)}"
-            if wrong:
-                raise RequestError(f"tools: {wrong}", "tools")
+        if has_tools and not _mentions(source, "tools"):
+            raise RequestError("tools: this model's chat template takes none; leave them out", "tools")
+        if has_tools and self.family is None:
+            raise RequestError(
+                "tools: the server does not know how this model writes calls; leave them out, or start it with "
+                f"--tool-parser {', '.join(FAMILIES)}",
+                "tools",
+            )
         for name, value in variables.items():
             if name == THINKING and (self.has_reasoning if value is True else value is False):
                 continue  # the server itself closes the thought where the template does not
@@ -180,14 +182,6 @@ def _source(tokenizer: PreTrainedTokenizerFast, tools: list[dict[str, Any]] | No
         return str(tokenizer.get_chat_template(None, tools))
     except ValueError:  # several templates, none of them for this
         return ""
-
-
-def _with_closed_thought(prompt: str) -> str:
-    """The prompt with an empty, closed reasoning at its end, so that the model answers at once."""
-    end = prompt.rstrip()
-    if end.endswith(CLOSE):
-        return prompt
-    return prompt + ("" if end.endswith(OPEN) else f"{OPEN}\n") + f"\n{CLOSE}\n\n"
 
 
 def _mentions(source: str, name: str) -> bool:

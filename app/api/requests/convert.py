@@ -23,6 +23,7 @@ from engine.errors import PromptTooLongError, RequestError
 from engine.request import Request
 from engine.sampling.history import MOST_RECENT
 from engine.sampling.params import SamplingParams
+from engine.scheduling.drafting import AUTOREGRESSIVE
 from speculators.methods import reads_prediction
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Converter:
         if body.prediction is None or not body.prediction.content:
             return []
         method = body.speculative.method if body.speculative.enabled else None
-        if method and not reads_prediction(method) and method.strip() != "autoregressive":
+        if method and not reads_prediction(method) and method.strip() != AUTOREGRESSIVE:
             raise RequestError(
                 f"speculative.method is {shorten(method)}, which does not read a prediction; use auto, or join "
                 "prediction to it, as in prediction+suffix",

@@ -13,8 +13,8 @@ from deployments.submission.messages import ModelCard
 from engine.errors import RequestError
 from engine.request import Request
 from engine.sampling.params import SamplingParams
+from engine.scheduling.drafting import AUTOREGRESSIVE
 
-PLAIN = "autoregressive"  # the method without drafts
 MAX_LOGPROBS_OF_PROMPTS = 1_000_000  # of one answer: some 75 bytes of JSON each, 1.5 s of work in all
 OFFSET_COST = 2  # writing a token's offset in an echo takes as long as so many log-probabilities
 
@@ -28,7 +28,7 @@ def granted(body: GenerationRequest, caller: Caller, settings: ServiceSettings, 
     """
     options = body.speculative
     namespace = "" if options.namespace in (None, settings.shared_namespace) else options.namespace
-    method = (options.method or "") if options.enabled else PLAIN
+    method = (options.method or "") if options.enabled else AUTOREGRESSIVE
     caller.check(
         priority=body.priority,
         namespace=namespace,

@@ -108,7 +108,8 @@ class AnswerReader:
         self._text += text
         next(self._steps, None)
         parts, self._parts = self._parts, []
-        return parts
+        most = self._form.most_calls
+        return [part for part in parts if most is None or getattr(part, "index", 0) < most]
 
     def flush(self) -> list[Part]:
         """Returns the parts that were held back; the text is complete."""
@@ -121,7 +122,7 @@ class AnswerReader:
             yield from self._read_reasoning()
         while family is None:
             self._at = len(self._text)
-            self._write(self._cut())
+            self._add(TextPart(self._cut()))
             yield
         if family.is_bare:
             if (yield from self._skip(SPACES)) == "{":
@@ -132,7 +133,7 @@ class AnswerReader:
             yield from self._read_calls(family, None)
 
     def _read_reasoning(self) -> Steps[None]:
-        """Reasoning comes first or not at all."""
+        """Read the reasoning, which comes first or not at all."""
         if not self._form.is_open:
             yield from self._skip(SPACES)
             if (yield from self._take(OPEN)) != OPEN:
@@ -161,7 +162,7 @@ class AnswerReader:
             before = self._text[:end]
             if has_mark or not self._is_complete or kind is Reasoning or self.n_calls:
                 before = before.rstrip(SPACES)
-            self._write(before, kind)
+            self._add(kind(before))
             self._text = self._text[len(before) :]
             self._at = end - len(before) + has_mark * len(mark)
             if has_mark or self._is_complete:
@@ -188,11 +189,11 @@ class AnswerReader:
                 yield from self._take(family.close)
                 break
             if self.n_calls == before:  # it is text
-                self._write(self._cut().lstrip(SPACES) if before > first else self._cut())
+                self._add(TextPart(self._cut().lstrip(SPACES) if before > first else self._cut()))
                 return
             self._cut()
         if self.n_calls == first:
-            self._write(self._cut())
+            self._add(TextPart(self._cut()))
         else:
             yield from self._skip(SPACES)
             self._cut()
@@ -230,13 +231,11 @@ class AnswerReader:
                 yield from self._read_value()
             if name and arguments and not has_begun:
                 has_begun = True
-                self._begin_call(family, name)
-                self._write_arguments(arguments)
+                self._begin_call(family, name, arguments)
         if (yield from self._peek()) == "}":
             self._at += 1
             if name and not has_begun:
-                self._begin_call(family, name)
-                self._write_arguments(NO_ARGUMENTS)
+                self._begin_call(family, name, NO_ARGUMENTS)
 
     def _read_named_call(self, family: CallFamily) -> Steps[None]:
         """Read ``name[ARGS]{..}``, ``name[CALL_ID]id[ARGS]{..}`` or ``name{..}``, Mistral's newer forms."""
@@ -253,12 +252,13 @@ class AnswerReader:
 
     def _pass_call(self, family: CallFamily, name: str) -> Steps[None]:
         """Begin a call, and pass on its arguments, an object, as they come."""
-        self._begin_call(family, name)
+        index = self.n_calls
+        self._begin_call(family, name, "")
         self._cut()
         for _ in self._read_value():
-            self._write_arguments(self._cut())
+            self._add(Arguments(index, self._cut()))
             yield
-        self._write_arguments(self._cut())
+        self._add(Arguments(index, self._cut()))
 
     def _read_value(self) -> Steps[None]:
         """Read a JSON value; brackets are counted, not compared."""
@@ -320,19 +320,11 @@ class AnswerReader:
         text, self._text, self._at = self._text[: self._at], self._text[self._at :], 0
         return text
 
-    def _write(self, text: str, kind: type[TextPart | Reasoning] = TextPart) -> None:
-        if text:
-            self._parts.append(kind(text))
-
-    def _begin_call(self, family: CallFamily, name: str) -> None:
-        if self._counts(self.n_calls):
-            self._parts.append(CallBegin(self.n_calls, family.new_id(), name))
+    def _begin_call(self, family: CallFamily, name: str, arguments: str) -> None:
+        self._parts.append(CallBegin(self.n_calls, family.new_id(), name))
+        self._add(Arguments(self.n_calls, arguments))
         self.n_calls += 1
 
-    def _write_arguments(self, text: str) -> None:
-        index = self.n_calls - 1
-        if text and self._counts(index):
-            self._parts.append(Arguments(index, text))
-
-    def _counts(self, index: int) -> bool:
-        return self._form.most_calls is None or index < self._form.most_calls
+    def _add(self, part: TextPart | Reasoning | Arguments) -> None:
+        if part.text:
+            self._parts.append(part)
