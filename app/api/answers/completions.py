@@ -1,8 +1,4 @@
-"""Chat and text completions as clients get them: whole, or as server-sent events.
-
-The chunk of an ordinary step is joined from prepared bytes, because every stream writes one per step; all other chunks
-are dicts that msgspec encodes.
-"""
+"""Chat and text completions as clients get them: whole, or as server-sent events."""
 
 from __future__ import annotations
 
@@ -86,21 +82,13 @@ class CompletionWriter:
         self._envelope = envelope
         self._choices = choices
         self._texts = texts
-        self._options = options = envelope.body.stream_options or StreamOptions()
+        self._options = envelope.body.stream_options or StreamOptions()
         self._open = len(choices)
         self._started: set[int] = set()
         self._readers = {choice.index: AnswerReader(choice.form) for choice in choices if choice.form.has_parts}
         request = choices[0].request
         self._has_tokens = envelope.body.return_token_ids or request.params.logprobs is not None or request.trace
-        self._is_plain = not (
-            self._has_tokens or self._readers or options.continuous_usage_stats or options.include_obfuscation
-        )
-        self._head = b"data: " + encode(envelope.fields(chunk=True))[:-1] + b',"choices":[{"index":'
-        self._middle = b',"delta":{"content":' if envelope.is_chat else b',"text":'
-        self._tail = b',"logprobs":null,"finish_reason":null}]'
-        if envelope.is_chat:
-            self._tail = b"}" + self._tail
-        self._tail += b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
+        self._chunk_fields = envelope.fields(chunk=True)
 
     def whole(self, done: Sequence[tuple[CompletionChoice, ChoiceDelta]]) -> bytes:
         """A response without streaming, as JSON; ``done`` holds each choice with its pieces joined."""
@@ -134,23 +122,25 @@ class CompletionWriter:
 
     def event(self, choice: CompletionChoice, piece: ChoiceDelta) -> bytes:
         """The chunks of one piece; none if its text is held back as the possible start of a stop string or a call."""
-        if self._is_plain and piece.finish_reason is None and choice.index in self._started:
-            if not piece.text:
-                return b""
-            return b"%b%d%b%b%b" % (self._head, choice.index, self._middle, encode(piece.text), self._tail)
-        return self._full_event(choice, piece)
+        is_first = choice.index not in self._started
+        if not (is_first or self._has_tokens or piece.text or piece.finish_reason):
+            return b""
+        self._started.add(choice.index)
+        self._open -= piece.finish_reason is not None
+        entry = self._entry(choice, piece)
+        if not self._envelope.is_chat:
+            return self._chunk(choice, entry | {"text": piece.text}, is_first)
+        if choice.index in self._readers:
+            return self._read_event(choice, piece, entry, is_first)
+        role = {"role": "assistant"} if is_first else {}
+        return self._chunk(choice, entry | {"delta": role | {"content": piece.text}}, is_first)
 
     def end(self) -> bytes:
         """The end of the stream: the usage chunk if asked for, and ``[DONE]``."""
         if not self._options.include_usage:
             return DONE
-        fields = self._envelope.fields(chunk=True)
-        fields |= {
-            "choices": [],
-            "usage": usage(self._choices),
-            "metrics": speculative_metrics(self._choices, self._texts),
-        }
-        return _sse(fields) + DONE
+        metrics = speculative_metrics(self._choices, self._texts)
+        return _sse(self._chunk_fields | {"choices": [], "usage": usage(self._choices), "metrics": metrics}) + DONE
 
     def _entry(self, choice: CompletionChoice, piece: ChoiceDelta) -> dict[str, Any]:
         """Fields of a choice, in chunks and whole responses alike, except its text."""
@@ -178,20 +168,6 @@ class CompletionWriter:
         detokenizer = first.form.detokenizer(self._texts.tokenizer)
         return listed, echoed_logprobs(first.request.prompt, entries, detokenizer, n, self._texts)
 
-    def _full_event(self, choice: CompletionChoice, piece: ChoiceDelta) -> bytes:
-        is_first = choice.index not in self._started
-        if not (is_first or self._has_tokens or piece.text or piece.finish_reason):
-            return b""
-        self._started.add(choice.index)
-        self._open -= piece.finish_reason is not None
-        entry = self._entry(choice, piece)
-        if not self._envelope.is_chat:
-            return self._chunk(choice, entry | {"text": piece.text}, is_first)
-        if choice.index in self._readers:
-            return self._read_event(choice, piece, entry, is_first)
-        role = {"role": "assistant"} if is_first else {}
-        return self._chunk(choice, entry | {"delta": role | {"content": piece.text}}, is_first)
-
     def _read_event(self, choice: CompletionChoice, piece: ChoiceDelta, entry: dict[str, Any], is_first: bool) -> bytes:
         """A chunk per certain part, and one with the finish reason; the first has the ids and log-probabilities."""
         reader = self._readers[choice.index]
@@ -216,7 +192,7 @@ class CompletionWriter:
         return b"".join(chunks)
 
     def _chunk(self, choice: CompletionChoice, entry: dict[str, Any], is_first: bool, ends: bool = True) -> bytes:
-        fields = self._envelope.fields(chunk=True) | {"choices": [entry]}
+        fields = self._chunk_fields | {"choices": [entry]}
         if self._options.continuous_usage_stats:
             fields["usage"] = usage(self._choices)
         elif self._options.include_usage:
