@@ -187,15 +187,16 @@ class Api:
         if self._settings.log_prompts:
             exchange.prompt = body.text_for_log
         cost = PREPARE_COST * size
-        requests, forms, seed = await self._bodies.run(cost, converter.prepare, body, response_id, caller)
-        grammar = requests[0].params.grammar
+        requests, seed = await self._bodies.run(cost, converter.prepare, body, response_id, caller)
+        first = requests[0][0]
+        grammar = first.params.grammar
         if grammar is not None:
             await _check_grammar(self._grammars, body, grammar)
         choices = [
             CompletionChoice(i, request, self._tokenizer, converter.card, form)
-            for i, (request, form) in enumerate(zip(requests, forms, strict=True))
+            for i, (request, form) in enumerate(requests)
         ]
-        exchange.tenant = requests[0].tenant
+        exchange.tenant = first.tenant
         generation = Generation(self._backend, choices)
         exchange.figures = partial(generation.figures, body.model, self._card.method, exchange.began)
         exchange.usage = generation.usage

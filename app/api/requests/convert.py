@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from copy import copy
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
 from app.access.caller import Caller
-from app.api.requests.chat_fields import ChatMessage, TemplateFields
 from app.api.requests.conversation import ChatTemplate
 from app.api.requests.grants import check_choices, check_logprobs_of_prompts, granted
 from app.api.requests.parsing import shorten
@@ -34,14 +33,6 @@ PROMPT_END = 16  # tokens that spell a mark and the spaces after it
 Ids = TypeVar("Ids", bound=Collection[int])
 
 
-class PreparedBody(NamedTuple):
-    """The requests of a body, with the form of each one's answer."""
-
-    requests: list[Request]
-    forms: list[AnswerForm]
-    seed: int  # as the response reports it
-
-
 class Converter:
     """Turns HTTP bodies into requests for one model."""
 
@@ -58,8 +49,8 @@ class Converter:
         other.card = card
         return other
 
-    def prepare(self, body: Body, response_id: str, caller: Caller) -> PreparedBody:
-        """The requests of a body, prompt by prompt.
+    def prepare(self, body: Body, response_id: str, caller: Caller) -> tuple[list[tuple[Request, AnswerForm]], int]:
+        """The requests of a body, prompt by prompt, with the form of each one's answer; and the seed of the response.
 
         Raises:
             StatusError: the caller may not ask for what the body asks for.
@@ -72,7 +63,8 @@ class Converter:
         common = granted(body, caller, self._settings, self.card)
         check_choices(body.n * (1 if isinstance(body, ChatCompletionRequest) else len(body.prompt)), common)
         if isinstance(body, ChatCompletionRequest):
-            prompts = [self._encode_chat(body.messages, body)]
+            text = self._template.render(body.messages, body, add_generation_prompt=True)
+            prompts = [self._encode(text, "messages", add_special_tokens=False)]  # the template writes them
         else:
             prompts = [self._prompt_ids(prompt, body.add_special_tokens) for prompt in body.prompt]
         prompts = [self._cut(body, prompt) for prompt in prompts]
@@ -92,44 +84,27 @@ class Converter:
             is_echo_alone=body.token_limit == 0,
         )
         common = replace(common, prediction=self._prediction_ids(body))
-        requests: list[Request] = []
-        forms: list[AnswerForm] = []
+        requests: list[tuple[Request, AnswerForm]] = []
         for i, prompt in enumerate(prompts):
             echo = self._echo(body, i, prompt) if isinstance(body, CompletionRequest) and body.echo else ""
             own = replace(params, max_tokens=self._token_limit(body, len(prompt)))
             for choice in range(body.n):
                 own = replace(own, choice=choice, prompt_logprobs=None if choice else own.prompt_logprobs)
-                choice_id = f"{response_id}-{len(requests)}"
-                requests.append(replace(common, prompt=prompt, params=own, id=choice_id))
-                forms.append(replace(form, echo=echo))
-        return PreparedBody(requests, forms, seed)
+                request = replace(common, prompt=prompt, params=own, id=f"{response_id}-{len(requests)}")
+                requests.append((request, replace(form, echo=echo)))
+        return requests, seed
 
     def tokenize(self, body: TokenizeRequest) -> list[int]:
         """The ids of a prompt or conversation; raises the errors of ``prepare`` for it."""
         if body.messages is None:
             return self._encode(body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False)
-        add_special_tokens, add_prompt = bool(body.add_special_tokens), body.add_generation_prompt
-        return self._encode_chat(body.messages, body, add_prompt=add_prompt, add_special_tokens=add_special_tokens)
+        text = self._template.render(body.messages, body, add_generation_prompt=body.add_generation_prompt)
+        return self._encode(text, "messages", add_special_tokens=bool(body.add_special_tokens))
 
     def decode(self, ids: list[int]) -> str:
         """The text of ids; raises the errors of ``prepare`` for them."""
-        if len(ids) > self.card.max_model_len:
-            raise PromptTooLongError(
-                f"tokens has {len(ids)} ids; this model's maximum context length is {self.card.max_model_len} tokens",
-                "tokens",
-            )
+        self._check_length(ids, "tokens")
         return self._encoder.decode(self._checked_ids(ids, "tokens"))
-
-    def _encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        fields: TemplateFields,
-        *,
-        add_prompt: bool = True,
-        add_special_tokens: bool = False,  # the template writes them
-    ) -> list[int]:
-        text = self._template.render(messages, fields, add_generation_prompt=add_prompt)
-        return self._encode(text, "messages", add_special_tokens=add_special_tokens)
 
     def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         return self._encoder.encode(text, param, self.card.max_model_len, add_special_tokens=add_special_tokens)
@@ -159,11 +134,14 @@ class Converter:
                 "speculative.method",
             )
         ids = self._encode(body.prediction.content, "prediction", add_special_tokens=False)
+        self._check_length(ids, "prediction")
+        return ids
+
+    def _check_length(self, ids: list[int], param: str) -> None:
         most = self.card.max_model_len
         if len(ids) > most:
-            message = f"prediction has {len(ids)} tokens; this model's maximum context length is {most} tokens"
-            raise PromptTooLongError(message, "prediction")
-        return ids
+            message = f"{param} has {len(ids)} tokens; this model's maximum context length is {most} tokens"
+            raise PromptTooLongError(message, param)
 
     def _echo(self, body: CompletionRequest, number: int, prompt: list[int]) -> str:
         """The prompt that begins the text: as it was sent if it was a text and is whole, otherwise decoded."""
