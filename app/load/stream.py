@@ -104,7 +104,7 @@ async def stream(
     ``take`` is called with every event and its time in monotonic seconds.
     """
     has_begun = is_done = False
-    events = EventData()
+    rest = b""
     try:
         async with session.post(endpoint.url, json=body, headers=endpoint.headers, timeout=timeout) as response:
             if response.status != 200:
@@ -112,7 +112,8 @@ async def stream(
             has_begun = True
             async for piece in response.content.iter_any():
                 now = time.monotonic()
-                for data in events.feed(piece):
+                events, rest = split_events(rest + piece)
+                for data in events:
                     is_done |= data == DONE
                     if not is_done:
                         take(read_event(data), now)
@@ -123,25 +124,11 @@ async def stream(
     return None if is_done else AttemptError(BROKEN, "the stream ended without [DONE]", retryable=True)
 
 
-class EventData:
-    """Collects the ``data`` of events from bytes that may be cut anywhere; lines end with LF or CRLF."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._data: list[bytes] = []
-
-    def feed(self, piece: bytes) -> list[bytes]:
-        """Data of the events that ``piece`` completes, in order."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        whole: list[bytes] = []
-        for line in lines:
-            line = line.removesuffix(b"\r")
-            if line.startswith(b"data:"):
-                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
-            elif not line and self._data:
-                whole.append(b"\n".join(self._data))
-                self._data.clear()
-        return whole
+def split_events(received: bytes) -> tuple[list[bytes], bytes]:
+    """The ``data`` of all whole events, and the bytes of the next one; lines end with LF or CRLF."""
+    *events, rest = received.replace(b"\r\n", b"\n").split(b"\n\n")
+    found = ([line[5:].removeprefix(b" ") for line in event.split(b"\n") if line[:5] == b"data:"] for event in events)
+    return [b"\n".join(lines) for lines in found if lines], rest
 
 
 def read_event(data: bytes) -> Event:
