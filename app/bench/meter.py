@@ -15,7 +15,6 @@ from engine.loop import Engine
 from engine.protocol import DraftPool
 from engine.request import Request
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.step import Step
 from engine.target_model.info import Target
 from speculators.mixing import fault_isolation
 
@@ -83,13 +82,7 @@ class MeteredEngine(Engine):
         target_seconds = time.perf_counter() - sent
         self.take(step, result)
         events = self.settle()
-        self._share(step, time.perf_counter() - began, target_seconds)
-        for seq, event in events:
-            if event.finish_reason is not None:
-                self.finished.append(self._times.pop(seq))
-        return events
-
-    def _share(self, step: Step, seconds: float, target_seconds: float) -> None:
+        seconds = time.perf_counter() - began
         rows = sum(len(work.tokens) + (0 if work.tree is None else len(work.tree)) for work in step.work)
         for work in step.work:
             times = self._times[work.seq]
@@ -98,3 +91,7 @@ class MeteredEngine(Engine):
                 times.step_seconds.append(seconds)
                 times.target_seconds.append(target_seconds)
                 times.step_nodes.append(rows - len(step.work))
+        for seq, event in events:
+            if event.finish_reason is not None:
+                self.finished.append(self._times.pop(seq))
+        return events

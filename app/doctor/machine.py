@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import spectra_serve
-from app.doctor.findings import Finding, Status
+from app.doctor import Finding, Status
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.devices import default_threads, has_cuda_device
 from app.inputs.models import texts_path

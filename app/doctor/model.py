@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 
 from app.config.serve import ServeConfig
-from app.doctor.findings import Finding
+from app.doctor import Finding
 from app.inputs.devices import AUTO, check_cache
 from app.inputs.models import is_on_hub, read_checkpoint, texts_path
 from app.planning.sizes import ModelSizes, sizes_of, usable_bytes

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from app.doctor.findings import Finding
+from app.doctor import Finding
 from app.inputs.stores import open_store_at
 from app.serving.environment import PORTS, PORTS_EACH, check_port, claim_ports
 from engine.errors import ConfigError

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import spectra_serve
-from app.doctor.findings import Finding
+from app.doctor import Finding
 from app.version import VERSION
 
 DISTRIBUTION = "spectra-serve"

@@ -12,7 +12,7 @@ from app.config.flags import add_group, add_help_all, config_of_flags
 from app.inputs.stores import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
-    from app.doctor.findings import Finding
+    from app.doctor import Finding
 
 DESCRIPTION = """\
 Check whether this machine has what a server needs. Each line is ok, warning or problem, with what to do about it.
