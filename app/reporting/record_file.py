@@ -32,17 +32,14 @@ class _Header(msgspec.Struct, frozen=True):
 class RecordFile(Generic[Record]):
     """Records of one kind on disk, to which one process at a time appends.
 
-    Every record is on disk when ``append`` returns, so a killed run loses at most the record it was writing.
+    Every record is on disk when ``append`` returns, so a killed run loses at most the record it was writing. Raises
+    ConfigError if the file holds records of other settings or other lines, is in use, or cannot be made.
 
     Args:
         path: of the file; made with its folder if missing. An unfinished last line is dropped.
         settings: everything that decides the content of records; JSON values.
         remedy: what to do about a file of other settings, for errors.
-        restart: forget the records in the file.
-
-    Raises:
-        ConfigError: the file holds records of other settings (the message names them) or other lines, is in use, or
-            cannot be made.
+        restart: drop the records in the file.
     """
 
     def __init__(
