@@ -175,10 +175,9 @@ class ToolFields(TemplateFields):
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
 
-    @field_validator("tool_choice", mode="before")
-    @classmethod
-    def _known_choice(cls, value: Any) -> Any:
-        return known_choice(value, '{"type": "function", "function": {"name": ...}}')
+    _known = field_validator("tool_choice", mode="before")(
+        lambda value: known_choice(value, '{"type": "function", "function": {"name": ...}}')
+    )
 
     @model_validator(mode="after")
     def _tools_fit_together(self) -> Self:

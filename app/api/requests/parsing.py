@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -20,17 +21,21 @@ MAX_DIGITS = 128  # of a number; Python takes quadratic time to read them
 MAX_EXACT = 2**53  # doubles have all integers up to it
 MAX_SHOWN = 64  # characters of a client's value in an error
 DIGITS = bytes.maketrans(b"123456789", b"000000000")
-BOUNDS = {
-    "greater_than": ("gt", "greater than"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "less than"),
-    "less_than_equal": ("le", "at most"),
+EXPECTED = {  # by pydantic's type of error, with the names of the error's context
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} item",  # it is 1 in all schemas
+    "too_long": "must have at most {max_length} items",
+    "model_type": "must be an object",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
 }
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # messages between processes hold no wider integers
 TokenId = Annotated[Int32, Field(ge=0)]
 Name = Annotated[str, Field(max_length=256)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-TYPES = {"model_type": "must be an object", "int_type": "must be an integer", "int_from_float": "must be an integer"}
 
 
 def refuse(message: str) -> PydanticCustomError:
@@ -153,20 +158,9 @@ def _request_error(details: ErrorDetails) -> RequestError:
         return RequestError(f"unknown field {param!r}", param)
     if kind == "refused":
         return RequestError(f"{param} {details['msg']}", param)
-    return RequestError(f"{param} is {shorten(details['input'])}; it {_expected(kind, context, details['msg'])}", param)
-
-
-def _expected(kind: str, context: dict[str, Any], message: str) -> str:
-    """What is allowed, as a phrase that follows "it"."""
-    if kind in BOUNDS:
-        name, words = BOUNDS[kind]
-        return f"must be {words} {context[name]}"
-    if kind in ("too_short", "too_long"):
-        bound = f"at least {context['min_length']}" if kind == "too_short" else f"at most {context['max_length']}"
-        return f"must have {bound} items" if bound != "at least 1" else "must have at least 1 item"
-    return TYPES.get(kind) or message.replace("Input should", "must").replace("String should", "must").replace(
-        "valid ", ""
-    )
+    expected = EXPECTED.get(kind, "").format(**context)
+    expected = expected or re.sub("^(Input|String) should", "must", details["msg"]).replace("valid ", "")
+    return RequestError(f"{param} is {shorten(details['input'])}; it {expected}", param)
 
 
 _REPR = reprlib.Repr()  # reads only the part of a value that it shows

@@ -172,10 +172,9 @@ class ResponsesRequest(SamplingFields):
     def _as_items(cls, value: Any) -> Any:
         return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
-    @field_validator("tool_choice", mode="before")
-    @classmethod
-    def _known_choice(cls, value: Any) -> Any:
-        return known_choice(value, '{"type": "function", "name": ...}')
+    _known = field_validator("tool_choice", mode="before")(
+        lambda value: known_choice(value, '{"type": "function", "name": ...}')
+    )
 
     @model_validator(mode="after")
     def _is_a_chat(self) -> Self:
