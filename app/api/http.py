@@ -27,6 +27,7 @@ from app.api.requests.parsing import Schema, parse
 from app.api.requests.responses import ResponsesRequest, with_response_names
 from app.api.requests.schemas import (
     MAX_CHOICES,
+    Body,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -46,7 +47,7 @@ from engine.grammar.grammar import Grammar, GrammarError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-GenerationBody = ChatCompletionRequest | CompletionRequest | ResponsesRequest
+GenerationBody = Body | ResponsesRequest
 ID_PREFIXES = {ChatCompletionRequest: "chatcmpl-", CompletionRequest: "cmpl-"}
 PREPARE_COST = 4  # rendering and tokenising a byte of a body takes as long as parsing so many
 logger = logging.getLogger("spectra.api")
@@ -179,9 +180,7 @@ class Api:
             raise with_response_names(error) from None
         return generation, ResponseWriter(body, envelope, generation.choices[0], self._texts)
 
-    async def _begin(
-        self, body: ChatCompletionRequest | CompletionRequest, size: int, id_prefix: str, caller: Caller
-    ) -> tuple[Generation, Envelope]:
+    async def _begin(self, body: Body, size: int, id_prefix: str, caller: Caller) -> tuple[Generation, Envelope]:
         exchange, converter = current(), self._converter
         response_id = id_prefix + exchange.request_id
         if self._settings.log_prompts:
@@ -208,7 +207,7 @@ class Api:
             raise StatusError(404, message, code="model_not_found", param="model")
 
 
-async def _check_grammar(grammars: Grammars, body: ChatCompletionRequest | CompletionRequest, grammar: Grammar) -> None:
+async def _check_grammar(grammars: Grammars, body: Body, grammar: Grammar) -> None:
     """Compile the grammar of a body's answers in a thread, unless it is cached, so that a wrong one is refused at once.
 
     Raises:

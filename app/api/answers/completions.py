@@ -18,7 +18,7 @@ from app.api.answers.logprobs import (
 )
 from app.api.answers.speculation import new_steps, speculative_metrics
 from app.api.choice import ChoiceDelta, CompletionChoice, count_prompt_tokens
-from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
+from app.api.requests.schemas import Body, ChatCompletionRequest, StreamOptions
 from app.api.tools.answer import AnswerReader, Arguments, CallBegin, Part, Reasoning, TextPart
 from engine.events import STOP
 
@@ -33,7 +33,7 @@ class Envelope(msgspec.Struct, frozen=True):
 
     id: str
     created: int  # seconds since 1970
-    body: ChatCompletionRequest | CompletionRequest
+    body: Body
     seed: int
     system_fingerprint: str | None = None
 

@@ -13,7 +13,7 @@ from app.access.caller import Caller
 from app.api.requests.conversation import ChatTemplate
 from app.api.requests.grants import check_choices, check_logprobs_of_prompts, granted
 from app.api.requests.parsing import shorten
-from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest, TokenizeRequest
+from app.api.requests.schemas import Body, ChatCompletionRequest, CompletionRequest, GenerationRequest, TokenizeRequest
 from app.api.requests.tokenizing import TextEncoder
 from app.api.service import ServiceSettings
 from app.api.tools.answer import AnswerForm
@@ -28,7 +28,6 @@ from speculators.methods import reads_prediction
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Body = ChatCompletionRequest | CompletionRequest
 PROMPT_END = 16  # tokens that spell a mark and the spaces after it
 Ids = TypeVar("Ids", bound=Collection[int])
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from app.access.caller import Caller
-from app.api.requests.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
+from app.api.requests.schemas import MAX_CHOICES, Body, CompletionRequest, GenerationRequest
 from app.api.service import ServiceSettings
 from app.telemetry.exchange import current
 from deployments.submission.messages import ModelCard
@@ -84,9 +84,7 @@ def _feeds(caller: Caller, namespace: str, shared: str) -> bool:
     return (namespace or shared) in caller.feeds
 
 
-def check_logprobs_of_prompts(
-    body: ChatCompletionRequest | CompletionRequest, prompts: Sequence[Sequence[int]]
-) -> None:
+def check_logprobs_of_prompts(body: Body, prompts: Sequence[Sequence[int]]) -> None:
     """Raises RequestError if an answer would hold too many log-probabilities of the tokens of ``prompts``."""
     per_token = 0 if body.prompt_logprobs is None else body.prompt_logprobs + 1
     param, n = "prompt_logprobs", 1  # a chat's answer holds them once

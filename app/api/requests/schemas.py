@@ -151,6 +151,9 @@ class CompletionRequest(GenerationRequest):
         return "\n".join(map(str, self.prompt))
 
 
+Body = ChatCompletionRequest | CompletionRequest
+
+
 class TokenizeRequest(TemplateFields):
     """Body of POST /tokenize: a prompt, or messages and other input of the chat template, as in vLLM."""
 

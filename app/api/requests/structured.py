@@ -188,22 +188,18 @@ def _lark_of(grammar: str, field: str) -> str:
     if grammar.lstrip().startswith("{"):
         raise refuse(f"{field} is JSON; it must be in Lark's form, or in llama.cpp's")
     if "::=" in grammar:
-        return UNFORCED + _translated(grammar, field)
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+
+        n_rules = grammar.count("::=")
+        if len(grammar) > MOST_LLAMA or n_rules > MOST_LLAMA_RULES:
+            raise refuse(
+                f"{field} has {len(grammar)} characters and {n_rules} rules; in llama.cpp's form it must have at most "
+                f"{MOST_LLAMA} and {MOST_LLAMA_RULES}"
+            )
+        try:
+            return UNFORCED + str(gbnf_to_lark(grammar))
+        except Exception as error:
+            raise refuse(f"{field} is a grammar that cannot be read: {error}") from None
     if found := OPERATOR.search(LITERAL.sub("", grammar)):
         raise refuse(f"{field} has {found[0]!r} between patterns; patterns must be written without '&' and '~'")
     return UNFORCED + grammar
-
-
-def _translated(grammar: str, field: str) -> str:
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    n_rules = grammar.count("::=")
-    if len(grammar) > MOST_LLAMA or n_rules > MOST_LLAMA_RULES:
-        raise refuse(
-            f"{field} has {len(grammar)} characters and {n_rules} rules; in llama.cpp's form it must have at most "
-            f"{MOST_LLAMA} and {MOST_LLAMA_RULES}"
-        )
-    try:
-        return str(gbnf_to_lark(grammar))
-    except Exception as error:
-        raise refuse(f"{field} is a grammar that cannot be read: {error}") from None
