@@ -8,22 +8,30 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from glob import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from app.corpus.folders import TEXTS, hash_values, locked, remove_work, replace_folder, restore_folder
 from app.corpus.inputs import BAR, CorpusInput, Encoder, read_inputs, write_texts
 from app.corpus.publication import opened_store, publish_snapshot
 from app.corpus.report import count_inputs, write_report
 from app.corpus.selection import FLAWS, Perplexities, TextSelection, choose_texts, find_flaws
-from app.corpus.settings import COVER
-from app.corpus.target import corpus_target
+from app.corpus.settings import COVER, PIECE
+from app.inputs.models import model_path, read_checkpoint
 from app.reporting.report import bar
-from engine.errors import ConfigError
+from engine.errors import ConfigError, SpectraError
+from engine.model.identity import model_hash, tokenizer_hash
+from engine.model.resolve import is_local
+from engine.model.spec import ModelSpec
+from engine.target_model.numerics import resolve_dtype
+from engine.target_model.whole_texts import Perplexity
 from retrieval_store.refine.scores import ScoreFile, score
 from retrieval_store.refine.selection import Numbers
 from retrieval_store.refine.texts import FolderTexts, read_state
@@ -32,6 +40,50 @@ from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.base import Store
 
 FORMAT = 1  # of the files in the work folder
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusTarget:
+    """The target of a corpus, without weights."""
+
+    name: str  # without the path of its folder
+    path: Path
+    spec: ModelSpec
+    tokenizer: PreTrainedTokenizerFast
+    tokenizer_hash: str
+    model_hash: str
+    longest: int  # tokens of a piece
+    start: int | None  # token before every text
+    devices: list[torch.device]
+    dtype: torch.dtype
+
+    def scorer(self) -> Perplexity:
+        return Perplexity.load(self.path, self.devices, self.dtype, self.longest, self.start)
+
+
+def corpus_target(arguments: argparse.Namespace) -> CorpusTarget:
+    """Read everything except the weights; raises ConfigError if the model and the flags do not fit each other."""
+    try:
+        path = model_path(arguments.model)
+        spec, tokenizer = read_checkpoint(path)
+        if not (path / "tokenizer.json").is_file():
+            raise ConfigError(f"{path} has no tokenizer.json")
+    except SpectraError as error:
+        raise ConfigError(f"--model {arguments.model}: {error}") from error
+    most = spec.max_positions - 1  # one position for the start token
+    longest = arguments.piece_tokens or min(PIECE, most)
+    if longest > most:
+        raise ConfigError(f"--piece-tokens is {longest}; {arguments.model} reads at most {most} tokens")
+    name = Path(arguments.model).expanduser().resolve().name if is_local(arguments.model) else arguments.model
+    dtype = resolve_dtype(arguments.dtype, spec, arguments.devices[0])
+    devices = [torch.device(one) for one in arguments.devices]
+    if len(devices) > spec.n_layers:
+        raise ConfigError(f"--device is {arguments.device}, but {name} has only {spec.n_layers} layers")
+    for device in devices:
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(f"--device is {arguments.device}, but torch sees no {device} here")
+    hashes, start = (tokenizer_hash(path), model_hash(path)), tokenizer.bos_token_id
+    return CorpusTarget(name, path, spec, tokenizer, *hashes, longest, start, devices, dtype)
 
 
 class Phases:

@@ -11,9 +11,8 @@ import msgspec
 import pytest
 
 from app.bench.figures import compare, step_curve, steps_before
-from app.bench.plots import plots
 from app.bench.records import BenchSetting, TurnRecord
-from app.bench.report import document, tables
+from app.bench.report import document, plots, tables
 from app.reporting.summaries import Quartiles
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from app.corpus.build import CorpusTarget
 from app.corpus.folders import locked, replace_folder, restore_folder
 from app.corpus.inputs import Encoder
-from app.corpus.target import CorpusTarget
 from retrieval_store.snapshots.corpus import Document
 from retrieval_store.snapshots.snapshot import verify
 from tests.app.corpus.conftest import Build, contents

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from app.load.figures import figures, identity
-from app.load.plots import plots
 from app.load.records import Break, RequestRecord
-from app.load.report import write_records
+from app.load.report import plots, write_records
 from app.load.settings import Slo, parse_slo
 from engine.errors import ConfigError
 
