@@ -20,14 +20,7 @@ from retrieval_store.index.context_table import ContextTableWriter, mapped_array
 from retrieval_store.index.index import Tokens
 from retrieval_store.index.suffix_array import END, common_prefixes, count_tokens, sorted_buckets
 from retrieval_store.index.suffix_search import DEPTH, IDS, checked_ids, order_type
-from retrieval_store.snapshots.snapshot import (
-    MANIFEST,
-    Description,
-    Manifest,
-    encode_manifest,
-    entry_of,
-    version_of,
-)
+from retrieval_store.snapshots.snapshot import MANIFEST, Description, Manifest, encode_manifest, entry_of, version_of
 
 TEXT, ORDER, STARTS = "text.bin", "order.bin", "starts.bin"
 FILES = (TEXT, ORDER, STARTS, *CONTEXT_FILES)
