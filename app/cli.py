@@ -53,7 +53,7 @@ class Command(argparse.ArgumentParser):
     """The parser of one command; the command's module is imported when the command is used."""
 
     def __init__(self, module: str = "", **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
         self._module = module
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -68,17 +68,19 @@ class Command(argparse.ArgumentParser):
         if unknown and unknown[0] == args[0] and not args[0].startswith("-") and "--model" in self._flags():
             hint = f"did you mean --model {args[0]}?"  # as for `vllm serve MODEL`
             self.exit(2, f"{self.prog}: {args[0]!r} is not the value of a flag; {hint}\n")
+        if unknown and not self._subparsers:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
 
     def _check_flag(self, word: str) -> None:
-        if word.startswith("--") and " " not in word and not any(flag.startswith(word) for flag in self._flags()):
+        if word.startswith("--") and " " not in word and word not in self._flags():
             near = " or ".join(get_close_matches(word, self._flags(visible=True), 2))
             hint = f"did you mean {near}?" if near else f"`{self.prog} --help` lists the flags"
             self.exit(2, f"{self.prog}: {word} is an unknown flag; {hint}\n")
 
     def error(self, message: str) -> NoReturn:
         """Exit with one line instead of the usage, which fills a screen."""
-        self.exit(2, f"{self.prog}: error: {message} (`{self.prog} --help` lists the flags)\n")
+        self.exit(2, f"{self.prog}: error: {message} (see `{self.prog} --help`)\n")
 
     def _flags(self, *, visible: bool = False) -> list[str]:
         actions = [

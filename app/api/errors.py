@@ -9,13 +9,12 @@ import msgspec
 from starlette.responses import Response
 
 from app.access.caller import StatusError
+from app.api.requests.parsing import CLIENT_NAMES
 from app.telemetry.exchange import Refusal, current
 from engine import errors
 
 logger = logging.getLogger("spectra.api")
 
-# Clients' names of the fields of the engine's requests, where they differ.
-CLIENT_NAMES = {"method": "speculative.method", "max_nodes": "speculative.max_nodes"}
 MAX_MESSAGE = 1000  # characters: a client's value is never returned in full
 
 

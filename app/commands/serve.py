@@ -19,7 +19,9 @@ Start the server on this machine and print "Ready: URL" once a request would suc
   POST /v1/chat/completions  /v1/completions  /v1/responses  /tokenize  /detokenize
   GET  /v1/models  /ready  /health  /metrics (Prometheus)  / (playground)  /operator (what the server does now)
 
-A refused request gets a JSON error that names the field and what is allowed; the log has the same sentence.
+A request names another method as "speculative": {"method": "suffix"}; /v1/models lists the methods of this server.
+A refused request gets a JSON error that names the field and what is allowed. The log has it too, without texts that
+clients sent: in serve/replica_spectra_Ingress_* of the folder that the start prints.
 
 Flags from --model on are also environment variables (--max-nodes: SPECTRA_MAX_NODES) and keys of build_app's
 arguments in a Ray Serve config file (max_nodes). A flag whose default is true has --no-NAME.
@@ -34,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--port", type=int, default=8000, metavar="N", help="port to listen on (default: 8000)")
     server.add_argument("--ray-address", metavar="TEXT", help="join a running Ray cluster ('auto'), start no Ray")
     server.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate chain (PEM)")
-    server.add_argument("--tls-key", metavar="FILE", help="its private key (PEM, no password); both are read again")
+    server.add_argument(
+        "--tls-key", metavar="FILE", help="its private key (PEM, no password); both are read again when they change"
+    )
     for group in GROUPS:
         add_group(parser, group.model_config["title"], group.__doc__, group.model_fields)
 

@@ -165,8 +165,8 @@ class RetrievalFields(FieldGroup, title="retrieval"):
         description="texts to draft from: a snapshot or store (folder or redis:// URL), text or JSON lines, builtin, "
         "or none (default: builtin in a server of the default model, else none)",
     )
-    retrieval_namespace: Annotated[str, Field(pattern=NAMESPACE_PATTERN)] = advanced(
-        DEFAULT_NAMESPACE, "namespace of the store that all requests share"
+    retrieval_namespace: Annotated[str, Field(pattern=NAMESPACE_PATTERN)] = Field(
+        DEFAULT_NAMESPACE, description="namespace of the store that all requests share"
     )
     retrieval_cache: str | None = advanced(
         None, "folder on every node for the store's snapshots (default: in the user's cache)"
@@ -226,7 +226,7 @@ class LogFields(FieldGroup, title="logs and traces"):
     log_format: Literal["text", "json"] = common("text", "format of log lines")
     log_level: Literal["debug", "info", "warning", "error"] = common("info", "lowest level that is logged")
     access_log: bool = advanced(True, "log one line (level info) per request")
-    log_prompts: bool = common(False, "include the beginning of the prompt in that line")
+    log_prompts: bool = common(False, "include the beginning of the prompt in the log line of its request")
     otlp_endpoint: str | None = Field(
         None,
         repr=False,  # may hold a password

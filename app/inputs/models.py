@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.inputs.default_model import DEFAULT_MODEL, HUB_ID, REQUIREMENT, default_model
-from engine.errors import ConfigError
+from engine.errors import ConfigError, UnsupportedModelError
+from engine.model.checkpoint_files import ADAPTER, CONFIG
 from engine.model.resolve import WEIGHTS, check_model_name, is_local, resolve
 
 if TYPE_CHECKING:  # torch and transformers load with the first checkpoint
@@ -27,10 +28,18 @@ def is_on_hub(model: str) -> bool:
 
 
 def check_model(model: str, revision: str | None = None) -> None:
-    """Raise ConfigError if ``model`` cannot name a model, or cannot have a revision; does not ask the hub."""
+    """Check what can be checked at once, without the hub.
+
+    Raises:
+        ConfigError: ``model`` cannot name a model, or cannot have a revision.
+        UnsupportedModelError: it is a folder without a config.
+    """
     if "@" in model and not is_local(model):
         raise ConfigError(f"model is {model!r}; name its revision with revision (--revision) instead of '@'")
     check_model_name(target_name(model), revision)
+    folder = Path(model).expanduser()
+    if folder.is_dir() and not any((folder / name).is_file() for name in (CONFIG, ADAPTER)):
+        raise UnsupportedModelError(f"{folder} lacks the file {CONFIG!r}")
 
 
 def model_path(model: str, revision: str | None = None, weights: Collection[str] = WEIGHTS) -> Path:

@@ -13,6 +13,7 @@ from app.inputs.stores import open_store_at
 from app.serving.ray_session import n_gpus
 from engine.errors import ConfigError
 from retrieval_store.errors import StoreUnavailableError
+from retrieval_store.stores.open import shown
 
 
 def check_model(config: ServeConfig, *, is_local: bool) -> None:
@@ -65,7 +66,11 @@ def check_store(config: ServeConfig, say: Callable[[str], None]) -> None:
     if where := watched_store(config):
         with closing(open_store_at(where, config.retrieval_namespace, FLAG)) as store:
             try:
-                store.current()
+                if not store.current().version:
+                    say(
+                        f"{FLAG}: namespace {config.retrieval_namespace} of {shown(where)} has no snapshot; "
+                        "texts are drafted from once there is one (--retrieval-namespace names another)"
+                    )
             except StoreUnavailableError as error:
                 say(f"{FLAG}: the store does not answer, serving without it until it does: {error}")
 

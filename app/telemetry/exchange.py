@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 OTHER = "other"  # a field that no schema has
-MOST_CHARS = 200  # of what a client sent, such as its path, and of a message
+MOST_CHARS = 200  # of what a client sent, such as its path
+MOST_MESSAGE = 500  # characters, which a list of methods fits in
 INDEX = re.compile(r"\[\d+\]")
 
 
@@ -52,7 +53,7 @@ class LoggedFields:
         message = refusal.message
         if refusal.param and self.named(refusal.param) not in (*self.shown, OTHER) and ";" in message:
             message = f"{refusal.param}: {message.rpartition('; ')[2]}"
-        return message if len(message) <= MOST_CHARS else message[: MOST_CHARS - 4] + " ..."
+        return message if len(message) <= MOST_MESSAGE else message[: MOST_MESSAGE - 4] + " ..."
 
 
 class ExchangeUsage(NamedTuple):

@@ -59,9 +59,14 @@ def _family(metric: Metric) -> MetricFamily:
 
 
 class Reports(Collector):
-    """Collects the reports: sums over all ingresses, and the gauges of those that are connected."""
+    """Collects the reports: sums over all ingresses, and the gauges of those that are connected.
 
-    def __init__(self) -> None:
+    Args:
+        own: gauges of this process, some of which ingresses have too: an exposition may name a family only once.
+    """
+
+    def __init__(self, own: Collector | None = None) -> None:
+        self._own = own
         self._sums: dict[str, tuple[MetricFamily, dict[SeriesKey, float]]] = {}
         self._states: dict[int, list[MetricFamily]] = {}  # by ingress
 
@@ -82,7 +87,7 @@ class Reports(Collector):
         for family, sums in self._sums.values():
             yield _metric(family, sums.items())
         states: dict[str, tuple[MetricFamily, list[tuple[SeriesKey, float]]]] = {}
-        for report in self._states.values():
+        for report in ([*map(_family, self._own.collect())] if self._own else [], *self._states.values()):
             for family in report:
                 states.setdefault(family.name, (family, []))[1].extend(family.series)
         for family, series in states.values():

@@ -98,8 +98,8 @@ class RouterDeployment:
         speculators = replace(speculators, step_costs=costs, trained=trained)
         draft_client = _make_draft_client(speculators, placement, info)
         check_needs(draft_client.needs(options.method), info.spec)  # an unusable default must fail the start
-        reports, process = Reports(), ProcessMetrics("router", ray.util.get_node_ip_address())
-        metrics = (reports, process, CertificateMetrics(options.model, os.environ), replacements)
+        reports = Reports(ProcessMetrics("router", ray.util.get_node_ip_address()))
+        metrics = (reports, CertificateMetrics(options.model, os.environ), replacements)
         learn = None if self._retrieval is None else self._retrieval.learn
         clients = [target.client(info, costs) for target in self._targets]
         tracer = tracer_of(options.traces, "Router")

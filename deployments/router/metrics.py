@@ -91,7 +91,8 @@ class RouterMetrics(Collector):
         ).labels(model)
         self.moved = families.counter(f"{OURS}:sequences_moved", "Sequences that moved to another lane.").labels(model)
         self.refused = families.counter(
-            f"{OURS}:requests_refused", "Requests answered with 429 because of the queue."
+            f"{OURS}:requests_refused",
+            "Requests answered with 429 because of the queue; spectra:http_refusals counts all.",
         ).labels(model)
         between = requests.histograms["inter_token_latency_seconds"]
         for collector in (self, AliasCollector(f"{VLLM}:time_per_output_token_seconds", between), *others):

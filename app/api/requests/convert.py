@@ -199,7 +199,7 @@ class Converter:
         if room < least:
             raise PromptTooLongError(
                 f"This model's maximum context length is {self.card.max_model_len} tokens, and the request needs "
-                f"{n_prompt + least}: {n_prompt} of the prompt and {least} of the answer; shorten one of them",
+                f"{n_prompt + least}: {n_prompt} of the prompt and {least} of the answer",
                 "messages" if isinstance(body, ChatCompletionRequest) else "prompt",
             )
         return least if limit is not None else max(least, min(room, self._settings.default_max_tokens))

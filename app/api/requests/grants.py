@@ -14,6 +14,7 @@ from engine.errors import RequestError
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.drafting import AUTOREGRESSIVE
+from speculators.methods import check_allowed, normalised
 
 MAX_LOGPROBS_OF_PROMPTS = 1_000_000  # of one answer: some 75 bytes of JSON each, 1.5 s of work in all
 OFFSET_COST = 2  # writing a token's offset in an echo takes as long as so many log-probabilities
@@ -24,7 +25,7 @@ def granted(body: GenerationRequest, caller: Caller, settings: ServiceSettings, 
 
     Raises:
         StatusError: the caller may not ask for the priority, namespace, method, number of nodes or trace.
-        RequestError: the body asks for more drafted nodes than the server allows.
+        RequestError: the body asks for a method that the server lacks, or for more drafted nodes than it allows.
     """
     options = body.speculative
     namespace = "" if options.namespace in (None, settings.shared_namespace) else options.namespace
@@ -36,6 +37,8 @@ def granted(body: GenerationRequest, caller: Caller, settings: ServiceSettings, 
         method=method if options.enabled else "",
         nodes=options.max_nodes if options.enabled else None,
     )
+    if card.methods and options.enabled:
+        check_allowed(normalised(method or card.method), card.methods)
     return Request(
         [],
         SamplingParams(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -21,6 +22,8 @@ MAX_DIGITS = 128  # of a number; Python takes quadratic time to read them
 MAX_EXACT = 2**53  # doubles have all integers up to it
 MAX_SHOWN = 64  # characters of a client's value in an error
 DIGITS = bytes.maketrans(b"123456789", b"000000000")
+CLIENT_NAMES = {"method": "speculative.method", "max_nodes": "speculative.max_nodes"}
+"""Clients' names of the fields of the engine's requests, where they differ."""
 EXPECTED = {  # by pydantic's type of error, with the names of the error's context
     "greater_than": "must be greater than {gt}",
     "greater_than_equal": "must be at least {ge}",
@@ -66,7 +69,8 @@ class Strict(BaseModel):
             if name in known:
                 given[name] = _with_integers(field)
             elif name not in declined:
-                raise PydanticCustomError("unknown_field", "unknown", {"field": name})
+                near = get_close_matches(name, known, 1)
+                raise PydanticCustomError("unknown_field", "unknown", {"field": name, "near": near})
             elif field not in declined[name].neutral:
                 text = f"is {shorten(field)}; this server does not support it: {declined[name].advice}"
                 raise PydanticCustomError("refused", "{text}", {"text": text, "field": name})
@@ -83,7 +87,9 @@ def texts_of(parts: list[Any]) -> list[str]:
     for part in parts:
         given = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
         if given - {"prompt_cache_breakpoint"} != {"type", "text"} or part["type"] != "text":
-            raise refuse('must be a string or a list of {"type": "text", "text": ...} parts; this model reads text')
+            raise refuse(
+                'must be a string or a list of {"type": "text", "text": ...} parts, because this model reads text'
+            )
         if not isinstance(part["text"], str):
             raise refuse("holds a text part whose text is no string; it must be a string")
     return [part["text"] for part in parts]
@@ -155,7 +161,8 @@ def _request_error(details: ErrorDetails) -> RequestError:
     if kind == "missing":
         return RequestError(f"{param} is missing", param)
     if kind == "unknown_field":
-        return RequestError(f"unknown field {param!r}", param)
+        near = CLIENT_NAMES.get(param) or "".join(context["near"])
+        return RequestError(f"unknown field {param!r}" + (f"; did you mean {near}?" if near else ""), param)
     if kind == "refused":
         return RequestError(f"{param} {details['msg']}", param)
     expected = EXPECTED.get(kind, "").format(**context)

@@ -75,7 +75,7 @@ class InputItem(Strict):
             return value
         if not all(isinstance(part, dict) and part.get("type") in TEXTS for part in value):
             raise refuse(
-                'must be a string or a list of {"type": "input_text", "text": ...} parts; this model reads text'
+                'must be a string or a list of {"type": "input_text", "text": ...} parts, because this model reads text'
             )
         texts = [part.get("refusal" if part["type"] == "refusal" else "text") for part in value]
         if not all(isinstance(text, str) for text in texts):

@@ -60,7 +60,7 @@ def _add_new(parser: argparse.ArgumentParser) -> None:
     add("--tokens-per-minute", type=int, metavar="N", help=tokens)
     add("--max-concurrent", type=int, metavar="N", help="most requests running at once")
     add("--days", type=float, metavar="N", help="days until it expires (default: never)")
-    add("--admin", action="store_true", help="it may read /metrics")
+    add("--admin", action="store_true", help="it may also read /metrics and /operator, and see drafts")
 
 
 def _new(arguments: argparse.Namespace) -> int:
