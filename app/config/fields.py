@@ -165,8 +165,8 @@ class RetrievalFields(FieldGroup, title="retrieval"):
         description="texts to draft from: a snapshot or store (folder or redis:// URL), text or JSON lines, builtin, "
         "or none (default: builtin in a server of the default model, else none)",
     )
-    retrieval_namespace: Annotated[str, Field(pattern=NAMESPACE_PATTERN)] = Field(
-        DEFAULT_NAMESPACE, description="namespace of the store that all requests share"
+    retrieval_namespace: Annotated[str, Field(pattern=NAMESPACE_PATTERN)] = common(
+        DEFAULT_NAMESPACE, "namespace of the store that all requests share"
     )
     retrieval_cache: str | None = advanced(
         None, "folder on every node for the store's snapshots (default: in the user's cache)"
