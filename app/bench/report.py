@@ -31,7 +31,6 @@ COLUMNS = (
 )
 FEW_TURNS = 10  # of a category; quartiles of fewer are single turns
 Report = Mapping[BenchSetting, Sequence[MethodRow]]
-ALL = "all"
 
 
 def publish(records: Sequence[TurnRecord], facts: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
@@ -39,9 +38,7 @@ def publish(records: Sequence[TurnRecord], facts: Mapping[str, Any], folder: Pat
 
     Args:
         records: of every method and setting; at least one.
-        facts: further keys of the document, such as ``model`` and ``prompts``; the sentences of ``notes``, if present,
-            are printed above the tables too.
-        folder: made if missing; None: no files are written.
+        facts: further keys of the document; the sentences of ``notes`` are printed above the tables too.
     """
     found = compare(records)
     shown = "\n\n".join([*facts.get("notes", ()), *few_turns(records), tables(found)])
@@ -254,5 +251,5 @@ def _bars(
         shade = "0.6" if row.method == AUTOREGRESSIVE else colour(i)  # the reference is grey
         ax.bar([x for x, _ in mine], heights, width, color=shade, label=row.method)
         bars += mine
-    ax.set_xticks(range(1 + len(categories)), [ALL, *categories], rotation=20, ha="right")
+    ax.set_xticks(range(1 + len(categories)), ["all", *categories], rotation=20, ha="right")
     return bars

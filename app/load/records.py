@@ -34,16 +34,14 @@ class RequestRecord:
     intended: float  # the moment for which it was planned: its arrival, or when its client became free
     sent: float = 0.0  # when the first attempt began
     ended: float = 0.0  # when the answer was complete, or given up
-    # when each piece of text came; text that a retry repeats is not counted again
-    chunks: list[float] = field(default_factory=list)
+    chunks: list[float] = field(default_factory=list)  # when each piece of text came that no earlier attempt brought
     text: str = ""  # of the answer so far
     outcome: str = ""  # ``OK``, or the kind of the last break; empty while it runs
     prompt_tokens: int | None = None  # of the server's usage; None: the server sent none
     completion_tokens: int | None = None  # likewise
     finish_reason: str | None = None
     speculation: dict[str, Any] | None = None  # the server's ``metrics.speculative_decoding``, if any
-    # attempts that failed, in order; the last is final unless the outcome is ``OK``
-    breaks: list[Break] = field(default_factory=list)
+    breaks: list[Break] = field(default_factory=list)  # failed attempts; the last is final unless the outcome is ``OK``
     diverged: bool = False  # a retry did not begin with the text that had come before
 
     @property

@@ -87,13 +87,8 @@ def document(load: LoadProfile, asked: Mapping[str, Any], found: LoadFigures, ra
         "cpu_us_per_chunk": 1e6 * ran.cpu_seconds / chunks if chunks else None,
     }
     warmup = {"requests": len(ran.warmup), "failed": sum(not record.ok for record in ran.warmup)}
-    return {
-        "settings": settings,
-        **msgspec.to_builtins(found),
-        "is_good": found.is_good,
-        "warmup": warmup,
-        "client": client,
-    }
+    shown = msgspec.to_builtins(found) | {"is_good": found.is_good}
+    return {"settings": settings, **shown, "warmup": warmup, "client": client}
 
 
 def tables(load: LoadProfile, found: LoadFigures, ran: LoadRun) -> str:

@@ -87,8 +87,7 @@ class RequestPlan:
     prompts: Sequence[Mapping[str, Any]]  # fields that each prompt adds to a body
     common: Mapping[str, Any]  # fields of all bodies
     seed: int | None = 0  # of request 0; None: bodies have no seed
-    # number of different requests, which are repeated in turn; None: each request has a seed of its own
-    distinct: int | None = None
+    distinct: int | None = None  # number of different requests, repeated in turn; None: each has a seed of its own
 
     def record(self, index: int, intended: float) -> RequestRecord:
         """An empty record of request ``index``; negative indices are those of the warm-up."""

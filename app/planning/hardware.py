@@ -28,7 +28,6 @@ def _figure(default: float, source: str) -> Any:
 class Hardware:
     """Assumed speeds of a GPU, of the software and of the links between stages."""
 
-    # weights and caches are read at this rate
     memory_bytes_per_s: float = _figure(H200_BYTES_PER_S, "a copy on an H200, measured with PyTorch alone")
     # dense, in the model's dtype; a multiplication and an addition are two
     flops: float = _figure(H200_FLOPS, "a large bf16 product on an H200, measured with PyTorch alone")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from app.planning.layouts import GpuLayout
-from app.planning.plan import DeploymentPlan
+from app.planning.plan import DeploymentPlan, GpuLayout
 from app.reporting.report import columns
 from engine.model.partition import GIB
 

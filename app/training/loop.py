@@ -95,9 +95,8 @@ class TrainingRun:
         p = self.progress
         loss = self.loss(self.batch(p.steps), self._generator)
         if not torch.isfinite(loss):
-            raise ConfigError(
-                f"--rate is {self.settings.rate}, and the loss of step {p.steps} is {loss.item()}; use a lower rate"
-            )
+            why = f"the loss of step {p.steps} is {loss.item()}"
+            raise ConfigError(f"--rate is {self.settings.rate}, and {why}; use a lower rate")
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._weights, CLIP)
         for group in self._optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""``spectra train`` from its flags to a checkpoint: answers, split, training, held-out acceptance, export."""
+"""``spectra train`` from its flags to a checkpoint: answers, split, training, held-out acceptance, export, report."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from app.inputs.models import model_path, read_checkpoint
 from app.inputs.prompts import Question
 from app.offline.flags import n_threads
 from app.offline.setup import check_device
+from app.reporting.report import NOTHING, markdown, number, write_document
 from app.training.acceptance import measure_held_out
 from app.training.answering import answer_questions
 from app.training.batches import Capture, EpochBatches, PaddedTexts
@@ -26,7 +28,6 @@ from app.training.examples import Split, most_frequent, read_answers, read_texts
 from app.training.loop import LoopSettings, TrainingProgress, TrainingRun
 from app.training.losses import DraftLoss, LossSettings, published
 from app.training.new_drafter import ArchitectureOptions, find_unused_token, new_drafter, new_spec
-from app.training.report import write_report
 from app.version import VERSION
 from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.checkpoint.write import write_drafter
@@ -39,6 +40,31 @@ from engine.target_model.whole_texts import WholeTexts
 
 CHECKPOINT, SETTINGS = "checkpoint.pt", "settings.json"
 FILE_FLAGS = ("prompts", "answers", "texts", "measured_on")
+CARD = """\
+# A drafter of method {method} for {target}
+
+Trained by `spectra train` of spectra-serve {version} for the target with hash `{target_hash:.16}`; it drafts
+for no other target. Check the licences of the target's training data and of the prompts before you use it.
+
+## Trained on
+
+{summary}
+
+{weights:,} weights, {steps} steps, {seconds:.0f} s on {device} ({threads} threads, {dtype}), {tokens:,} tokens
+({tokens_per_second:.0f} per second), {epochs} passes over the texts.
+
+## Held out
+
+Questions that were not trained on. *Greedy*: the share of drafts that equal the token that the target wrote at
+temperature 0. *Temperature {temperature:g}*: the chance that rejection sampling accepts. Each depth counts the drafts
+whose earlier drafts were accepted; tau is tokens per target forward pass along a chain, the target's own included.
+
+{table}
+
+## Command
+
+    {command}
+"""
 
 
 def train(
@@ -182,3 +208,28 @@ def _count_texts(texts: Split) -> dict[str, int]:
 
 def _n_weights(network: AnyNetwork) -> int:
     return sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
+
+
+def table(document: Mapping[str, Any]) -> str:
+    held_out = document["held_out"]
+    kinds = {"greedy": held_out["greedy"], f"temperature {held_out['temperature']:g}": held_out["sampled"]}
+    depths = max((len(kind["by_depth"]) for kind in kinds.values() if kind), default=0)
+    rows = [
+        [str(depth + 1), *(number(kind["by_depth"][depth], 3) if kind else NOTHING for kind in kinds.values())]
+        for depth in range(depths)
+    ]
+    last = ["tau", *(number(kind["tau"] if kind else None) for kind in kinds.values())]
+    return markdown(["draft", *kinds], [*rows, last])
+
+
+def write_report(document: Mapping[str, Any], folder: Path) -> None:
+    write_document(document, folder / "training.json")
+    training, texts = document["training"], document["texts"]
+    files = [f"`{file}` ({kind})" for kind in ("prompts", "answers", "texts") for file in texts[kind]]
+    summary = (
+        f"{texts['train']} texts with {texts['train_tokens']:,} tokens that count, from {', '.join(files)}. "
+        f"{texts['cut_at_loops']} were cut where they begin to repeat themselves, {texts['shared_with_held_out']} left "
+        f"out because they are too similar to one of the {texts['held_out']} held-out texts."
+    )
+    found = {"summary": summary, "table": table(document), "temperature": document["held_out"]["temperature"]}
+    (folder / "README.md").write_text(CARD.format(**{**document, **training, **found}), encoding="utf-8")

@@ -77,8 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.prompts, arguments.limit, arguments.per_category, finer=arguments.sub_categories
     )
 
-    from app.bench.measure import measure  # torch takes seconds to load, a wrong flag none
     from app.bench.report import publish
+    from app.bench.runs import measure  # torch takes seconds to load, a wrong flag none
 
     records, facts = measure(arguments, config, questions)
     result = publish(records, facts, arguments.out)

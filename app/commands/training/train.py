@@ -115,8 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     # PyTorch takes seconds to load; a wrong flag is reported at once.
     from app.training.new_drafter import ArchitectureOptions, check_options
-    from app.training.report import table
-    from app.training.train import train
+    from app.training.train import table, train
 
     asked = ArchitectureOptions(**{field.name: getattr(arguments, field.name) for field in fields(ArchitectureOptions)})
     check_options(arguments.method, asked)

@@ -11,8 +11,7 @@ import torch
 from app.commands.operation.plan import add_arguments
 from app.planning.cluster import Cluster
 from app.planning.hardware import Hardware, spread
-from app.planning.layouts import BLOCK, GpuLayout, PlanRequest, chosen, layouts
-from app.planning.plan import check_ranges
+from app.planning.plan import BLOCK, GpuLayout, PlanRequest, check_ranges, chosen, layouts
 from app.planning.sizes import ModelSizes
 from engine.errors import ConfigError
 from engine.model.partition import GIB
