@@ -34,11 +34,7 @@ SHORTEST_BIN_S = 0.1
 def publish(
     load: LoadProfile, common: Mapping[str, Any], ran: LoadRun, folder: Path | None, file: Path | None
 ) -> LoadFigures:
-    """Print tables and document, write them to ``folder`` and ``file`` if given, and return the figures.
-
-    Args:
-        common: fields of all bodies.
-    """
+    """Print tables and document, write them to ``folder`` and ``file`` if given, and return the figures."""
     found = figures(ran.records, load.slo, common.get("temperature") == 0)
     whole, shown = document(load, common, found, ran), tables(load, found, ran)
     if file is not None:

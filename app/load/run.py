@@ -177,11 +177,8 @@ def arrivals(
 ) -> Iterator[float]:
     """When the requests of an open loop arrive: ascending seconds from its start.
 
-    Args:
-        rate: requests per second.
-        kind: ``POISSON``: exponential gaps, independent of each other; ``FIXED``: equal gaps.
-        requests: upper limit of arrivals; None: no limit.
-        duration: end of the arrivals; None: no limit.
+    ``POISSON`` arrivals have exponential gaps, independent of each other; ``FIXED`` ones have equal gaps. ``requests``
+    and ``duration`` limit them.
     """
     noise = random.Random(seed)
     times: Iterator[float] = (i / rate for i in itertools.count())

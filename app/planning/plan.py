@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.inputs.simulation import profile_at
-from app.planning.cluster import Cluster, split
-from app.planning.hardware import Hardware, derived_profile, planning_inputs, spread
+from app.planning.cluster import Cluster, Hardware, derived_profile, planning_inputs, split, spread
 from app.planning.sizes import ModelSizes, sizes_of, usable_bytes
 from engine.errors import ConfigError
 from engine.model.partition import GIB
@@ -161,12 +160,7 @@ def check_ranges(given: argparse.Namespace) -> None:
 
 
 def make_plan(given: argparse.Namespace, disks: Sequence[float]) -> DeploymentPlan:
-    """Return the plan for parsed flags.
-
-    Raises:
-        ConfigError: a flag is out of range, or there is no such model or profile; the message names it.
-        UnsupportedModelError: the model's architecture is not supported.
-    """
+    """Return the plan for parsed flags; raise SpectraError if a flag is out of range, or names no model or profile."""
     check_ranges(given)
     usable = usable_bytes(given.gpu_memory_gib, given.usable)
     profile = None if given.profile is None else profile_at(given.profile, "--profile")

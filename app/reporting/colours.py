@@ -35,11 +35,7 @@ class Palette:
 
 
 def coloured(parts: Sequence[tuple[str, str | None]]) -> str:
-    """The text, and a line below that says which colour is whose and how many tokens came from it.
-
-    Args:
-        parts: the text of every token and its source; None: the target itself, without a colour.
-    """
+    """The text of (token, source or None: the target) in colours, and a line with colours and numbers of tokens."""
     counts = Counter(source for text, source in parts if source is not None)
     palette = Palette(name for name, _ in counts.most_common())
     text = "".join(piece if source is None else palette.painted(source, piece) for piece, source in parts)

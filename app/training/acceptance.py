@@ -104,11 +104,7 @@ def measure_acceptance(
 
 
 def along_chains(accepted: Tensor) -> Acceptance:
-    """Acceptance along chains.
-
-    Args:
-        accepted: ``[roots, n_depths]``, each draft's chance of acceptance if all earlier drafts were accepted.
-    """
+    """Acceptance, from the chance ``[roots, n_depths]`` that each draft is accepted if all earlier ones were."""
     n_roots, totals = len(accepted), accepted.cumprod(-1).sum(0)
     before = torch.cat((totals.new_full((1,), float(n_roots)), totals[:-1]))
     by_depth = torch.where(before > 0, totals / before.clamp(min=1e-12), 0.0)

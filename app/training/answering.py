@@ -59,11 +59,7 @@ class Asker:
     arguments: argparse.Namespace  # flags of ``spectra train``
 
     def ask(self, questions: Mapping[str, Question], file: RecordFile[TrainingAnswer]) -> Iterator[TrainingAnswer]:
-        """Add every answer that the file lacks, and yield it; a conversation ends early if the next one has no room.
-
-        Args:
-            questions: by ``name_question``.
-        """
+        """Add and yield every answer that the file lacks; a conversation ends early if the next one has no room."""
         arguments = self.arguments
         for turn in range(1 if arguments.raw else max(len(question.turns) for question in questions.values())):
             missing = list(self._missing(questions, turn, file))

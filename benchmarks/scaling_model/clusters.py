@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.planning.cluster import Cluster
-from app.planning.hardware import spread
+from app.planning.cluster import Cluster, spread
 from engine.simulated.profile import PROFILES, PipelineProfile
 
 GPU_BYTES, WEIGHT_BYTES, TOKEN_BYTES = 72e9, 140e9, 327_680  # usable of an H100; a 70B in FP16; its K and V per token

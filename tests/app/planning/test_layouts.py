@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from app.commands.operation.plan import add_arguments
-from app.planning.cluster import Cluster
-from app.planning.hardware import Hardware, spread
+from app.planning.cluster import Cluster, Hardware, spread
 from app.planning.plan import BLOCK, GpuLayout, PlanRequest, check_ranges, chosen, layouts
 from app.planning.sizes import ModelSizes
 from engine.errors import ConfigError
