@@ -23,7 +23,7 @@ from app.api.application import create_app
 from app.api.http import Api
 from app.api.service import ServiceSettings
 from deployments.submission.messages import Health, ModelCard
-from engine.errors import OverloadedError, SpectraError, TargetLostError, UnknownMethodError
+from engine.errors import OverloadedError, SpectraError, TargetLostError
 from engine.events import LENGTH, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob, histogram
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -32,6 +32,7 @@ from tests.support.waiting import LIMIT_S, wait_until
 
 ANSWER = "The fox 🦊 drafts tokens: 日本語 and the river keeps running over the quiet town. STOP here, not later."
 MODEL = "tiny"
+METHODS = ("autoregressive", "pld", "lost")  # the last is that of a lost target
 STEPS = (1, 3, 1, 4, 2)  # tokens per step, repeated; the first is the prefill's
 
 
@@ -63,7 +64,7 @@ class ScriptedBackend:
             "limit_nodes": 64,
         }
         self.model_card = ModelCard(
-            name=MODEL, created=7, fingerprint="fp", aliases=("org/alias",), method="pld", **limits
+            name=MODEL, created=7, fingerprint="fp", aliases=("org/alias",), method="pld", methods=METHODS, **limits
         )
 
     @property
@@ -72,8 +73,6 @@ class ScriptedBackend:
 
     async def submit(self, request: Request) -> AsyncIterator[StepEvent]:
         self.seen.append(request)
-        if request.method not in ("", "autoregressive", "pld", "lost"):
-            raise UnknownMethodError(f"unknown method {request.method!r}; known: autoregressive, pld")
         if self.is_full:
             raise OverloadedError("the queue is full", 1.5)
         return self._steps(request)

@@ -29,6 +29,8 @@ FILES = {
 LIGHT = [  # test_light_commands checks that these import nothing heavy, in a folder without the files above
     ("--verzion", "--verzion is an unknown flag; did you mean --version?"),
     ("serve --modle=tiny", "--modle is an unknown flag; did you mean --model"),
+    ("serve --max-node 8", "--max-node is an unknown flag; did you mean --max-nodes"),
+    ("serve --port 1 extra", "spectra serve: error: unrecognized arguments: extra (see `spectra serve --help`)"),
     ("generate --promt Hi", "--promt is an unknown flag; did you mean --prompt or --prompts?"),
     ("corpus build --inptu x", "spectra corpus build: --inptu is an unknown flag; did you mean --input"),
     ("chat --frobnicate", "--frobnicate is an unknown flag; `spectra chat --help` lists the flags"),
@@ -36,6 +38,7 @@ LIGHT = [  # test_light_commands checks that these import nothing heavy, in a fo
     ("generate --prompt Hello there", "unrecognized arguments: there"),
     ("serve --method magic", "unknown method 'magic'"),
     ("serve --model /nowhere", "model '/nowhere' is neither"),
+    ("serve --model .", "lacks the file 'config.json'"),
     ("serve --max-nodes 99999", "--max-nodes is 99999; it must be at most 4096"),
     ("""serve --pld '{"ngrams": 3}'""", "--pld: ngrams is unknown; it has"),
     ("serve --retrieval /nowhere", "--retrieval /nowhere: no such file or folder"),

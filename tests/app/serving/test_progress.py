@@ -57,15 +57,18 @@ def test_a_target_reports_the_times_of_its_start(capsys: pytest.CaptureFixture[s
     assert phases_of({"load_seconds": {}, "stages": [{"load_seconds": {}, "read_bytes": 0}]}) == ""
 
 
-def test_only_a_store_that_does_not_answer_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_empty_or_silent_store_is_reported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     say = StartProgress().say
     check_store(ServeConfig(retrieval="redis://user:secret@127.0.0.1:1"), say)
     printed = capsys.readouterr()
     assert "--retrieval: the store does not answer, serving without it until it does: redis://" in printed.err
     assert "secret" not in printed.err + printed.out
     check_store(ServeConfig(retrieval="none"), say)
-    check_store(ServeConfig(retrieval=f"file://{tmp_path}"), say)
     assert capsys.readouterr() == ("", "")
+    check_store(ServeConfig(retrieval=f"file://{tmp_path}", retrieval_namespace="a"), say)
+    assert f"--retrieval: namespace a of file://{tmp_path} has no snapshot; " in capsys.readouterr().err
 
 
 def test_a_server_on_gpus_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

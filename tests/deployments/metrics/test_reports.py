@@ -44,7 +44,7 @@ def sums(reports: Reports) -> dict[str, float]:
 
 
 def test_counters_and_histograms_of_all_ingresses_are_added_up_and_outlive_them() -> None:
-    reports, one, other = Reports(), IngressCounts("one"), IngressCounts("other")
+    reports, one, other = Reports(ProcessMetrics("router", "here")), IngressCounts("one"), IngressCounts("other")
     for number, ingress in enumerate((one, other)):
         reports.add(number, ingress.reporter.take())
     assert "spectra:served" in sums(reports)
@@ -70,6 +70,9 @@ def test_counters_and_histograms_of_all_ingresses_are_added_up_and_outlive_them(
     found = sums(reports)
     assert expected.items() <= found.items()
     assert f"{MEMORY} other" not in found
+    assert found[f"{MEMORY} router"] > 0
+    names = [family.name for family in reports.collect()]
+    assert len(names) == len({*names}), "parsers refuse a family that is named twice"
 
 
 async def test_an_ingress_reports_with_its_heartbeats_and_before_a_scrape() -> None:
