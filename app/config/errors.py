@@ -15,6 +15,22 @@ from app.inputs.stores import NAMESPACE_FORM
 from engine.errors import ConfigError
 from retrieval_store.stores.open import shown
 
+REMOVED: Mapping[str, str] = {
+    "traces": "otlp_endpoint alone turns traces on: a URL, or env",
+    "drafter_layers": """use drafter_options '{"layers": [1, 15, 28]}'""",
+    "drafter_depth": """use drafter_options '{"depth": 6}'""",
+    "drafter_beam": """use drafter_options '{"beam": 8}'""",
+    "draft_tokens": """use draft_model_options '{"draft_tokens": 5}'""",
+    "draft_nodes": """use draft_model_options '{"tree_nodes": 16}'""",
+    "live_interval": "retrieval_poll is also the time between two reads of live text",
+    "live_compact_tokens": "five times live_tokens become a snapshot",
+    "affinity_slack": "affinity leaves a pipeline that has 4096 tokens of work more than another",
+    "scale_timeout": "a warning is logged if a pipeline has not started after 900 s",
+    "replace_timeout": "a pipeline starts anew if a lost stage is not replaced within 600 s",
+    "block_size": "a KV block has 64 tokens",
+    "prefill_chunk": "max_stall limits prompt tokens by time, max_step_rows by number; a chunk has at most 512",
+}
+"""Fields of earlier versions -> what replaces them."""
 RIGHT: Mapping[str, str] = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "an integer"),
     **dict.fromkeys(("float_parsing", "float_type"), "a number"),
@@ -35,6 +51,7 @@ NESTED: dict[str, type[BaseModel]] = {
     if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
 }
 """Fields with settings of their own, such as those of a method."""
+_FIELD = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b")
 _NAMED = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b(?= (is|names|has no)\b|:)")
 WHOLE = ("dict_type", "model_type")  # errors of a field in ``NESTED`` that is no object
 FORMS = {
@@ -55,6 +72,8 @@ def config_of(given: Mapping[str, Any], name: Callable[[str], str] = str) -> Ser
     Raises:
         ConfigError: names the first wrong field, its value and what is allowed; shows no password.
     """
+    for field in REMOVED.keys() & given.keys():
+        raise ConfigError(f"{name(field)} no longer exists: {_FIELD.sub(lambda known: name(known[0]), REMOVED[field])}")
     try:
         return ServeConfig.model_validate(given)
     except ValidationError as error:

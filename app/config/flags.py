@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from app.config.errors import NESTED, config_of
+from app.config.errors import NESTED, REMOVED, config_of
 from app.config.fields import ADVANCED
 from app.config.serve import ServeConfig
 from engine.errors import ConfigError
@@ -76,7 +76,10 @@ def add_group(
 
 
 def add_help_all(parser: argparse.ArgumentParser) -> None:
+    """Add ``--help-all``, and flags of earlier versions that are refused with what replaces them."""
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all flags and exit")
+    for field in REMOVED:
+        parser.add_argument(flag(field), dest=field, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 class _HelpAll(argparse.Action):
@@ -112,7 +115,7 @@ def config_of_flags(arguments: argparse.Namespace, fields: Iterable[str] = FIELD
     Raises:
         ConfigError: names the flag, the value and what is allowed.
     """
-    known = set(fields)
+    known = {*fields, *REMOVED}
     variables = {field: value for field in known if (value := os.environ.get(PREFIX + field.upper()))}
     flags = {name: value for name, value in vars(arguments).items() if name in known}
 

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from app.config.fields import FieldGroup, FixedFields
 from app.config.method_fields import MethodFields, SettingsFields, build_method_fields
+from app.inputs.default_model import DEFAULT_MODEL, is_default
 from app.inputs.devices import AUTO, default_threads
 from app.inputs.stores import NAMESPACE_FORM
 from engine.errors import ConfigError, UnknownMethodError
@@ -41,6 +42,11 @@ GROUPS: tuple[type[FieldGroup], ...] = (*FixedFields.__bases__, AllMethodFields)
 
 class ServeConfig(FixedFields, AllMethodFields, title="ServeConfig"):
     """The configuration of one application."""
+
+    @field_validator("model")
+    @classmethod
+    def _name_default(cls, model: str) -> str:
+        return DEFAULT_MODEL if is_default(model) else model
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:

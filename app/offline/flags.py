@@ -47,6 +47,8 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def add_max_tokens(parser: Any, default: int, scope: str) -> None:
     parser.add_argument("--max-tokens", type=int, default=default, metavar="N", help=f"{scope} (default: {default})")
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    parser.add_argument("--max-new-tokens", dest="max_tokens", type=int, **hidden)  # an older spelling
 
 
 def add_speculation(parser: argparse.ArgumentParser) -> None:

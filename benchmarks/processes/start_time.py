@@ -180,7 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="checkpoint directory (default: %(default)s)")
+    parser.add_argument("--model", default="demo", help="checkpoint directory (default: demo)")
     parser.add_argument("--flags", default="", help='more flags of spectra serve, as in "--stages 2"')
     parser.add_argument("--runs", type=int, default=3, help="starts after the first one (default: 3)")
     parser.add_argument("--cache", help="cache folder of all starts (default: a new one, so that the first is cold)")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from app.inputs.default_model import DEFAULT_MODEL, is_default
 from benchmarks.support.program import Program
 
 HOST = "127.0.0.1"
@@ -48,7 +49,7 @@ class ServerProcess(Program):
     """
 
     def __init__(self, model: str, flags: Sequence[str]) -> None:
-        self.model = Path(model).name.removesuffix(".gguf")
+        self.model = DEFAULT_MODEL if is_default(model) else Path(model).name.removesuffix(".gguf")
         port = free_port()
         self.url = f"http://{HOST}:{port}"
         command = [sys.executable, "-m", "app.cli", "serve", "--model", model, *flags, "--port", str(port)]

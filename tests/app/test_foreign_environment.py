@@ -80,7 +80,7 @@ def test_a_cluster_whose_workers_would_import_other_packages_is_refused(
     monkeypatch.setattr(spectra_serve, "IS_PRELOADED", False)
     monkeypatch.setattr("ray.is_initialized", lambda: True)
     with pytest.raises(ConfigError, match=f"{found} would be imported .* that `spectra env` prints"):
-        build_app({})
+        build_app({"model": "demo"})
     assert not imported_modules(tmp_path)
 
 

@@ -11,7 +11,7 @@ CODE = """
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as build
 from {module} import app
 from {builder} import build_app
-print(type(app).__name__, type(build(build_app, {{"stages": "2"}})).__name__)
+print(type(app).__name__, type(build(build_app, {{"model": "demo", "stages": "2"}})).__name__)
 """
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.default_model import DEFAULT_MODEL, DEMO
 from app.inputs.models import model_path
 from app.playground.examples import PERSON
 from app.serving.guide import SUGGESTIONS, command, guide
@@ -29,7 +29,7 @@ MOST_TOKENS = 600  # of all tests, at about 50 ms each
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[SpectraServer]:
-    with running(Path(DEFAULT_MODEL), ()) as server:
+    with running(Path(DEMO), ()) as server:
         yield server
         [written] = values(server.http.get("/metrics").text, "vllm:generation_tokens_total")
         assert 0 < written <= MOST_TOKENS

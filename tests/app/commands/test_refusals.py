@@ -82,6 +82,7 @@ HEAVY = [
     (f"{GENERATE} --kv-gib 5e6", "--kv-gib is 5e+06; it must be at most "),
     (f"{GENERATE} --device tpu", "--device is tpu"),
     (f"{GENERATE} --max-tokens 0", "--max-tokens is 0"),
+    (f"{GENERATE} --max-new-tokens 0", "--max-tokens is 0"),  # an older spelling
     (f"{GENERATE} --max-tokens 100000", "maximum context length is"),
     (f"{GENERATE} --top-p 0", "--top-p is 0"),
     (f"{GENERATE} --top-k -1", "--top-k is -1"),

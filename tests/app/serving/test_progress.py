@@ -57,9 +57,7 @@ def test_a_target_reports_the_times_of_its_start(capsys: pytest.CaptureFixture[s
     assert phases_of({"load_seconds": {}, "stages": [{"load_seconds": {}, "read_bytes": 0}]}) == ""
 
 
-def test_an_empty_or_silent_store_is_reported(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_empty_or_silent_store_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     say = StartProgress().say
     check_store(ServeConfig(retrieval="redis://user:secret@127.0.0.1:1"), say)
     printed = capsys.readouterr()
