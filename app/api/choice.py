@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from app.api.tools.answer import AnswerForm, AnswerReader, TextPart
+from app.api.tools.answer import AnswerReader
+from app.api.tools.parts import AnswerForm, TextPart
 from deployments.submission.messages import ModelCard
 from engine.errors import RequestError, StepFailedError, TargetLostError
 from engine.events import ABORT, LENGTH, STOP, RequestStats, SourceCounts, StepEvent, StepTrace, TokenLogprob, histogram

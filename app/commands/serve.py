@@ -36,9 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--port", type=int, default=8000, metavar="N", help="port to listen on (default: 8000)")
     server.add_argument("--ray-address", metavar="TEXT", help="join a running Ray cluster ('auto'), start no Ray")
     server.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate chain (PEM)")
-    server.add_argument(
-        "--tls-key", metavar="FILE", help="its private key (PEM, no password); both are read again when they change"
-    )
+    says = "its private key (PEM, no password); both are read again when they change"
+    server.add_argument("--tls-key", metavar="FILE", help=says)
     for group in GROUPS:
         add_group(parser, group.model_config["title"], group.__doc__, group.model_fields)
 

@@ -10,17 +10,9 @@ Status = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report, or one object of its JSON.
+    """One line of the report, or one object of its JSON."""
 
-    Attributes:
-        name: what was checked.
-        status: with a ``problem`` a server would not start or not serve the model; with a ``warning`` it would be
-            slower or lack something.
-        says: what was found.
-        remedy: what to do; "": nothing.
-    """
-
-    name: str
-    status: Status
-    says: str
-    remedy: str = ""
+    name: str  # what was checked
+    status: Status  # problem: a server would not start or not serve the model; warning: it would lack something
+    says: str  # what was found
+    remedy: str = ""  # what to do

@@ -28,11 +28,9 @@ def is_on_hub(model: str) -> bool:
 
 
 def check_model(model: str, revision: str | None = None) -> None:
-    """Check what can be checked at once, without the hub.
+    """Raise ConfigError if ``model`` cannot name a model, or cannot have a revision; does not ask the hub.
 
-    Raises:
-        ConfigError: ``model`` cannot name a model, or cannot have a revision.
-        UnsupportedModelError: it is a folder without a config.
+    Raises UnsupportedModelError if it is a folder without a config.
     """
     if "@" in model and not is_local(model):
         raise ConfigError(f"model is {model!r}; name its revision with revision (--revision) instead of '@'")

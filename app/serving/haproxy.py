@@ -113,12 +113,8 @@ def in_url(host: str) -> str:
 def install_certificate(folder: Path, path: Path, bundle: bytes) -> None:
     """Let a server's running HAProxy use a new certificate for new connections; open ones are not affected.
 
-    Args:
-        folder: of the server, in which Serve puts the admin sockets.
-        path: of the bundle in HAProxy's configuration.
-        bundle: certificate chain and key, PEM, without empty lines.
-
-    Raises OSError if HAProxy does not run, or refuses the certificate.
+    ``folder`` is the server's, with the admin sockets, ``path`` the bundle's in HAProxy's configuration, ``bundle`` PEM
+    of chain and key without empty lines. Raises OSError if HAProxy does not run, or refuses the certificate.
     """
     admins = sorted(folder.glob("*/s"))
     if not admins:

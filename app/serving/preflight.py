@@ -67,10 +67,8 @@ def check_store(config: ServeConfig, say: Callable[[str], None]) -> None:
         with closing(open_store_at(where, config.retrieval_namespace, FLAG)) as store:
             try:
                 if not store.current().version:
-                    say(
-                        f"{FLAG}: namespace {config.retrieval_namespace} of {shown(where)} has no snapshot; "
-                        "texts are drafted from once there is one (--retrieval-namespace names another)"
-                    )
+                    where = f"namespace {config.retrieval_namespace} of {shown(where)}"
+                    say(f"{FLAG}: {where} has no snapshot yet; --retrieval-namespace names another")
             except StoreUnavailableError as error:
                 say(f"{FLAG}: the store does not answer, serving without it until it does: {error}")
 

@@ -23,6 +23,7 @@ from app.composition.retrieval import watched_store
 from app.config.serve import ServeConfig
 from app.inputs.devices import AUTO, has_cuda_device
 from app.playground.guard import is_loopback
+from app.serving.application import deploy, stop_application, wait_until_ready
 from app.serving.certificates import CertificateFiles, CertificateWatch, client_context
 from app.serving.environment import (
     check_port,
@@ -36,8 +37,6 @@ from app.serving.haproxy import BINARY, LOOPBACK, in_url, install_certificate
 from app.serving.preflight import check_gpus, check_model, check_store
 from app.serving.progress import StartProgress
 from app.serving.ray_session import end_ray, init_ray, log_folder, ray_address
-from app.serving.readiness import wait_until_ready
-from app.serving.shutdown import APP_NAME, stop_application
 from deployments.metrics.process import HTTPS_CERTIFICATE
 from deployments.observability.logs import JSON, configure
 from engine.errors import ConfigError
@@ -84,10 +83,7 @@ class Server:
         self._has_ray = False  # imported, and perhaps started
         self._is_deployed = False
         self._progress = StartProgress(config.log_format == JSON)
-
-    def announce(self, text: str) -> None:
-        """Print a text on stderr; stdout is for ``Ready`` alone."""
-        self._progress.announce(text)
+        self.announce = self._progress.announce
 
     @property
     def _base(self) -> str:
@@ -129,7 +125,10 @@ class Server:
                 joins = write_join_file(Path(self._scratch.name), ray_address())
                 self._progress.say(f"started Ray; `. {joins}` lets a shell's programs join it, for handles")
             self._progress.say(f"deploying the application; logs: {log_folder()}")
-            self._deploy(application)
+            if self._address is not None:
+                self._start_serve()
+            self._is_deployed = True
+            deploy(application)
             wait_until_ready(self._base, self._client, self._progress, self._stop)
             if self._watch is not None:
                 self._watch.start()
@@ -175,8 +174,7 @@ class Server:
     def _check_while_ray_starts(self) -> Application:
         """Start Ray in one thread and check the configuration in another; return the application. Raises as ``start``.
 
-        Meanwhile this thread keeps the signals: Ray installs its handlers as it starts, and they would end the process
-        at once and leave Ray's processes behind.
+        This thread keeps the signals: Ray's handlers would end the process at once and leave Ray's processes behind.
         """
         self._has_ray = True
         with ThreadPoolExecutor(1) as checks:
@@ -232,24 +230,8 @@ class Server:
         logs = LoggingConfig(encoding=self.config.log_format.upper(), log_level=self.config.log_level.upper())
         serve.start(http_options=HTTPOptions(host=self._serve_host, port=self.port), logging_config=logs)
 
-    def _deploy(self, application: Application) -> None:
-        from ray.serve.api import RunTarget, run_many
-
-        if self._address is not None:
-            self._start_serve()
-        self._is_deployed = True
-        # Not waiting here: a large model loads for minutes, and a signal must be heard meanwhile.
-        run_many(
-            [RunTarget(application, APP_NAME)],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
-        )
-
     def _cpus(self) -> int:
-        """Ray CPUs of a local cluster: what the application reserves, and at least one for each process but the stages.
-
-        Ray starts that many processes at once, and then as many at a time; the others would start one after another.
-        """
+        """Ray CPUs of a local cluster: what the application reserves, but one a process, so that all start at once."""
         config, n_targets = self.config, self.config.most_pipelines
         pipeline = (config.stages + config.standby_stages) * max(config.stage_cpus, 0.001) + 0.1
         others = 1 + config.speculator_actors + config.ingress_replicas + (watched_store(config) is not None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -47,14 +46,15 @@ def strict(schema: Any) -> Any:
 
 
 @pytest.mark.cluster
-def test_overlays_render_to_the_committed_manifests_and_fit_the_schemas(tmp_path: Path) -> None:
+def test_overlays_render_to_the_committed_manifests_and_fit_the_schemas(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     if shutil.which("kubectl") is None:
         lacking("kubectl not found")
     kuberay = Draft202012Validator(strict(json.loads((FOLDER / "crds" / "rayservice-v1.json").read_text())))
     for overlay in OVERLAYS:
-        output = tmp_path / f"{overlay}.yaml"
-        assert main(["k8s", "render", "--folder", str(FOLDER), "--overlay", overlay, "--output", str(output)]) == 0
-        rendered: list[Document] = list(yaml.load_all(output.read_text(), yaml.CSafeLoader))
+        assert main(["k8s", "render", "--folder", str(FOLDER), "--overlay", overlay]) == 0
+        rendered: list[Document] = list(yaml.load_all(capsys.readouterr().out, yaml.CSafeLoader))
         # Documents, not bytes: versions of kubectl write the same objects in another order.
         assert by_name(rendered) == by_name(documents(overlay)), f"render {overlay} again"
         for document in rendered:

@@ -19,7 +19,8 @@ from app.api.answers.logprobs import (
 from app.api.answers.speculation import new_steps, speculative_metrics
 from app.api.choice import ChoiceDelta, CompletionChoice, count_prompt_tokens
 from app.api.requests.schemas import Body, ChatCompletionRequest, StreamOptions
-from app.api.tools.answer import AnswerReader, Arguments, CallBegin, Part, Reasoning, TextPart
+from app.api.tools.answer import AnswerReader
+from app.api.tools.parts import Arguments, CallBegin, Part, Reasoning, TextPart
 from engine.events import STOP
 
 TOOL_CALLS = "tool_calls"  # the finish reason of an answer that ended with its calls

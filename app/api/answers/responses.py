@@ -16,7 +16,8 @@ from app.api.answers.speculation import speculative_metrics
 from app.api.choice import ChoiceDelta, CompletionChoice
 from app.api.errors import status_error
 from app.api.requests.responses import ResponsesRequest
-from app.api.tools.answer import AnswerReader, Arguments, CallBegin, Part, Reasoning, TextPart
+from app.api.tools.answer import AnswerReader
+from app.api.tools.parts import Arguments, CallBegin, Part, Reasoning, TextPart
 from engine.events import LENGTH
 
 COMPLETED, INCOMPLETE, FAILED = "completed", "incomplete", "failed"

@@ -13,9 +13,9 @@ import msgspec
 from jinja2.defaults import DEFAULT_NAMESPACE
 
 from app.api.requests.chat_fields import ChatMessage, TemplateFields, ToolCall, ToolFields
-from app.api.tools.answer import AnswerForm
 from app.api.tools.families import CLOSE, FAMILIES, OPEN, CallFamily, family_of
 from app.api.tools.grammar import CallGrammars
+from app.api.tools.parts import AnswerForm
 from engine.errors import RequestError
 from engine.grammar.grammar import MOST_CHARS, Grammar, Thought
 

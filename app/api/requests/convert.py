@@ -16,7 +16,7 @@ from app.api.requests.parsing import shorten
 from app.api.requests.schemas import Body, ChatCompletionRequest, CompletionRequest, GenerationRequest, TokenizeRequest
 from app.api.requests.tokenizing import TextEncoder
 from app.api.service import ServiceSettings
-from app.api.tools.answer import AnswerForm
+from app.api.tools.parts import AnswerForm
 from deployments.submission.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError
 from engine.request import Request

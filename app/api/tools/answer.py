@@ -6,16 +6,11 @@ import json
 import re
 from collections.abc import Generator
 from math import inf
-from typing import TYPE_CHECKING, TypeVar
-
-import msgspec
+from typing import TypeVar
 
 from app.api.tools.families import CLOSE, OPEN, CallFamily
+from app.api.tools.parts import AnswerForm, Arguments, CallBegin, Part, Reasoning, TextPart
 from engine.grammar.thoughts import MOST_NEWLINES
-from engine.text import Detokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # pauses until more text has come or the text is complete
@@ -29,60 +24,6 @@ NO_ARGUMENTS = "{}"
 NAMED = re.compile(r"([\w.:-]{1,128})\s*(\[CALL_ID\]\w+)?(\[ARGS\])?\s*", re.ASCII)  # before the arguments
 IN_NAMED = re.compile(r"[\w.:\-\[\]\s]", re.ASCII)
 MAX_NAMED = 256  # characters before the arguments
-
-
-class TextPart(msgspec.Struct, frozen=True):
-    """Some of the content."""
-
-    text: str
-
-
-class Reasoning(msgspec.Struct, frozen=True):
-    """Some of the reasoning before the content."""
-
-    text: str
-
-
-class CallBegin(msgspec.Struct, frozen=True):
-    """The beginning of a call; its arguments follow."""
-
-    index: int  # among the calls of the answer
-    id: str
-    name: str
-
-
-class Arguments(msgspec.Struct, frozen=True):
-    """Some of a call's arguments, as the model wrote them: the pieces of a complete call are a JSON object."""
-
-    index: int
-    text: str
-
-
-Part = TextPart | Reasoning | CallBegin | Arguments
-
-
-class AnswerForm(msgspec.Struct, frozen=True):
-    """How the text of one choice is made of its tokens, and the parts that it may have in addition to content."""
-
-    family: CallFamily | None = None  # None: no calls
-    offered: frozenset[str] = frozenset()  # names of the tools
-    most_calls: int | None = None  # the others are dropped; None: any number
-    has_reasoning: bool = False
-    is_open: bool = False  # the text begins inside the reasoning
-    keeps_spaces: bool = False  # a grammar governs the content: only line breaks after the reasoning are dropped
-    skip_special_tokens: bool = True
-    includes_stop: bool = False  # the stop string, or a stop id's text, ends the text
-    shown: frozenset[int] = frozenset()  # special tokens that the text shows nevertheless: marks that are read
-    echo: str = ""  # the text begins with it
-    is_echo_alone: bool = False  # and has nothing else: the engine's one token is dropped
-
-    def detokenizer(self, tokenizer: PreTrainedTokenizerFast) -> Detokenizer:
-        return Detokenizer(tokenizer, self.skip_special_tokens, self.shown)
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether the text may have anything but content."""
-        return self.family is not None or self.has_reasoning
 
 
 class AnswerReader:

@@ -75,9 +75,8 @@ def list_versions(arguments: argparse.Namespace) -> int:
     with _opened(arguments) as store:
         current, versions = store.current(), store.versions()
     if arguments.json:
-        print(
-            json.dumps({**_store_json(store, current), "versions": [publication.version_json(one) for one in versions]})
-        )
+        listed = [publication.version_json(one) for one in versions]
+        print(json.dumps({**_store_json(store, current), "versions": listed}))
         return 0
     print(publication.version_table(versions) if versions else f"no versions in {publication.describe_store(store)}")
     publication.print_current(current)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from engine.errors import ConfigError
-
 DESCRIPTION = """\
 Render manifests for Kubernetes with KubeRay. An overlay in k8s/overlays holds the differences from k8s/base, and a
 serve-config.yaml with the configuration of the server.
@@ -25,19 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = render.add_argument
     add("--overlay", required=True, metavar="NAME", help="a folder of k8s/overlays")
     add("--folder", type=Path, default=Path("k8s"), metavar="DIR", help="folder of overlays and base (default: k8s)")
-    add("--output", type=Path, metavar="FILE", help="write the manifests there instead of printing them")
     render.set_defaults(run=_render)
 
 
 def _render(arguments: argparse.Namespace) -> int:
     from app.serving.kubernetes.render import render
 
-    text = render(arguments.folder, arguments.overlay)
-    if arguments.output is None:
-        print(text, end="")
-        return 0
-    try:
-        arguments.output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--output {arguments.output}: {error.strerror}") from error
+    print(render(arguments.folder, arguments.overlay), end="")
     return 0

@@ -54,9 +54,7 @@ def _add_new(parser: argparse.ArgumentParser) -> None:
     add("--methods", type=_names, metavar="A,B", help="speculation methods that requests may name (default: all)")
     add("--max-nodes", type=int, metavar="N", help="most drafted nodes per step of a request")
     add("--requests-per-minute", type=int, metavar="N", help="most requests a minute")
-    tokens = (
-        "most prompt and answer tokens a minute; a request reserves its max_tokens, and returns what it does not use"
-    )
+    tokens = "most prompt and answer tokens a minute; a request reserves its max_tokens until it ends"
     add("--tokens-per-minute", type=int, metavar="N", help=tokens)
     add("--max-concurrent", type=int, metavar="N", help="most requests running at once")
     add("--days", type=float, metavar="N", help="days until it expires (default: never)")

@@ -27,8 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--revision", metavar="R", help="branch, tag or commit of the model on the hub")
     add("--gpus", type=int, required=True, metavar="N", help="GPUs of all replicas")
     add("--gpu-memory-gib", type=float, required=True, metavar="X", help="memory of one GPU")
-    usable = "share of it for weights, KV cache and a step (default: 0.9)"
-    add("--usable", type=float, default=0.9, metavar="S", help=usable)
+    add(
+        "--usable",
+        type=float,
+        default=0.9,
+        metavar="S",
+        help="share of it for weights and KV cache (default: 0.9)",
+    )
     add("--stages", type=int, metavar="P", help="only this number of stages (default: all that divide N)")
     add("--context", type=int, metavar="T", help="tokens of a sequence (default: 4096, or the model's if it has fewer)")
     add("--dtype", metavar="D", help="float32, bfloat16 or float16 (default: the checkpoint's)")

@@ -27,7 +27,7 @@ def refused_by_operator(service: dict[str, Any]) -> Iterator[str]:
     yield from _metadata(metadata)
     for group in groups:
         yield from _group(group, is_scaled=bool(cluster.get("enableInTreeAutoscaling")))
-    yield from _authentication(cluster, groups)
+    yield from _encryption(cluster, groups)
     yield from _fault_tolerance(cluster, groups[0])
     yield from _autoscaling(cluster, groups)
     if (kind := spec.get("upgradeStrategy", {}).get("type", STRATEGIES[0])) not in STRATEGIES:
@@ -44,8 +44,6 @@ def _metadata(metadata: dict[str, Any]) -> Iterator[str]:
 
 def _group(group: PodGroup, *, is_scaled: bool) -> Iterator[str]:
     label, fields, parameters = f"group {group.name}", group.fields, group.parameters
-    if not group.container:
-        yield f"{label} has no container"
     if fields.get("resources") and (sizes := SIZES & parameters.keys()):
         yield f"{label} has resources, and {', '.join(sorted(sizes))} in rayStartParams; remove one of them"
     if group.name == "head":
@@ -58,11 +56,7 @@ def _group(group: PodGroup, *, is_scaled: bool) -> Iterator[str]:
         yield f"{label} has minReplicas {least} and maxReplicas {most}; it must be 0 <= min <= max"
 
 
-def _authentication(cluster: dict[str, Any], groups: list[PodGroup]) -> Iterator[str]:
-    options, version = cluster.get("authOptions", {}), cluster.get("rayVersion", "")
-    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
-    if options and options.get("mode", "token") == "token" and numbers < (2, 52):
-        yield f"rayVersion is {version!r}; authOptions need 2.52.0 or later"
+def _encryption(cluster: dict[str, Any], groups: list[PodGroup]) -> Iterator[str]:
     if cluster.get("tlsOptions", {}).get("enabled"):
         for group in groups:
             if given := TLS & group.environment.keys():

@@ -66,7 +66,7 @@ def test_an_empty_or_silent_store_is_reported(capsys: pytest.CaptureFixture[str]
     check_store(ServeConfig(retrieval="none"), say)
     assert capsys.readouterr() == ("", "")
     check_store(ServeConfig(retrieval=f"file://{tmp_path}", retrieval_namespace="a"), say)
-    assert f"--retrieval: namespace a of file://{tmp_path} has no snapshot; " in capsys.readouterr().err
+    assert f"--retrieval: namespace a of file://{tmp_path} has no snapshot yet; " in capsys.readouterr().err
 
 
 def test_a_server_on_gpus_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

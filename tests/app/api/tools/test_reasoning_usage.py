@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken
 
 from app.api.choice import CompletionChoice
-from app.api.tools.answer import AnswerForm
+from app.api.tools.parts import AnswerForm
 from deployments.submission.messages import ModelCard
 from engine.events import StepEvent
 from engine.request import Request

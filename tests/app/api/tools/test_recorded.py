@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.api.answers.completions import whole_message
-from app.api.tools.answer import AnswerForm, AnswerReader, Arguments, CallBegin, Reasoning, TextPart
+from app.api.tools.answer import AnswerReader
 from app.api.tools.families import FAMILIES
+from app.api.tools.parts import AnswerForm, Arguments, CallBegin, Reasoning, TextPart
 from tests.support.recorded_calls import RECORDED, RecordedOutput
 
 OFFERED = frozenset({"get_weather", "search", "now"})
