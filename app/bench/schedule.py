@@ -59,8 +59,7 @@ class BenchSchedule(ABC):
         for repeat, setting, method in product(range(self._repeats), self.settings, self.methods):
             missing = _missing(file, setting, method, repeat, self.turns)
             if setting.warm and missing:
-                for turn in self.turns:  # the file keeps them, and the records of the next pass replace them
-                    file.by_key.pop(Key(setting, method, repeat, *turn), None)
+                file.drop(Key(setting, method, repeat, *turn) for turn in self.turns)
                 todo += sum(map(len, self._lessons)) + len(self.turns)
             else:
                 todo += len(missing)

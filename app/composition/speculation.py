@@ -47,11 +47,8 @@ def served_speculators(config: ServeConfig) -> SpeculatorOptions:
     """Return the settings of a server's methods, its model's layers, heads and vocabulary rows included.
 
     Reads the model's weights only to find heads, if the server's own method needs heads that are not known yet. The
-    router adds what the target reports of its trained drafter.
-
-    Raises:
-        ConfigError: the heads file is broken or belongs to another model, or no heads can be found.
-        UnsupportedModelError: the model cannot be run.
+    router adds what the target reports of its trained drafter. Raises ConfigError if the heads file is broken or of
+    another model, or no heads are found, UnsupportedModelError if the model cannot be run.
     """
     from app.speculation.heads import model_heads, names_method, with_model
     from app.speculation.vocabulary import known_rows

@@ -38,6 +38,7 @@ RIGHT: Mapping[str, str] = {
     **dict.fromkeys(("dict_type", "model_type"), "a JSON object"),
     **dict.fromkeys(("tuple_type", "list_type"), "a list"),
     "string_type": "text",
+    "too_short": "a list of at least {min_length}",
     "greater_than": "above {gt}",
     "greater_than_equal": "at least {ge}",
     "less_than": "below {lt}",

@@ -107,13 +107,12 @@ def metavar(annotation: Any) -> str:
 def config_of_flags(arguments: argparse.Namespace, fields: Iterable[str] = FIELDS, **defaults: Any) -> ServeConfig:
     """Return the configuration of the flags; a flag that is not given has its environment variable, then a default.
 
+    Raises ConfigError, which names the flag, the value and what is allowed.
+
     Args:
         arguments: of the command line; attributes that are no fields are ignored.
         fields: that the command has.
         defaults: of this command, where they differ from those of ``ServeConfig``.
-
-    Raises:
-        ConfigError: names the flag, the value and what is allowed.
     """
     known = {*fields, *REMOVED}
     variables = {field: value for field in known if (value := os.environ.get(PREFIX + field.upper()))}

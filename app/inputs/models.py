@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.inputs.default_model import HUB_ID, REQUIREMENT, default_model, is_default
+from app.inputs.default_model import DEMO, HUB_ID, REQUIREMENT, default_model, is_default
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.checkpoint_files import ADAPTER, CONFIG
 from engine.model.resolve import WEIGHTS, check_model_name, is_local, resolve
@@ -64,6 +64,10 @@ def texts_path(model: str, revision: str | None = None) -> Path:
 
 def drafter_path(model: str) -> str:
     """Return what the loader reads for a drafter: the absolute path of a directory or GGUF file, or a hub id."""
+    if model == DEMO:
+        raise ConfigError(
+            f"draft_model (--draft-model) is {DEMO!r}; it must be a smaller model with the same tokenizer"
+        )
     name = target_name(model)
     return str(Path(name).expanduser().resolve()) if is_local(name) else name
 

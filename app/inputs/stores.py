@@ -59,12 +59,8 @@ def snapshot_folder() -> Path:
 def fetch_current(where: str, namespace: str, flag: str) -> Path:
     """Return the folder of a namespace's current snapshot, which is fetched and verified unless this node has it.
 
-    If the store does not answer, says so on stderr and returns the snapshot that was fetched last.
-
-    Raises:
-        ConfigError: the store has no current snapshot, or does not answer and none was fetched before.
-        StoreError: the snapshot in the store is damaged.
-        OSError: the cache folder cannot be written.
+    If the store does not answer, says so on stderr and returns the one that was fetched last. Raises ConfigError if
+    there is none or the store has none, StoreError for a damaged one, OSError if the cache cannot be written.
     """
     from retrieval_store.snapshots.cache import NodeCache
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -80,6 +80,12 @@ class RecordFile(Generic[Record]):
         self.by_key[record.key] = record
         self._write(record)
 
+    def drop(self, keys: Iterable[Hashable]) -> None:
+        """Remove records, also from the file."""
+        if [key for key in keys if self.by_key.pop(key, None) is not None]:
+            self._file.truncate(0)
+            self._write(self._header, *self.by_key.values())
+
     def _read(self, kind: type[Record]) -> None:
         self._file.seek(0)
         *lines, unfinished = self._file.read().split(b"\n")
@@ -103,7 +109,7 @@ class RecordFile(Generic[Record]):
         if changes:
             raise ConfigError(f"{self.path} holds records of other settings ({changes}): {self._remedy}")
 
-    def _write(self, value: object) -> None:
-        self._file.write(msgspec.json.encode(value) + b"\n")
+    def _write(self, *values: object) -> None:
+        self._file.write(b"".join(msgspec.json.encode(value) + b"\n" for value in values))
         self._file.flush()
         os.fsync(self._file.fileno())

@@ -19,11 +19,8 @@ from retrieval_store.stores.open import shown
 def check_model(config: ServeConfig, *, is_local: bool) -> None:
     """Check the model and all that it is configured with; else a replica would fail, which Serve restarts three times.
 
-    If all stages run on this machine (``is_local``), it reads all weights; else each node fetches its own.
-
-    Raises:
-        ConfigError: the model, its drafter or a library is missing, or they cannot be used together.
-        UnsupportedModelError: the model or its tokenizer cannot be loaded.
+    If all stages run on this machine (``is_local``), it reads all weights; else each node fetches its own. Raises
+    ConfigError if model, drafter or library are missing or do not fit, UnsupportedModelError if one cannot be loaded.
     """
     from app.composition.pipeline import target_options
     from app.composition.retrieval import library

@@ -69,7 +69,7 @@ class Strict(BaseModel):
             if name in known:
                 given[name] = _with_integers(field)
             elif name not in declined:
-                near = get_close_matches(name, known, 1)
+                near = get_close_matches(name[:MAX_SHOWN], known, 1)
                 raise PydanticCustomError("unknown_field", "unknown", {"field": name, "near": near})
             elif field not in declined[name].neutral:
                 text = f"is {shorten(field)}; this server does not support it: {declined[name].advice}"
@@ -161,7 +161,7 @@ def _request_error(details: ErrorDetails) -> RequestError:
     if kind == "missing":
         return RequestError(f"{param} is missing", param)
     if kind == "unknown_field":
-        near = CLIENT_NAMES.get(param) or "".join(context["near"])
+        near = CLIENT_NAMES.get(param) or "".join(param[: -len(name)] + one for one in context["near"])
         return RequestError(f"unknown field {param!r}" + (f"; did you mean {near}?" if near else ""), param)
     if kind == "refused":
         return RequestError(f"{param} {details['msg']}", param)

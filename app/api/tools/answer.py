@@ -24,6 +24,7 @@ NO_ARGUMENTS = "{}"
 NAMED = re.compile(r"([\w.:-]{1,128})\s*(\[CALL_ID\]\w+)?(\[ARGS\])?\s*", re.ASCII)  # before the arguments
 IN_NAMED = re.compile(r"[\w.:\-\[\]\s]", re.ASCII)
 MAX_NAMED = 256  # characters before the arguments
+MOST_SPACES = 256  # held back before a possible mark: a model may write them without end
 
 
 class AnswerReader:
@@ -102,7 +103,7 @@ class AnswerReader:
                 end = len(self._text) - (0 if self._is_complete else held)
             before = self._text[:end]
             if has_mark or not self._is_complete or kind is Reasoning or self.n_calls:
-                before = before.rstrip(SPACES)
+                before = before[: max(len(before.rstrip(SPACES)), len(before) - MOST_SPACES)]
             self._add(kind(before))
             self._text = self._text[len(before) :]
             self._at = end - len(before) + has_mark * len(mark)
@@ -227,7 +228,9 @@ class AnswerReader:
         start = self._at
         yield from self._read_value()
         try:
-            return str(json.loads(self._text[start : self._at], strict=False))
+            found = str(json.loads(self._text[start : self._at], strict=False))
+            found.encode()  # lone surrogates have no UTF-8
+            return found
         except ValueError:
             return ""
 

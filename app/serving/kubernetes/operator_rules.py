@@ -14,7 +14,7 @@ from app.serving.kubernetes.pods import PodGroup, pod_groups
 TIMEOUT = "ray.io/initializing-timeout"
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?")
 DURATION = re.compile(r"[1-9]\d*|(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
-STRATEGIES = ("NewCluster", "None")
+STRATEGIES = ("NewCluster", "NewClusterWithIncrementalUpgrade", "None")
 TLS = {"RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"}
 SIZES = {"num-cpus", "num-gpus", "memory", "resources"}
 

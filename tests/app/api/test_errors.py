@@ -53,6 +53,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str, str]] = [  # path, fields, para
         "method 'draft-model' is not among those that this server allows: autoregressive, pld, lost",
     ),
     (CHAT_PATH, {"max_token": 1}, "max_token", "unknown field 'max_token'; did you mean max_tokens?"),
+    (CHAT_PATH, {"speculative": {"metod": "pld"}}, "speculative.metod", "did you mean speculative.method?"),
     (CHAT_PATH, {"method": "pld"}, "speculative.method", "did you mean speculative.method?"),
     (CHAT_PATH, {"messages": []}, "messages", "it must have at least 1 item"),
     (CHAT_PATH, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'assistant'"),

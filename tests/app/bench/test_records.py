@@ -45,6 +45,18 @@ def test_records_are_on_disk_at_once_and_read_back(path: Path) -> None:
         assert Key(BenchSetting(0.8, False), "pld", 2, 1, 1) not in file.by_key
 
 
+def test_dropped_records_are_gone_from_the_file(path: Path) -> None:
+    written = [record(i) for i in range(3)]
+    with open_records(path, SETTINGS) as file:
+        for one in written:
+            file.append(one)
+        file.drop(one.key for one in written[:2])
+        assert file.records == written[2:]
+        file.append(written[0])
+    with open_records(path, SETTINGS) as file:
+        assert file.records == [written[2], written[0]]
+
+
 @pytest.mark.parametrize("torn", [b'{"method":"pld","ind', b"\xff\xfe"])
 def test_an_unfinished_last_line_is_overwritten(path: Path, torn: bytes) -> None:
     path.parent.mkdir()

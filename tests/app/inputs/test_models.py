@@ -40,7 +40,11 @@ def test_the_default_model_has_two_names(name: str, file: str, monkeypatch: pyte
     assert target_name(name) == file
     assert not is_on_hub(name)
     assert model_path(name) == model_path(file)
-    assert drafter_path(name) == file
+    if name == "demo":
+        with pytest.raises(ConfigError, match=r"draft_model \(--draft-model\) is 'demo'; it must be a smaller model"):
+            drafter_path(name)
+    else:
+        assert drafter_path(name) == file
     assert drafter_path("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
 
 

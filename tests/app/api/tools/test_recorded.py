@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.answers.completions import whole_message
-from app.api.tools.answer import AnswerReader
+from app.api.answers.completions import encode, whole_message
+from app.api.tools.answer import MOST_SPACES, AnswerReader
 from app.api.tools.families import FAMILIES
 from app.api.tools.parts import AnswerForm, Arguments, CallBegin, Reasoning, TextPart
 from tests.support.recorded_calls import RECORDED, RecordedOutput
@@ -84,6 +84,20 @@ def test_reasoning_begun_by_the_prompt_needs_no_opening_mark() -> None:
     assert (found.reasoning, found.content) == ("Hm.", "Yes.")
     cut = parsed(reader_of("hermes", is_open=True), "Hm <tool_call> ")
     assert (cut.reasoning, cut.content, cut.calls) == ("Hm <tool_call>", "", ())
+
+
+def test_white_space_without_end_is_passed_on() -> None:
+    for is_open, kind in ((True, Reasoning), (False, TextPart)):
+        reader = reader_of("hermes", is_open=is_open)
+        assert reader.push("x") == [kind("x")]
+        assert reader.push(" " * 1000) == [kind(" " * (1000 - MOST_SPACES))]
+        assert reader.push(" " * 1000) == [kind(" " * 1000)]
+
+
+@pytest.mark.parametrize("value", ['"name": "\\ud83d"', '"name": "now", "arguments": "\\ud83d"'])
+def test_half_a_character_in_a_call_is_no_error(value: str) -> None:
+    message = whole_message(reader_of("hermes"), f"<tool_call>{{{value}}}</tool_call>")
+    assert encode(message)
 
 
 @pytest.mark.parametrize(("family", "pattern"), [("hermes", r"call_[0-9a-f]{24}"), ("mistral", r"[A-Za-z0-9]{9}")])
