@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.inputs.default_model import DEMO, HUB_ID, REQUIREMENT, default_model, is_default
-from engine.errors import ConfigError, UnsupportedModelError
+from engine.errors import ConfigError
 from engine.model.checkpoint_files import ADAPTER, CONFIG
 from engine.model.resolve import WEIGHTS, check_model_name, is_local, resolve
 
@@ -28,16 +28,13 @@ def is_on_hub(model: str) -> bool:
 
 
 def check_model(model: str, revision: str | None = None) -> None:
-    """Raise ConfigError if ``model`` cannot name a model, or cannot have a revision; does not ask the hub.
-
-    Raises UnsupportedModelError if it is a folder without a config.
-    """
+    """Raise ConfigError if ``model`` cannot be a model, or cannot have a revision; does not ask the hub."""
     if "@" in model and not is_local(model):
         raise ConfigError(f"model is {model!r}; name its revision with revision (--revision) instead of '@'")
     check_model_name(target_name(model), revision)
     folder = Path(model).expanduser()
     if folder.is_dir() and not any((folder / name).is_file() for name in (CONFIG, ADAPTER)):
-        raise UnsupportedModelError(f"{folder} lacks the file {CONFIG!r}")
+        raise ConfigError(f"model is {model!r}; that directory holds no {CONFIG}, as a model's does")
 
 
 def model_path(model: str, revision: str | None = None, weights: Collection[str] = WEIGHTS) -> Path:

@@ -38,7 +38,7 @@ LIGHT = [  # test_light_commands checks that these import nothing heavy, in a fo
     ("generate --prompt Hello there", "unrecognized arguments: there"),
     ("serve --method magic", "unknown method 'magic'"),
     ("serve --model /nowhere", "model '/nowhere' is neither"),
-    ("serve --model .", "lacks the file 'config.json'"),
+    ("serve --model .", "model is '.'; that directory holds no config.json"),
     ("serve --max-nodes 99999", "--max-nodes is 99999; it must be at most 4096"),
     ("""serve --pld '{"ngrams": 3}'""", "--pld: ngrams is unknown; it has"),
     ("serve --retrieval /nowhere", "--retrieval /nowhere: no such file or folder"),
