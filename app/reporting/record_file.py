@@ -81,7 +81,7 @@ class RecordFile(Generic[Record]):
         self._write(record)
 
     def drop(self, keys: Iterable[Hashable]) -> None:
-        """Remove records, also from the file."""
+        """Remove records, also from the file; a process that is killed meanwhile may lose all of them."""
         if [key for key in keys if self.by_key.pop(key, None) is not None]:
             self._file.truncate(0)
             self._write(self._header, *self.by_key.values())

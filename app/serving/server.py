@@ -174,7 +174,7 @@ class Server:
     def _check_while_ray_starts(self) -> Application:
         """Start Ray in one thread and check the configuration in another; return the application. Raises as ``start``.
 
-        This thread keeps the signals: Ray's handlers would end the process at once and leave Ray's processes behind.
+        This thread handles the signals: Ray's handlers would end the process at once and leave Ray's processes behind.
         """
         self._has_ray = True
         with ThreadPoolExecutor(1) as checks:

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     publish_ = _add(actions, "publish", publish, "upload a snapshot and make it the current version")
     publish_.add_argument("folder", type=Path, metavar="DIR", help="a snapshot of 'spectra corpus build'")
     publish_.add_argument("--no-activate", action="store_true", help="do not change the current version")
-    says = "time until the version expires if nobody activates it (default: a day)"
+    says = "time until a version that is not activated expires (default: a day)"
     publish_.add_argument("--unused", type=float, metavar="SECONDS", help=says)
     list_ = _add(actions, "list", list_versions, "show all versions of a namespace")
     list_.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
