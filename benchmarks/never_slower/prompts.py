@@ -70,7 +70,7 @@ def _packaged(half: int | None) -> Mapping[str, Sequence[str]]:
 
 def _of_files(folder: Path, most: int, half: int | None) -> Mapping[str, list[str]]:
     mixed = questions(folder, most, half=half)
-    summaries = questions(folder, most, ("summarization",), half=half)
+    summaries = questions(folder, most, ("summarization",), half)
     code = [question.text for question in mixed["code"]]
     return {
         CHAT: [question.text for question in mixed["chat"]],

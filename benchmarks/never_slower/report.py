@@ -11,7 +11,6 @@ from typing import Any
 from app.reporting.plotting import LEGEND, colour, grid, label, save
 from app.reporting.report import markdown, number
 from benchmarks.never_slower.cells import AUTO, NONE
-from benchmarks.never_slower.statistics import Interval
 from benchmarks.never_slower.summary import (
     Summary,
     categories,
@@ -22,6 +21,7 @@ from benchmarks.never_slower.summary import (
     shown,
 )
 from benchmarks.support.reporting import BenchmarkReport
+from benchmarks.support.statistics import Interval
 
 HEAD = (
     "machine",

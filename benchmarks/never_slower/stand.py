@@ -15,10 +15,10 @@ from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell
 from benchmarks.never_slower.engines import Clock, ClockedEngine, VirtualEngine
 from benchmarks.never_slower.machines import MACHINES, costs_by, simulated_costs
 from benchmarks.never_slower.record_file import Turn
-from benchmarks.never_slower.recording import BATCH, TextArchive, TextJob
-from benchmarks.never_slower.replay import RecordedRows, ReplayedTarget
 from benchmarks.never_slower.streams import MethodRun, StreamWorkload
 from benchmarks.support.cache_eviction import CacheEviction
+from benchmarks.support.recording import BATCH, TextArchive, TextJob
+from benchmarks.support.replay import RecordedRows, ReplayedTarget
 from engine.model.identity import model_hash
 from engine.model.shard import ModelShard
 from engine.scheduling.scheduler import SchedulerOptions

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.never_slower.cells import Cell, CellRecord
 from benchmarks.never_slower.engines import ClockedEngine, VirtualEngine
-from benchmarks.never_slower.recording import TextJob
+from benchmarks.support.recording import TextJob
 from engine.events import StepEvent
 from engine.request import Request
 

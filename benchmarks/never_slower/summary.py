@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from app.reporting.summaries import grouped
 from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell, CellRecord
 from benchmarks.never_slower.record_file import Turn
-from benchmarks.never_slower.statistics import Comparison, Interval, compare, compare_with_best, pooled
+from benchmarks.support.statistics import Comparison, Interval, compare, compare_with_best, pooled
 
 BAR_NONE = 0.98  # of no speculation: a cell whose whole interval lies below fails
 BAR_FIXED = 0.97  # of the best fixed method: a category whose whole interval lies below fails

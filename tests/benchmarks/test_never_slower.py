@@ -15,9 +15,9 @@ from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell, CellRecord
 from benchmarks.never_slower.engines import VirtualEngine
 from benchmarks.never_slower.machines import MACHINES, simulated_costs
 from benchmarks.never_slower.record_file import CellRecordFile
-from benchmarks.never_slower.recording import TextArchive, TextJob
-from benchmarks.never_slower.replay import EndIndex, RecordedRows, ReplayedTarget
 from benchmarks.never_slower.streams import MethodRun, StreamWorkload
+from benchmarks.support.recording import TextArchive, TextJob
+from benchmarks.support.replay import EndIndex, RecordedRows, ReplayedTarget
 from engine.loop import Engine
 from engine.request import Request
 from engine.scheduling.scheduler import SchedulerOptions

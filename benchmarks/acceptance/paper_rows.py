@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.acceptance_rows import AcceptanceRow
+from benchmarks.acceptance.row import AcceptanceRow
 from retrieval_store.index.index import Library
 from speculators.corpus.rest import RestConfig
 from speculators.method import SpeculatorOptions
@@ -36,10 +36,9 @@ def paper_rows(library: Library) -> dict[str, AcceptanceRow]:
 
     def row(method: str, max_nodes: int = NODES, **core: float | bool) -> AcceptanceRow:
         settings = replace(core_settings, **core)  # type: ignore[arg-type]  # fields of either type
-        return AcceptanceRow(method, None, max_nodes, published.with_settings(settings))
+        return AcceptanceRow(method, published.with_settings(settings), max_nodes)
 
     rows = {
-        "autoregressive": row("autoregressive"),
         "anpd": row("anpd"),
         "lookahead": row("lookahead"),
         "rest": row("rest", 64),

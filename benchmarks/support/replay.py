@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.never_slower.recording import TOP_K, RecordedText
+from benchmarks.support.recording import TOP_K, RecordedText
 from engine.protocol import Needs
 from engine.step import SequenceStart, Step, StepResult, Work, WorkResult
 from engine.target_model.info import TargetInfo
@@ -65,6 +65,7 @@ class RecordedRows:
         counts = [len(text.ids) for text in texts]
         self.firsts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)  # row of each text's first token
         mean = _mean_row(texts, vocab_size)
+        self.mean = sum(counts)  # the row that is the mean of all texts'
         self.ids: IntArray = np.concatenate([*(text.ids for text in texts), mean[0]])
         self.logprobs: FloatArray = np.concatenate([*(text.logprobs for text in texts), mean[1]])
         prompts: dict[bytes, int] = {}
@@ -76,10 +77,11 @@ class RecordedRows:
         self._vocab = vocab_size + 1
         self._indexes = [EndIndex(keys) for keys in self._keys(prompt_of, previous, tokens)]
 
-    @property
-    def mean(self) -> int:
-        """The row that is the mean of all others."""
-        return len(self.ids) - 1
+    def append(self, ids: IntArray, logprobs: FloatArray) -> int:
+        """Add rows ``[n, TOP_K]`` of no text; return the number of the first."""
+        first = len(self.ids)
+        self.ids, self.logprobs = np.concatenate([self.ids, ids]), np.concatenate([self.logprobs, logprobs])
+        return first
 
     def find(self, text: Places, root: Places, previous: Places, tokens: Places) -> Places:
         """Return the rows for nodes that are off the text, ``[n]``.
@@ -117,14 +119,14 @@ def _mean_row(texts: Sequence[RecordedText], vocab_size: int) -> tuple[IntArray,
 
 
 @dataclass(slots=True)
-class _NodesOffText:
-    """Nodes of a step's trees that are off their texts: where their rows go, and their ends."""
+class NodesOffText:
+    """Nodes of a step's trees that are off their texts: where their rows go, and their paths."""
 
     spans: list[tuple[Places, int, int]] = field(default_factory=list)  # rows of a tree, its first node, end
     text: list[int] = field(default_factory=list)  # number of each node's text
-    root: list[int] = field(default_factory=list)  # row of its root
-    previous: list[int] = field(default_factory=list)  # token before it
-    tokens: list[int] = field(default_factory=list)
+    root: list[int] = field(default_factory=list)  # position of its root in the text
+    fork: list[int] = field(default_factory=list)  # position of the last token of its path that is on the text
+    tail: list[tuple[int, ...]] = field(default_factory=list)  # tokens of its path behind that one, its own last
 
 
 @dataclass(slots=True)
@@ -163,10 +165,10 @@ class ReplayedTarget:
             self._sequences.pop(seq, None)
         for start in step.starts:
             self._sequences[start.seq].start = start
-        off = _NodesOffText()
+        off = NodesOffText()
         places = [self._places(work, self._sequences[work.seq], off) for work in step.work]
-        if off.tokens:
-            found = self._rows.find(*map(np.array, (off.text, off.root, off.previous, off.tokens)))
+        if off.tail:
+            found = self._rows_of(off)
             for rows, begin, end in off.spans:
                 rows[rows < 0] = found[begin:end]
         results = [
@@ -174,9 +176,17 @@ class ReplayedTarget:
         ]
         return StepResult(step.step_id, results, time.perf_counter() - began)
 
-    def _places(self, work: Work, sequence: _RecordedSequence, off: _NodesOffText) -> Places | None:
+    def _rows_of(self, off: NodesOffText) -> Places:
+        """Return the rows that stand in for those of nodes off the text, ``[n]``."""
+        text, root = np.array(off.text), np.array(off.root)
+        before = [self._rows.texts[t][f] for t, f in zip(off.text, off.fork, strict=True)]
+        previous = [tail[-2] if len(tail) > 1 else token for tail, token in zip(off.tail, before, strict=True)]
+        tokens = [tail[-1] for tail in off.tail]
+        return self._rows.find(text, self._rows.firsts[text] + root, np.array(previous), np.array(tokens))
+
+    def _places(self, work: Work, sequence: _RecordedSequence, off: NodesOffText) -> Places | None:
         """Return the rows that a work reads back, in order; nodes off the text have -1 and are added to ``off``."""
-        needs, first, text = sequence.needs, self._rows.firsts[sequence.text], self._rows.texts[sequence.text]
+        needs, text = sequence.needs, self._rows.texts[sequence.text]
         if not work.reads_back:
             return None
         if work.tree is None:
@@ -185,17 +195,17 @@ class ReplayedTarget:
             return self._known_rows(sequence.text, np.arange(work.n_cached, work.n_cached + len(work.tokens)))
         if not (nodes := nodes_read(work, needs)):
             return None
-        tokens, parents, root = work.tree.tokens, work.tree.parents, work.n_cached
-        depths = depths_on_text(work.tree, text[root + 1 :])
+        root, depths = work.n_cached, depths_on_text(work.tree, text[work.n_cached + 1 :])
         rows = self._known_rows(sequence.text, root + np.array([0 if i == ROOT else depths[i] for i in nodes]))
         strangers = [i for i in nodes if i != ROOT and not depths[i]]
         if strangers:
             rows[[i != ROOT and not depths[i] for i in nodes]] = -1
-            off.spans.append((rows, len(off.tokens), len(off.tokens) + len(strangers)))
+            paths = _paths_off_text(work.tree, depths)
+            off.spans.append((rows, len(off.tail), len(off.tail) + len(strangers)))
             off.text += [sequence.text] * len(strangers)
-            off.root += [first + root] * len(strangers)
-            off.previous += [text[root] if parents[i] == ROOT else tokens[parents[i]] for i in strangers]
-            off.tokens += [tokens[i] for i in strangers]
+            off.root += [root] * len(strangers)
+            off.fork += [root + paths[i][0] for i in strangers]
+            off.tail += [paths[i][1] for i in strangers]
         return rows
 
     def _answer(self, work: Work, sequence: _RecordedSequence, places: Places | None) -> WorkResult:
@@ -241,3 +251,12 @@ def depths_on_text(tree: TokenTree, future: Sequence[int]) -> list[int]:
         is_on = (parent == ROOT or above) and above < len(future) and future[above] == token
         depths.append(above + 1 if is_on else 0)
     return depths
+
+
+def _paths_off_text(tree: TokenTree, depths: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+    """Return for every node the depth of the last token of its path that is on the text, and the tokens behind it."""
+    paths: list[tuple[int, tuple[int, ...]]] = []
+    for node, parent in enumerate(tree.parents):
+        depth, tail = (0, ()) if parent == ROOT else paths[parent]
+        paths.append((depths[node], ()) if depths[node] else (depth, (*tail, tree.tokens[node])))
+    return paths

@@ -1,0 +1,1 @@
+"""Tokens per target forward, by method and setting."""

@@ -1,0 +1,193 @@
+"""Tokens per target forward of drafting methods and of their settings, by kind of prompt.
+
+For each row: tokens per forward with a 95 % bootstrap interval over texts; pre-loop, where a text counts only until it
+begins to repeat itself, over all and by kind; and nodes drafted per forward. ``--rows`` chooses a table:
+
+    methods     all training-free methods, as published and by our defaults, with 64 nodes unless a row says otherwise
+    sizes       six of them with 64, 16 and 8 nodes
+    mixes       suffix+token-recycling with further sources, and with state kept from prompt to prompt
+    core        settings of spectra-core, and its shapes (N, W)
+    lookahead   settings of lookahead, and its shapes
+    pld-plus    lengths of PLD+'s drafts, layers, projection, branches
+    paper       SPECTRA, its ablations and baselines, as published (Le et al., 2025, tables 2 to 6); --retrieval
+    retrieval   what texts to look up add (--retrieval): a folder, file or snapshot as on the command line, or several
+                files and folders of text as one index
+    draft       draft-model with --draft-model
+    trained     a trained drafter (--drafter), alone, beside suffix+token-recycling, and with it
+
+The model writes every text once without drafts (--out keeps them). A text does not depend on speculation, so methods
+are run on a replay of it; the model scores nodes off the text once for all rows. Methods that read hidden states or
+attention, and trained drafters, run on the model itself, and their texts are compared.
+
+A run with the default model and 60 prompts takes 1 to 3 hours on one core; --out keeps what is done, and the same
+command continues there. The last line of stdout is one JSON document.
+
+    python -m benchmarks.acceptance --prompts DIR --rows methods --kinds tasks --half 1 --out OUT
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+
+from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.libraries import library_at
+from app.inputs.models import model_path
+from app.inputs.text_index import index_of
+from app.inputs.tokenizers import load_tokenizer
+from app.reporting.record_file import RecordFile
+from app.reporting.report import bar
+from app.speculation.heads import encoded, model_heads
+from app.speculation.vocabulary import known_rows
+from benchmarks.acceptance.figures import row_figures
+from benchmarks.acceptance.rows import TABLES, RowInputs
+from benchmarks.acceptance.runs import AcceptanceRun, RowRecord
+from benchmarks.support.prompt_sets import KINDS, TASKS, USUAL, questions
+from benchmarks.support.recording import TextJob
+from benchmarks.support.reporting import BenchmarkReport, table
+from engine.drafter.settings import DrafterSettings
+from engine.errors import ConfigError
+from engine.model.identity import model_hash
+from engine.target_model.local import LocalTarget
+from retrieval_store.index.index import FixedLibrary, Library
+from retrieval_store.snapshots.corpus import read_documents
+from speculators.pld_plus.speculator import paper_layer
+
+REMEDY = "give another --out"
+
+
+def parsed(given: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
+    add("--prompts", type=Path, required=True, help="folder with the files of the kinds, such as spec_bench.jsonl")
+    add(
+        "--kinds",
+        nargs="+",
+        choices=("tasks", *KINDS),
+        default=USUAL,
+        help=f"tasks: {' '.join(TASKS)} (default: {' '.join(USUAL)})",
+    )
+    add("--per-kind", type=int, default=6, help="prompts of each kind (default: 6)")
+    add("--half", type=int, choices=(0, 1), help="of each kind of prompt (default: both)")
+    add("--max-tokens", type=int, default=128, help="of an answer (default: 128)")
+    add("--temperature", type=float, default=0.0, help="0: greedy (default)")
+    add("--rows", choices=TABLES, default="methods", help="which table (default: %(default)s)")
+    add("--only", nargs="+", metavar="LABEL", help="these rows alone")
+    add("--retrieval", nargs="+", metavar="WHERE", help="texts or a snapshot, for --rows retrieval and paper")
+    add("--draft-model", type=Path, help="small model, for --rows draft")
+    add("--drafter", help="drafter that was trained for the model, for --rows trained")
+    add("--out", type=Path, help="folder for texts, records and table; a run continues from its records")
+    arguments = parser.parse_args(given)
+    needed = (("retrieval", "retrieval"), ("paper", "retrieval"), ("draft", "draft_model"), ("trained", "drafter"))
+    for name, flag in needed:
+        if arguments.rows == name and getattr(arguments, flag) is None:
+            parser.error(f"--rows {name} needs --{flag.replace('_', '-')}")
+    return arguments
+
+
+def library_of(places: Sequence[str], model: Path) -> Library:
+    """Return what ``--retrieval`` names; raise ConfigError if there is nothing to read."""
+    if len(places) == 1:
+        at = library_at(places[0], str(model))
+        assert at is not None
+        return at()
+    documents = [document for place in places for document in read_documents(Path(place))]
+    return FixedLibrary(index_of(documents, load_tokenizer(model)))
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    arguments = parsed(given)
+    torch.set_num_threads(1)
+    try:
+        return report(*measured(arguments)).publish(arguments.out)
+    except ConfigError as error:
+        raise SystemExit(f"acceptance: {error}") from error
+
+
+def measured(arguments: argparse.Namespace) -> tuple[dict[str, Any], Sequence[str], list[RowRecord]]:
+    """Run what the records lack; return the settings, the kinds of prompts, and the records of the table."""
+    model = arguments.model
+    kinds = TASKS if "tasks" in arguments.kinds else tuple(arguments.kinds)
+    drafter = None if arguments.drafter is None else DrafterSettings(arguments.drafter)
+    jobs: dict[str, list[TextJob]] = {}
+    folder = arguments.out or Path(mkdtemp())
+    run = AcceptanceRun(model, jobs, folder / "texts", drafter)
+    longest = run.info.max_model_len - arguments.max_tokens
+    for kind, some in questions(arguments.prompts, arguments.per_kind, kinds, arguments.half).items():
+        jobs[kind] = [
+            TextJob(tuple(ids), 1 + i, arguments.temperature, arguments.max_tokens, run.info.spec.eos_ids)
+            for i, ids in enumerate(encoded(model, some, longest))
+        ]
+    settings = {
+        "model": f"{model.name} {model_hash(model)[:12]}",
+        **{name: getattr(arguments, name) for name in ("per_kind", "half", "max_tokens", "temperature", "rows")},
+        **{name: str(value) for name in ("retrieval", "draft_model", "drafter") if (value := getattr(arguments, name))},
+    }
+    rows = TABLES[arguments.rows](inputs(arguments, run))
+    if unknown := {*(arguments.only or ())} - {*rows}:
+        raise ConfigError(f"--only names {', '.join(sorted(unknown))}; the rows are {', '.join(rows)}")
+    chosen = {label: row for label, row in rows.items() if not arguments.only or label in arguments.only}
+    path = folder / f"{arguments.rows}-{arguments.temperature}.jsonl"
+    with RecordFile(path, RowRecord, settings, REMEDY) as file, bar(None, len(chosen) * len(kinds), "row") as shown:
+        try:
+            for kind in kinds:
+                run.measure(kind, chosen, file, shown.set_description)
+                shown.update(len(chosen))
+        except KeyboardInterrupt:
+            print("stopped; these are the rows that were done", file=sys.stderr)
+        records = [file.by_key[key] for label in chosen for kind in kinds if (key := (label, kind)) in file.by_key]
+    return settings, kinds, records
+
+
+def inputs(arguments: argparse.Namespace, run: AcceptanceRun) -> RowInputs:
+    """Return what rows are made of."""
+    spec = run.info.spec
+
+    def load() -> LocalTarget:
+        return run.target(1 << 14)
+
+    return RowInputs(
+        paper_layer(spec.n_layers),
+        partial(model_heads, arguments.model, spec, None, load),
+        partial(known_rows, arguments.model, spec),
+        partial(library_of, arguments.retrieval or (), arguments.model),
+        "" if run.info.drafter is None else run.info.drafter.method,
+        arguments.draft_model,
+    )
+
+
+def report(settings: dict[str, Any], kinds: Sequence[str], records: Sequence[RowRecord]) -> BenchmarkReport:
+    """Return the table, a line for every row that has a record."""
+    labels = dict.fromkeys(record.row for record in records)
+    rows = [row_figures(label, [record for record in records if record.row == label]) for label in labels]
+    columns = {"row": "method", "tokens": "tokens per forward", "pre_loop": "pre-loop", "nodes": "nodes per forward"}
+    shown = [
+        {
+            "row": one["row"],
+            "tokens": f"{one['tokens_per_forward']:.2f} ({one['low']:.2f}-{one['high']:.2f})",
+            "pre_loop": f"{one['pre_loop']:.2f}",
+            "nodes": f"{one['nodes_per_forward']:.1f}",
+            **{
+                kind: f"{one['pre_loop_by_kind'][kind]:.2f}" if kind in one["pre_loop_by_kind"] else None
+                for kind in kinds
+            },
+        }
+        for one in rows
+    ]
+    tables = table(columns | {kind: kind for kind in kinds}, shown)
+    print(tables, flush=True)
+    return BenchmarkReport({"settings": settings, "rows": rows}, tables, any(one["differ"] for one in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

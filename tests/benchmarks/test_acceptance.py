@@ -1,0 +1,191 @@
+"""Tokens per forward on a replay are those of the model, a stopped run continues, and intervals are about texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.acceptance import __main__ as acceptance
+from benchmarks.acceptance.figures import row_figures
+from benchmarks.acceptance.row import AcceptanceRow, with_settings
+from benchmarks.acceptance.runs import RowRecord, run_texts
+from benchmarks.support.computed_replay import ComputedTarget, PathScorer
+from benchmarks.support.prompt_sets import KINDS
+from benchmarks.support.recording import TextArchive, TextJob
+from benchmarks.support.replay import RecordedRows
+from engine.step import Step, StepResult
+from engine.target_model.local import LocalTarget
+from engine.target_model.options import TargetOptions
+from speculators.ngrams.lookahead import LookaheadConfig
+from speculators.pool import SpeculatorPool
+from speculators.spectra.core import SpectraCoreConfig
+
+JOBS = [
+    TextJob(tuple(range(5 + i, 40 + 9 * i)), 1 + i, temperature, 24, ()) for temperature in (0.0, 1.0) for i in range(3)
+]
+ROWS = [
+    AcceptanceRow("pld"),
+    AcceptanceRow("suffix+token-recycling", max_nodes=16),
+    AcceptanceRow("suffix+token-recycling"),
+    AcceptanceRow("spectra-core", with_settings(SpectraCoreConfig.paper()), 128),
+    AcceptanceRow("lookahead", with_settings(LookaheadConfig.paper())),
+    AcceptanceRow("goose"),
+    AcceptanceRow("stand"),
+    AcceptanceRow("token-recycling", warm=True),
+]
+
+
+def local_target(path: Path) -> LocalTarget:
+    return LocalTarget.load(replace(TargetOptions(str(path)), kv_bytes=1 << 24), path)
+
+
+class CountingTarget:
+    """Counts the nodes that a target scores, and those that it scores again behind the same tokens."""
+
+    def __init__(self, target: LocalTarget) -> None:
+        self.info, self._target = target.info, target
+        self.wanted: list[tuple[int, int, tuple[int, ...]]] = []
+
+    def step(self, step: Step) -> StepResult:
+        for work in step.work:
+            if work.tree is not None:
+                paths: list[tuple[int, ...]] = []
+                for token, parent in zip(work.tree.tokens, work.tree.parents, strict=True):
+                    paths.append((*(() if parent < 0 else paths[parent]), token))
+                self.wanted += [(work.seq, work.n_cached, paths[node]) for node in work.tree.probe_ends]
+        return self._target.step(step)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_computed_replay_gives_the_figures_of_the_model_and_scores_no_node_twice(
+    tiny_checkpoint: Path, tmp_path: Path, temperature: float
+) -> None:
+    jobs = [job for job in JOBS if job.temperature == temperature]
+    model = local_target(tiny_checkpoint)
+    archive = TextArchive(tmp_path, "tiny")
+    archive.record(model, jobs)
+    texts = archive.read(jobs)
+    rows = RecordedRows(texts, model.info.spec.vocab_size)
+    counting = CountingTarget(local_target(tiny_checkpoint))
+    scorer = PathScorer(counting, rows)
+    for row in ROWS:
+        replayed = run_texts(ComputedTarget(model.info, rows, scorer), SpeculatorPool(row.options), row, jobs)
+        computed = run_texts(model, SpeculatorPool(row.options), row, jobs)
+        assert (
+            [text for text, _ in replayed]
+            == [text for text, _ in computed]
+            == [text.tokens[text.n_prompt :].tolist() for text in texts]
+        )
+        for (_, ours), (_, theirs) in zip(replayed, computed, strict=True):
+            assert ours.step_tokens == theirs.step_tokens, row.method
+            assert ours.by_source == theirs.by_source, row.method
+    assert max(max(stats.step_tokens) for _, stats in replayed) > 1
+    behind = [(text, *rows.texts[text][: root + 1], *path) for text, root, path in counting.wanted]
+    assert len(behind) == len(set(behind)) > 1000
+
+
+def test_off_the_text_rows_are_those_that_the_model_computes(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """A drafter that is never right lets every node be off the text; its read-backs are compared one by one."""
+    model, jobs = local_target(tiny_checkpoint), JOBS[:2]
+    archive = TextArchive(tmp_path, "tiny")
+    archive.record(model, jobs)
+    rows = RecordedRows(archive.read(jobs), model.info.spec.vocab_size)
+    replayed = ComputedTarget(model.info, rows, PathScorer(local_target(tiny_checkpoint), rows))
+    row, n_compared = AcceptanceRow("stand"), 0
+
+    class Both:
+        info = model.info
+
+        def step(self, step: Step) -> StepResult:
+            nonlocal n_compared
+            ours, theirs = replayed.step(step), model.step(step)
+            for mine, other, work in zip(ours.results, theirs.results, step.work, strict=True):
+                if work.tree is not None and len(other.tokens) < work.max_new:
+                    assert mine.top_ids.nodes.tolist() == other.top_ids.nodes.tolist()
+                    assert np.array_equal(mine.top_ids.ids, other.top_ids.ids)
+                    assert mine.top_ids.logprobs is not None
+                    assert other.top_ids.logprobs is not None
+                    assert np.allclose(mine.top_ids.logprobs, other.top_ids.logprobs, atol=1e-4)
+                    n_compared += len(other.top_ids.nodes)
+            return theirs
+
+    replayed.assign(0, 0)
+    replayed.assign(1, 1)
+    run_texts(Both(), SpeculatorPool(row.options), row, jobs)
+    assert n_compared > 100
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    for kind, category in (("math", ""), ("chat", "writing")):
+        lines = [
+            json.dumps({"question_id": i, "category": category, "turns": [f"What is {i} and {i} and {i}?"]})
+            for i in range(6)
+        ]
+        (folder / KINDS[kind].file).write_text("\n".join(lines))
+    return folder
+
+
+def result(flags: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Mapping[str, object]:
+    assert acceptance.main(flags) == 0
+    document: Mapping[str, object] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return document
+
+
+def test_a_run_continues_from_its_records_and_refuses_those_of_other_settings(
+    tiny_checkpoint: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    flags = ["--model", str(tiny_checkpoint), "--prompts", str(prompts), "--kinds", "math", "chat", "--per-kind", "2"]
+    flags += ["--max-tokens", "12", "--half", "1", "--out", str(out)]
+    few = ["--only", "pld", "adapld", "suffix+token-recycling"]
+    whole = result([*flags, *few], capsys)
+    file = out / "methods-0.0.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 1 + 2 * 3
+    file.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # as after SIGKILL
+    assert result([*flags, *few], capsys) == whole
+    assert sorted(file.read_bytes().splitlines()) == sorted(line.rstrip() for line in lines)
+    rows = whole["rows"]
+    assert isinstance(rows, list)
+    assert [row["row"] for row in rows] == ["pld", "adapld", "suffix+token-recycling"]
+    assert all(row["texts"] == 4 and row["differ"] == row["failures"] == 0 for row in rows)
+    assert all(row["low"] <= row["tokens_per_forward"] <= row["high"] for row in rows)
+    assert (out / "tables.md").read_text().count("\n") == 2 + 3
+    with pytest.raises(SystemExit, match="max_tokens: 12 there, 13 now"):
+        acceptance.main([*flags, "--max-tokens", "13"])
+    with pytest.raises(SystemExit, match="--only names nothing; the rows are pld, "):
+        acceptance.main([*flags, "--only", "nothing"])
+
+
+@pytest.mark.parametrize("table", ["sizes", "mixes", "core", "lookahead", "pld-plus", "paper", "retrieval"])
+def test_the_rows_of_every_table_run(
+    tiny_checkpoint: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str
+) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("What is 3 and 3 and 3? It is 9.\n" * 20)
+    flags = ["--model", str(tiny_checkpoint), "--prompts", str(prompts), "--kinds", "math", "--per-kind", "1"]
+    document = result([*flags, "--max-tokens", "6", "--rows", table, "--retrieval", str(texts)], capsys)
+    rows = document["rows"]
+    assert isinstance(rows, list)
+    assert len(rows) > 10
+    assert all(row["differ"] == row["failures"] == 0 for row in rows)
+
+
+def test_a_row_counts_texts_until_they_loop_and_its_interval_narrows_with_more_of_them() -> None:
+    def record(n: int) -> RowRecord:
+        return RowRecord("a", "math", [[1, 3], [2, 2, 2]] * n, [None, 3] * n, 9 * n, {"s": {"drafted": 9 * n}}, 0, 0)
+
+    one, many = (row_figures("a", [record(n)]) for n in (1, 50))
+    assert one["tokens_per_forward"] == many["tokens_per_forward"] == 2.0
+    assert one["pre_loop"] == round((1 + 3 + 2) / (2 + 1), 3)
+    assert one["nodes_per_forward"] == 9 / 5
+    assert one["looping"] == 1
+    assert many["high"] - many["low"] < one["high"] - one["low"] or one["low"] == one["high"]
