@@ -1,7 +1,9 @@
 """Tokens per target forward of drafting methods and of their settings, by kind of prompt.
 
 For each row: tokens per forward with a 95 % bootstrap interval over texts; pre-loop, where a text counts only until it
-begins to repeat itself, over all and by kind; and nodes drafted per forward. ``--rows`` chooses a table:
+begins to repeat itself, over all and by kind; and nodes drafted per forward, without probes. Below: where the tokens of
+the answers stood before, behind the same two tokens. A picture shows tokens per forward along the text.
+``--rows`` chooses a table:
 
     methods     all training-free methods, as published and by our defaults, with 64 nodes unless a row says otherwise
     sizes       six of them with 64, 16 and 8 nodes
@@ -33,7 +35,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
 import torch
 
@@ -46,12 +47,12 @@ from app.reporting.record_file import RecordFile
 from app.reporting.report import bar
 from app.speculation.heads import encoded, model_heads
 from app.speculation.vocabulary import known_rows
-from benchmarks.acceptance.figures import row_figures
+from benchmarks.acceptance.copies import copy_shares
+from benchmarks.acceptance.report import Measurement, report
 from benchmarks.acceptance.rows import TABLES, RowInputs
 from benchmarks.acceptance.runs import AcceptanceRun, RowRecord
 from benchmarks.support.prompt_sets import KINDS, TASKS, USUAL, questions
 from benchmarks.support.recording import TextJob
-from benchmarks.support.reporting import BenchmarkReport, table
 from engine.drafter.settings import DrafterSettings
 from engine.errors import ConfigError
 from engine.model.identity import model_hash
@@ -109,13 +110,15 @@ def main(given: Sequence[str] | None = None) -> int:
     arguments = parsed(given)
     torch.set_num_threads(1)
     try:
-        return report(*measured(arguments)).publish(arguments.out)
+        found = report(measured(arguments))
+        print(found.tables, flush=True)
+        return found.publish(arguments.out)
     except ConfigError as error:
         raise SystemExit(f"acceptance: {error}") from error
 
 
-def measured(arguments: argparse.Namespace) -> tuple[dict[str, Any], Sequence[str], list[RowRecord]]:
-    """Run what the records lack; return the settings, the kinds of prompts, and the records of the table."""
+def measured(arguments: argparse.Namespace) -> Measurement:
+    """Run what the records lack; return what is complete."""
     model = arguments.model
     kinds = TASKS if "tasks" in arguments.kinds else tuple(arguments.kinds)
     drafter = None if arguments.drafter is None else DrafterSettings(arguments.drafter)
@@ -144,9 +147,10 @@ def measured(arguments: argparse.Namespace) -> tuple[dict[str, Any], Sequence[st
                 run.measure(kind, chosen, file, shown.set_description)
                 shown.update(len(chosen))
         except KeyboardInterrupt:
-            print("stopped; these are the rows that were done", file=sys.stderr)
-        records = [file.by_key[key] for label in chosen for kind in kinds if (key := (label, kind)) in file.by_key]
-    return settings, kinds, records
+            print("stopped; these are the kinds of prompts that are complete", file=sys.stderr)
+        done = [kind for kind in kinds if all((label, kind) in file.by_key for label in chosen)]
+        records = {label: [file.by_key[label, kind] for kind in done] for label in chosen}
+    return Measurement(settings, records, {kind: copy_shares(run.texts(kind)) for kind in done})
 
 
 def inputs(arguments: argparse.Namespace, run: AcceptanceRun) -> RowInputs:
@@ -164,29 +168,6 @@ def inputs(arguments: argparse.Namespace, run: AcceptanceRun) -> RowInputs:
         "" if run.info.drafter is None else run.info.drafter.method,
         arguments.draft_model,
     )
-
-
-def report(settings: dict[str, Any], kinds: Sequence[str], records: Sequence[RowRecord]) -> BenchmarkReport:
-    """Return the table, a line for every row that has a record."""
-    labels = dict.fromkeys(record.row for record in records)
-    rows = [row_figures(label, [record for record in records if record.row == label]) for label in labels]
-    columns = {"row": "method", "tokens": "tokens per forward", "pre_loop": "pre-loop", "nodes": "nodes per forward"}
-    shown = [
-        {
-            "row": one["row"],
-            "tokens": f"{one['tokens_per_forward']:.2f} ({one['low']:.2f}-{one['high']:.2f})",
-            "pre_loop": f"{one['pre_loop']:.2f}",
-            "nodes": f"{one['nodes_per_forward']:.1f}",
-            **{
-                kind: f"{one['pre_loop_by_kind'][kind]:.2f}" if kind in one["pre_loop_by_kind"] else None
-                for kind in kinds
-            },
-        }
-        for one in rows
-    ]
-    tables = table(columns | {kind: kind for kind in kinds}, shown)
-    print(tables, flush=True)
-    return BenchmarkReport({"settings": settings, "rows": rows}, tables, any(one["differ"] for one in rows))
 
 
 if __name__ == "__main__":

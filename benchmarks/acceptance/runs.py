@@ -80,6 +80,10 @@ class AcceptanceRun:
         info = replace(self.info, n_blocks=-(-n_slots // self.info.block_size))
         return LocalTarget(info, [shard], [drafter])
 
+    def texts(self, kind: str) -> list[RecordedText]:
+        """Return the texts of a kind that was measured."""
+        return self._archive.read(self._jobs[kind])
+
     def measure(
         self,
         kind: str,

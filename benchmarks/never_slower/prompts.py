@@ -9,18 +9,12 @@ from pathlib import Path
 from app.inputs.prompts import BUILTIN, encode_chat
 from app.inputs.tokenizers import load_tokenizer
 from app.speculation.calibration_prompts import PROMPTS
-from benchmarks.support.prompt_sets import halved, questions
+from benchmarks.support.prompt_sets import CHANGES, edit, halved, questions
 
 RANDOM, CHAT, CODE, SUMMARISING, EDITS = "random", "chat", "code", "summarising", "edits"
 KINDS = (RANDOM, CHAT, CODE, SUMMARISING, EDITS)
 LONGEST = 1500  # characters of a prompt: reading thousands of tokens would hide the cost of decoding
 RANDOM_TOKENS = 96  # of a prompt of random tokens
-CHANGES = (
-    "Add type hints to this code and change nothing else. Give all of the code.",
-    "Rename the arguments of this function to single letters. Give all of the code.",
-    "Translate the comments of this code to German and leave the rest as it is.",
-    "Make a class with one static method of this function. Give all of the code.",
-)
 SUMMARIES = (0, 2, 7)  # packaged prompts that ask for a shorter text; the others ask for a changed one
 
 
@@ -76,5 +70,5 @@ def _of_files(folder: Path, most: int, half: int | None) -> Mapping[str, list[st
         CHAT: [question.text for question in mixed["chat"]],
         CODE: code,
         SUMMARISING: [question.text for question in summaries["summarization"]],
-        EDITS: [f"{CHANGES[i % len(CHANGES)]}\n\n```python\n{text}\n```" for i, text in enumerate(code)],
+        EDITS: [edit(CHANGES, i, text) for i, text in enumerate(code)],
     }

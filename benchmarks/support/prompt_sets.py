@@ -13,11 +13,21 @@ T = TypeVar("T")
 CONVERSATION = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
 
+CHANGES = (
+    "Add type hints to this code and change nothing else. Give all of the code.",
+    "Rename the arguments of this function to single letters. Give all of the code.",
+    "Translate the comments of this code to German and leave the rest as it is.",
+    "Make a class with one static method of this function. Give all of the code.",
+)
+"""What prompts of the kind ``edits`` ask for, in turns."""
+
+
 class PromptKind(NamedTuple):
     """Where the prompts of a kind are."""
 
     file: str
     categories: Sequence[str] = ()  # of Spec-Bench
+    changes: Sequence[str] = ()  # what is asked for, of the code in the file
 
 
 KINDS: Mapping[str, PromptKind] = MappingProxyType(
@@ -27,6 +37,7 @@ KINDS: Mapping[str, PromptKind] = MappingProxyType(
         "code": PromptKind("humaneval.jsonl"),
         "scripts": PromptKind("mbpp.jsonl"),
         "classes": PromptKind("classeval.jsonl"),
+        "edits": PromptKind("humaneval.jsonl", changes=CHANGES),
         "conversation": PromptKind("spec_bench.jsonl", CONVERSATION),  # and the next five: Spec-Bench's tasks
         "translation": PromptKind("spec_bench.jsonl", ("translation",)),
         "summarization": PromptKind("spec_bench.jsonl", ("summarization",)),
@@ -36,7 +47,9 @@ KINDS: Mapping[str, PromptKind] = MappingProxyType(
     }
 )
 USUAL = ("chat", "math", "code")
-TASKS = tuple(kind for kind in KINDS if kind != "chat")  # the tasks of Spec-Bench, and the four other files
+TASKS = tuple(
+    kind for kind in KINDS if kind not in ("chat", "edits")
+)  # the tasks of Spec-Bench, and the four other files
 
 
 def questions(
@@ -55,12 +68,19 @@ def questions(
     """
     found: dict[str, list[Question]] = {}
     for kind in kinds:
-        file, categories = KINDS[kind]
+        file, categories, changes = KINDS[kind]
         every = [q for q in read_questions(folder / file) if not categories or q.category in categories]
         some = halved(every, half)
         spread = some[:: max(1, len(some) // per_kind)][:per_kind]
-        found[kind] = [Question(question.turns[:1], question.question_id, kind) for question in spread]
+        firsts = [question.turns[0] for question in spread]
+        asked = [edit(changes, i, text) for i, text in enumerate(firsts)] if changes else firsts
+        found[kind] = [Question([text], one.question_id, kind) for text, one in zip(asked, spread, strict=True)]
     return found
+
+
+def edit(changes: Sequence[str], number: int, code: str) -> str:
+    """Return the prompt that asks for one of the changes to some code."""
+    return f"{changes[number % len(changes)]}\n\n```python\n{code}\n```"
 
 
 def halved(every: Sequence[T], half: int | None) -> Sequence[T]:

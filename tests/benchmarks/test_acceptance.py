@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from benchmarks.acceptance import __main__ as acceptance
+from benchmarks.acceptance.copies import copy_shares
 from benchmarks.acceptance.figures import row_figures
+from benchmarks.acceptance.plot import along_text
 from benchmarks.acceptance.row import AcceptanceRow, with_settings
-from benchmarks.acceptance.runs import RowRecord, run_texts
+from benchmarks.acceptance.runs import AcceptanceRun, RowRecord, run_texts
 from benchmarks.support.computed_replay import ComputedTarget, PathScorer
 from benchmarks.support.prompt_sets import KINDS
-from benchmarks.support.recording import TextArchive, TextJob
+from benchmarks.support.recording import RecordedText, TextArchive, TextJob
 from benchmarks.support.replay import RecordedRows
 from engine.step import Step, StepResult
 from engine.target_model.local import LocalTarget
@@ -140,8 +142,15 @@ def result(flags: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Mapping[
 
 
 def test_a_run_continues_from_its_records_and_refuses_those_of_other_settings(
-    tiny_checkpoint: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_checkpoint: Path,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
     out = tmp_path / "out"
     flags = ["--model", str(tiny_checkpoint), "--prompts", str(prompts), "--kinds", "math", "chat", "--per-kind", "2"]
     flags += ["--max-tokens", "12", "--half", "1", "--out", str(out)]
@@ -158,7 +167,16 @@ def test_a_run_continues_from_its_records_and_refuses_those_of_other_settings(
     assert [row["row"] for row in rows] == ["pld", "adapld", "suffix+token-recycling"]
     assert all(row["texts"] == 4 and row["differ"] == row["failures"] == 0 for row in rows)
     assert all(row["low"] <= row["tokens_per_forward"] <= row["high"] for row in rows)
-    assert (out / "tables.md").read_text().count("\n") == 2 + 3
+    assert (out / "tables.md").read_text().count("\n") == 2 + 3 + 1 + 2 + 3
+    file.write_bytes(b"".join(lines[:5]))  # one row of the second kind
+    monkeypatch.setattr(AcceptanceRun, "measure", interrupted)
+    partial = result([*flags, *few], capsys)["copies"]
+    assert isinstance(partial, dict)
+    assert list(partial) == ["math"]
+    file.write_bytes(lines[0])
+    with pytest.raises(SystemExit, match="no kind of prompt has all its rows yet"):
+        acceptance.main([*flags, *few])
+    assert (out / "methods-0.0.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SystemExit, match="max_tokens: 12 there, 13 now"):
         acceptance.main([*flags, "--max-tokens", "13"])
     with pytest.raises(SystemExit, match="--only names nothing; the rows are pld, "):
@@ -189,3 +207,19 @@ def test_a_row_counts_texts_until_they_loop_and_its_interval_narrows_with_more_o
     assert one["nodes_per_forward"] == 9 / 5
     assert one["looping"] == 1
     assert many["high"] - many["low"] < one["high"] - one["low"] or one["low"] == one["high"]
+
+
+def test_tokens_along_a_text_are_those_of_the_steps_that_begin_there() -> None:
+    steps = [[16, 1, 15, 16], [8, 8, 4, 4, 4, 4, 4]]  # 48 and 36 tokens
+    record = RowRecord("a", "math", steps, [None, None], 0, {}, 0, 0)
+    assert along_text([record]) == [(16 + 8 + 8) / 3, (1 + 15 + 4 * 4) / 6, (16 + 4) / 2]
+
+
+def test_a_token_is_copied_from_where_it_followed_the_same_two_tokens_first() -> None:
+    prompt, answer = [1, 2, 3, 4], [1, 2, 3, 5, 6, 3, 5, 6, 7]
+    empty = np.empty((0, 32), np.int32)
+    text = RecordedText(len(prompt), np.array(prompt + answer, np.int32), empty, empty.astype(np.float32))
+    shares = copy_shares([text])
+    assert shares.prompt == 1 / 9  # the 3 after 1, 2
+    assert shares.answer == 1 / 9  # the second 6, after 3, 5
+    assert sum(shares) == 1.0

@@ -1,0 +1,51 @@
+"""The picture of a run: tokens per forward of every row, and along the text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from app.reporting.plotting import LEGEND, colour, grid, label, save
+from benchmarks.acceptance.runs import RowRecord
+
+PIECE = 16  # tokens of a text that make a point
+MOST_LINES = 8
+
+
+def along_text(records: Sequence[RowRecord]) -> list[float]:
+    """Return tokens per forward of the steps that begin in each ``PIECE`` tokens of the texts, as far as half reach."""
+    texts = [steps for record in records for steps in record.step_tokens]
+    ends = sorted(sum(steps) for steps in texts)
+    pieces = [[0, 0] for _ in range(max(1, ends[len(ends) // 2] // PIECE))]
+    for steps in texts:
+        for start, n in zip(accumulate(steps, initial=0), steps, strict=False):
+            if start // PIECE < len(pieces):
+                pieces[start // PIECE][0] += n
+                pieces[start // PIECE][1] += 1
+    return [tokens / max(1, forwards) for tokens, forwards in pieces]
+
+
+def draw(rows: Sequence[Mapping[str, Any]], records: Sequence[RowRecord], path: Path) -> None:
+    """Write the PNG: all rows with their intervals, and the best of them along the text.
+
+    Args:
+        rows: figures of every row, by ``row_figures``.
+        records: of all rows.
+    """
+    figure, (left, right) = grid(1, 2, (11, max(3.0, 0.24 * len(rows) + 1)))
+    ranked = sorted(rows, key=lambda row: row["tokens_per_forward"])
+    for place, row in enumerate(ranked):
+        mean = row["tokens_per_forward"]
+        left.barh(place, mean, color="0.75", xerr=[[mean - row["low"]], [row["high"] - mean]], ecolor="0.35")
+    left.set_yticks(range(len(ranked)), [row["row"] for row in ranked])
+    label(left, "tokens per forward, 95 % interval")
+    for i, row in enumerate(reversed(ranked[-MOST_LINES:])):
+        found = along_text([record for record in records if record.row == row["row"]])
+        right.plot([(j + 0.5) * PIECE for j in range(len(found))], found, color=colour(i), label=row["row"])
+    right.set_ylim(bottom=0)
+    right.grid(alpha=0.3)
+    right.legend(fontsize=LEGEND)
+    label(right, "tokens of the answer so far", "tokens per forward")
+    save(figure, path)
