@@ -1,13 +1,14 @@
 """Tokens per target forward of drafting methods and of their settings, by kind of prompt.
 
 For each row: tokens per forward with a 95 % bootstrap interval over texts; pre-loop, where a text counts only until it
-begins to repeat itself, over all and by kind; and nodes drafted per forward, without probes. Below: where the tokens of
-the answers stood before, behind the same two tokens. A picture shows tokens per forward along the text.
-``--rows`` chooses a table:
+begins to repeat itself, over all and by kind; the ratio to the first row, pre-loop, with its interval for the same
+texts; and drafted nodes per forward, without probes. Below: where the tokens of the answers, after the same two tokens,
+occurred before. A picture shows tokens per forward along the text. ``--rows`` chooses a table:
 
-    methods     all training-free methods, as published and by our defaults, with 64 nodes unless a row says otherwise
+    methods     all training-free methods, as published and by our defaults, with 64 nodes unless a row says otherwise;
+                after ``spectra vocabulary read`` a row more. Finds the induction heads of PLD+ first, once a model
     sizes       six of them with 64, 16 and 8 nodes
-    mixes       suffix+token-recycling with further sources, and with state kept from prompt to prompt
+    mixes       suffix+token-recycling with further sources; and with state kept from prompt to prompt (warm)
     core        settings of spectra-core, and its shapes (N, W)
     lookahead   settings of lookahead, and its shapes
     pld-plus    lengths of PLD+'s drafts, layers, projection, branches
@@ -15,14 +16,15 @@ the answers stood before, behind the same two tokens. A picture shows tokens per
     retrieval   what texts to look up add (--retrieval): a folder, file or snapshot as on the command line, or several
                 files and folders of text as one index
     draft       draft-model with --draft-model
-    trained     a trained drafter (--drafter), alone, beside suffix+token-recycling, and with it
+    trained     a trained drafter (--drafter), suffix+token-recycling, and both
 
 The model writes every text once without drafts (--out keeps them). A text does not depend on speculation, so methods
 are run on a replay of it; the model scores nodes off the text once for all rows. Methods that read hidden states or
 attention, and trained drafters, run on the model itself, and their texts are compared.
 
-A run with the default model and 60 prompts takes 1 to 3 hours on one core; --out keeps what is done, and the same
-command continues there. The last line of stdout is one JSON document.
+``methods`` takes the default model a minute a prompt on one core, longer with long prompts. --out keeps what is done,
+and the same command continues there; a row whose prompts or settings have changed is run again. Exit status 1: a text
+differs, or a method failed. The last line of stdout is one JSON document.
 
     python -m benchmarks.acceptance --prompts DIR --rows methods --kinds tasks --half 1 --out OUT
 """
@@ -34,7 +36,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -77,9 +79,9 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
         default=USUAL,
         help=f"tasks: {' '.join(TASKS)} (default: {' '.join(USUAL)})",
     )
-    add("--per-kind", type=int, default=6, help="prompts of each kind (default: 6)")
-    add("--half", type=int, choices=(0, 1), help="of each kind of prompt (default: both)")
-    add("--max-tokens", type=int, default=128, help="of an answer (default: 128)")
+    add("--per-kind", type=positive, default=6, help="prompts of each kind (default: 6)")
+    add("--half", type=int, choices=(0, 1), help="0: the first half of each kind's file, 1: the second (default: both)")
+    add("--max-tokens", type=positive, default=128, help="of an answer (default: 128)")
     add("--temperature", type=float, default=0.0, help="0: greedy (default)")
     add("--rows", choices=TABLES, default="methods", help="which table (default: %(default)s)")
     add("--only", nargs="+", metavar="LABEL", help="these rows alone")
@@ -93,6 +95,13 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
         if arguments.rows == name and getattr(arguments, flag) is None:
             parser.error(f"--rows {name} needs --{flag.replace('_', '-')}")
     return arguments
+
+
+def positive(text: str) -> int:
+    """Return a whole number above 0."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"is {text}; it must be at least 1")
+    return number
 
 
 def library_of(places: Sequence[str], model: Path) -> Library:
@@ -110,22 +119,28 @@ def main(given: Sequence[str] | None = None) -> int:
     arguments = parsed(given)
     torch.set_num_threads(1)
     try:
-        found = report(measured(arguments))
-        print(found.tables, flush=True)
-        return found.publish(arguments.out)
+        with TemporaryDirectory() as temporary:
+            found = report(measure(arguments, arguments.out or Path(temporary)))
     except ConfigError as error:
         raise SystemExit(f"acceptance: {error}") from error
+    print(found.tables, flush=True)
+    return found.publish(None if arguments.out is None else folder_of(arguments, arguments.out))
 
 
-def measured(arguments: argparse.Namespace) -> Measurement:
+def folder_of(arguments: argparse.Namespace, out: Path) -> Path:
+    """Return the folder of one table; texts are next to it, for all tables."""
+    return out / f"{arguments.rows}-{arguments.temperature:g}"
+
+
+def measure(arguments: argparse.Namespace, out: Path) -> Measurement:
     """Run what the records lack; return what is complete."""
     model = arguments.model
     kinds = TASKS if "tasks" in arguments.kinds else tuple(arguments.kinds)
     drafter = None if arguments.drafter is None else DrafterSettings(arguments.drafter)
     jobs: dict[str, list[TextJob]] = {}
-    folder = arguments.out or Path(mkdtemp())
-    run = AcceptanceRun(model, jobs, folder / "texts", drafter)
-    longest = run.info.max_model_len - arguments.max_tokens
+    run = AcceptanceRun(model, jobs, out / "texts", drafter)
+    if (longest := run.info.max_model_len - arguments.max_tokens) < 2:
+        raise ConfigError(f"--max-tokens is {arguments.max_tokens}; the model's context is {run.info.max_model_len}")
     for kind, some in questions(arguments.prompts, arguments.per_kind, kinds, arguments.half).items():
         jobs[kind] = [
             TextJob(tuple(ids), 1 + i, arguments.temperature, arguments.max_tokens, run.info.spec.eos_ids)
@@ -140,15 +155,20 @@ def measured(arguments: argparse.Namespace) -> Measurement:
     if unknown := {*(arguments.only or ())} - {*rows}:
         raise ConfigError(f"--only names {', '.join(sorted(unknown))}; the rows are {', '.join(rows)}")
     chosen = {label: row for label, row in rows.items() if not arguments.only or label in arguments.only}
-    path = folder / f"{arguments.rows}-{arguments.temperature}.jsonl"
+    path = folder_of(arguments, out) / "records.jsonl"
     with RecordFile(path, RowRecord, settings, REMEDY) as file, bar(None, len(chosen) * len(kinds), "row") as shown:
+
+        def begin(name: str) -> None:
+            shown.set_description(name)
+            shown.update()
+
+        done: list[str] = []
         try:
             for kind in kinds:
-                run.measure(kind, chosen, file, shown.set_description)
-                shown.update(len(chosen))
+                run.measure(kind, chosen, file, begin)
+                done.append(kind)
         except KeyboardInterrupt:
             print("stopped; these are the kinds of prompts that are complete", file=sys.stderr)
-        done = [kind for kind in kinds if all((label, kind) in file.by_key for label in chosen)]
         records = {label: [file.by_key[label, kind] for kind in done] for label in chosen}
     return Measurement(settings, records, {kind: copy_shares(run.texts(kind)) for kind in done})
 

@@ -15,13 +15,16 @@ MOST_LINES = 8
 
 
 def along_text(records: Sequence[RowRecord]) -> list[float]:
-    """Return tokens per forward of the steps that begin in each ``PIECE`` tokens of the texts, as far as half reach."""
-    texts = [steps for record in records for steps in record.step_tokens]
-    ends = sorted(sum(steps) for steps in texts)
+    """Return tokens per forward of the steps that begin in each ``PIECE`` tokens of the texts, as far as half reach.
+
+    A text counts until it begins to repeat itself.
+    """
+    texts = [pair for record in records for pair in zip(record.step_tokens, record.loops_at, strict=True)]
+    ends = sorted(1 + sum(steps) for steps, _ in texts)
     pieces = [[0, 0] for _ in range(max(1, ends[len(ends) // 2] // PIECE))]
-    for steps in texts:
-        for start, n in zip(accumulate(steps, initial=0), steps, strict=False):
-            if start // PIECE < len(pieces):
+    for steps, cut in texts:
+        for start, n in zip(accumulate(steps, initial=1), steps, strict=False):  # a prefill writes the first token
+            if start // PIECE < len(pieces) and (cut is None or start < cut):
                 pieces[start // PIECE][0] += n
                 pieces[start // PIECE][1] += 1
     return [tokens / max(1, forwards) for tokens, forwards in pieces]
@@ -35,10 +38,10 @@ def draw(rows: Sequence[Mapping[str, Any]], records: Sequence[RowRecord], path: 
         records: of all rows.
     """
     figure, (left, right) = grid(1, 2, (11, max(3.0, 0.24 * len(rows) + 1)))
-    ranked = sorted(rows, key=lambda row: row["tokens_per_forward"])
+    ranked = sorted(rows, key=lambda row: row["tokens_per_forward"]["ratio"])
     for place, row in enumerate(ranked):
-        mean = row["tokens_per_forward"]
-        left.barh(place, mean, color="0.75", xerr=[[mean - row["low"]], [row["high"] - mean]], ecolor="0.35")
+        mean, low, high = (row["tokens_per_forward"][name] for name in ("ratio", "low", "high"))
+        left.barh(place, mean, color="0.75", xerr=[[mean - low], [high - mean]], ecolor="0.35")
     left.set_yticks(range(len(ranked)), [row["row"] for row in ranked])
     label(left, "tokens per forward, 95 % interval")
     for i, row in enumerate(reversed(ranked[-MOST_LINES:])):
@@ -47,5 +50,5 @@ def draw(rows: Sequence[Mapping[str, Any]], records: Sequence[RowRecord], path: 
     right.set_ylim(bottom=0)
     right.grid(alpha=0.3)
     right.legend(fontsize=LEGEND)
-    label(right, "tokens of the answer so far", "tokens per forward")
+    label(right, "tokens of the answer so far", "tokens per forward, pre-loop")
     save(figure, path)

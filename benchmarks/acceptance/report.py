@@ -27,29 +27,41 @@ def report(found: Measurement) -> BenchmarkReport:
     """Return the report; raise ConfigError if no kind of prompt is complete."""
     if not found.copies:
         raise ConfigError("no kind of prompt has all its rows yet")
-    rows = [row_figures(label, records) for label, records in found.records.items()]
-    name = f"{found.settings['rows']}-{found.settings['temperature']}.png"
+    first = next(iter(found.records.values()))
+    rows = [row_figures(label, records, first) for label, records in found.records.items()]
     every = [record for records in found.records.values() for record in records]
+    bad = [f"{row['row']}: {row['differ']} texts differ, {row['failures']} failures" for row in rows if _is_bad(row)]
     return BenchmarkReport(
         {
             "settings": found.settings,
             "rows": rows,
             "copies": {kind: shares._asdict() for kind, shares in found.copies.items()},
         },
-        "\n\n".join([_methods(rows, [*found.copies]), _copies(found.copies)]),
-        any(row["differ"] for row in rows),
-        lambda folder: draw(rows, every, folder / name),
+        "\n\n".join([_methods(rows, [*found.copies]), _copies(found.copies), *bad]),
+        bool(bad),
+        lambda folder: draw(rows, every, folder / "acceptance.png"),
     )
 
 
+def _is_bad(row: Mapping[str, Any]) -> bool:
+    return bool(row["differ"] or row["failures"])
+
+
 def _methods(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> str:
-    columns = {"row": "method", "tokens": "tokens per forward", "pre_loop": "pre-loop", "nodes": "nodes per forward"}
+    columns = {
+        "row": "method",
+        "tokens": "tokens per forward",
+        "pre_loop": "pre-loop",
+        "over": "over the first row",
+        "drafted": "drafted nodes",
+    }
     shown = [
         {
             "row": row["row"],
-            "tokens": f"{row['tokens_per_forward']:.2f} ({row['low']:.2f}-{row['high']:.2f})",
+            "tokens": _interval(row["tokens_per_forward"]),
             "pre_loop": f"{row['pre_loop']:.2f}",
-            "nodes": f"{row['nodes_per_forward']:.1f}",
+            "over": _interval(row["pre_loop_over_first"]),
+            "drafted": f"{row['drafted_per_forward']:.1f}",
             **{kind: f"{row['pre_loop_by_kind'][kind]:.2f}" for kind in kinds},
         }
         for row in rows
@@ -57,8 +69,12 @@ def _methods(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> str:
     return table(columns | {kind: kind for kind in kinds}, shown)
 
 
+def _interval(found: Mapping[str, float]) -> str:
+    return f"{found['ratio']:.2f} ({found['low']:.2f}-{found['high']:.2f})"
+
+
 def _copies(copies: Mapping[str, CopyShares]) -> str:
-    columns = {"place": "tokens of answers that stood before", **{kind: kind for kind in copies}}
+    columns = {"place": "answer tokens by earlier occurrence", **{kind: kind for kind in copies}}
     places = {"prompt": "in the prompt", "answer": "only in the answer", "nowhere": "nowhere"}
     shown = [
         {"place": text, **{kind: f"{getattr(shares, place):.2f}" for kind, shares in copies.items()}}

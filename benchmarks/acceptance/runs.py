@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from app.bench.meter import FailureCount
 from app.reporting.record_file import RecordFile
-from app.reporting.summaries import loop_start
+from app.reporting.summaries import loop_start, summed
 from benchmarks.acceptance.row import AcceptanceRow
-from benchmarks.support.computed_replay import ComputedTarget, PathScorer, blocks_of
+from benchmarks.support.computed_replay import ROOM, ComputedTarget, PathScorer, blocks_of
 from benchmarks.support.recording import RecordedText, TextArchive, TextJob
 from benchmarks.support.replay import RecordedRows, ReplayedTarget
 from engine.drafter.part import DrafterPart
@@ -31,17 +34,16 @@ from engine.target_model.local import LocalTarget
 from engine.target_model.options import TargetOptions
 from speculators.pool import SpeculatorPool
 
-ROOM = 192  # slots of a sequence's cache in addition to its text, for trees
-
 
 class RowRecord(msgspec.Struct, frozen=True):
     """A row's texts of one kind of prompt."""
 
     row: str
     kind: str
+    digest: str  # of the row's settings and of the prompts
     step_tokens: list[list[int]]  # tokens of every forward, text by text
     loops_at: list[int | None]  # tokens of each text before it begins to repeat itself; None: it does not
-    drafted: int  # nodes
+    drafted: int  # nodes, without probes
     by_source: dict[str, dict[str, int]]
     failures: int  # exceptions of the method, which drafted nothing after them
     differ: int  # texts that are not the recorded ones
@@ -49,6 +51,17 @@ class RowRecord(msgspec.Struct, frozen=True):
     @property
     def key(self) -> tuple[str, str]:
         return self.row, self.kind
+
+
+class _RowCounts(NamedTuple):
+    """What a ``RowRecord`` counts, in its order."""
+
+    step_tokens: list[list[int]]
+    loops_at: list[int | None]
+    drafted: int
+    by_source: dict[str, dict[str, int]]
+    failures: int
+    differ: int
 
 
 class AcceptanceRun:
@@ -91,55 +104,43 @@ class AcceptanceRun:
         file: RecordFile[RowRecord],
         on_row: Callable[[str], object],
     ) -> None:
-        """Run the rows whose record the file lacks."""
-        todo = {label: row for label, row in table.items() if (label, kind) not in file.by_key}
-        if not todo:
-            return
+        """Run the rows of which the file has no record, or one of other prompts or settings."""
         jobs = self._jobs[kind]
-        self._archive.record(self.target(len(jobs) * self._longest(kind)), jobs, kind)
-        texts = self._archive.read(jobs)
-        rows = RecordedRows(texts, self.info.spec.vocab_size)
-        slots = sum(blocks_of(rows.texts, self.info.block_size)) * self.info.block_size
-        scorer = PathScorer(self.target(slots), rows)
-        for label, row in todo.items():
+        digests = {label: row_digest(row, jobs) for label, row in table.items()}
+        done = {label for label in table if (old := file.by_key.get((label, kind))) and old.digest == digests[label]}
+        if len(done) < len(table):
+            if self._archive.missing(jobs):
+                self._archive.record(self.target(len(jobs) * self._longest(kind)), jobs, kind)
+            texts = self._archive.read(jobs)
+            rows = RecordedRows(texts, self.info.spec.vocab_size)
+            slots = sum(blocks_of(rows.texts, self.info.block_size)) * self.info.block_size
+            scorer = PathScorer(lambda: self.target(slots), rows, self.info.block_size)
+        for label, row in table.items():
             on_row(f"{kind}: {label}")
-            file.append(self._record(label, kind, row, texts, rows, scorer))
+            if label not in done:
+                found = self._run(kind, row, texts, ComputedTarget(self.info, rows, scorer))
+                file.append(RowRecord(label, kind, digests[label], *found))
 
-    def _record(
-        self,
-        label: str,
-        kind: str,
-        row: AcceptanceRow,
-        texts: Sequence[RecordedText],
-        rows: RecordedRows,
-        scorer: PathScorer,
-    ) -> RowRecord:
+    def _run(
+        self, kind: str, row: AcceptanceRow, texts: Sequence[RecordedText], replayed: ComputedTarget
+    ) -> _RowCounts:
         pool, jobs = SpeculatorPool(row.options), self._jobs[kind]
         needs = pool.needs(row.method)
-        target: Target
+        target: Target = replayed
         if needs.hidden_layer is not None or needs.heads or needs.drafter:  # states are not recorded
             target = self.target((1 if row.warm else len(jobs)) * self._longest(kind))
-        else:
-            target = ComputedTarget(self.info, rows, scorer)
         with FailureCount() as failures:
             done = run_texts(target, pool, row, jobs)
             n_failures = failures.take()
         expected = [text.tokens[text.n_prompt :].tolist() for text in texts]
         stats = [stats for _, stats in done]
-        counts: dict[str, dict[str, int]] = {}
-        for source, counted in ((s, c) for one in stats for s, c in one.by_source.items()):
-            sums = counts.setdefault(source, {"drafted": 0, "accepted": 0})
-            sums["drafted"] += counted.drafted
-            sums["accepted"] += counted.accepted
-        return RowRecord(
-            label,
-            kind,
+        return _RowCounts(
             [one.step_tokens for one in stats],
             [loop_start(text) for text in expected],
             sum(one.drafted_tokens for one in stats),
-            counts,
+            summed({source: counts.named for source, counts in one.by_source.items()} for one in stats),
             n_failures,
-            sum(text != wanted for (text, _), wanted in zip(done, expected, strict=True)),
+            sum(text != recorded for (text, _), recorded in zip(done, expected, strict=True)),
         )
 
     def _longest(self, kind: str) -> int:
@@ -152,22 +153,33 @@ def run_texts(
     target: Target, pool: SpeculatorPool, row: AcceptanceRow, jobs: Sequence[TextJob]
 ) -> list[tuple[list[int], RequestStats]]:
     """Let a row write the texts of ``jobs``, all at once or, if it is warm, one by one; return them with statistics."""
-    n = 1 if row.warm else len(jobs)
-    engine = Engine(target, pool, SchedulerOptions(max_sequences=n, max_waiting=len(jobs), prefix_cache=False))
-    numbers: dict[int, int] = {}
-    for number, job in enumerate(jobs):
-        seq = engine.submit(Request([*job.prompt], job.params, row.method, row.max_nodes))
-        numbers[seq] = number
-        if isinstance(target, ReplayedTarget):
-            target.assign(seq, number)
+    most = 1 if row.warm else len(jobs)
+    engine = Engine(target, pool, SchedulerOptions(max_sequences=most, max_waiting=most, prefix_cache=False))
+    todo, running = deque(range(len(jobs))), dict[int, int]()  # sequence -> number of its job
     texts: list[list[int]] = [[] for _ in jobs]
     found: dict[int, RequestStats] = {}
-    while engine.has_work:
+    while todo or engine.has_work:
+        while todo and len(running) < most:  # a speculator reads a prompt when it is submitted
+            number = todo.popleft()
+            job = jobs[number]
+            seq = engine.submit(Request([*job.prompt], job.params, row.method, row.max_nodes))
+            running[seq] = number
+            if isinstance(target, ReplayedTarget):
+                target.assign(seq, number)
         for seq, event in engine.step():
-            texts[numbers[seq]] += event.token_ids
+            texts[running[seq]] += event.token_ids
             if event.finish_reason is not None:
                 if event.error:
                     raise ConfigError(f"the model cannot write a text: {event.error}")
                 assert event.stats is not None
-                found[numbers[seq]] = event.stats
+                found[running.pop(seq)] = event.stats
     return [(text, found[number]) for number, text in enumerate(texts)]
+
+
+def row_digest(row: AcceptanceRow, jobs: Sequence[TextJob]) -> str:
+    """Return a digest of what decides a row's record: its settings and its prompts."""
+    options = row.options
+    inputs = (options.settings, options.layer, options.heads, options.draft_model, options.vocabulary is None)
+    return hashlib.blake2b(
+        repr((row.method, inputs, row.max_nodes, row.warm, jobs)).encode(), digest_size=12
+    ).hexdigest()

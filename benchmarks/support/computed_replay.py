@@ -7,8 +7,9 @@ text were scored when it was recorded.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -20,10 +21,10 @@ from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.target_model.info import Target, TargetInfo
 from engine.tree import ROOT, TokenTree
 
-MOST_NODES = 512  # of a step; more would need much memory for logits
+MOST_NODES = 512  # nodes of a step, or tokens of a chunk; more would need much memory
 ROOM = 192  # slots of a text's cache in addition to its tokens, for trees
 _NEEDS = Needs(probe_top_k=TOP_K, top_logprobs=True)
-_Path = tuple[int, int, tuple[int, ...]]  # text, position of the last token on it, tokens behind that one
+_Path = tuple[int, int, tuple[int, ...]]  # text, position of the last token on it, tokens after that one
 
 
 def blocks_of(texts: Sequence[Sequence[int]], block_size: int) -> list[int]:
@@ -33,13 +34,13 @@ def blocks_of(texts: Sequence[Sequence[int]], block_size: int) -> list[int]:
 
 @dataclass(slots=True)
 class _Tree:
-    """Nodes to score behind one root, merged where their paths begin alike."""
+    """Nodes to score after one root, merged where their paths begin alike."""
 
     text: int
     root: int
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    wanted: dict[int, _Path] = field(default_factory=dict)  # node -> its path
+    scored: dict[int, _Path] = field(default_factory=dict)  # node -> its path
     children: dict[tuple[int, int], int] = field(default_factory=dict)  # parent, token -> node
 
     def add(self, path: Sequence[int], key: _Path) -> None:
@@ -51,25 +52,30 @@ class _Tree:
                 self.tokens.append(token)
                 self.parents.append(node)
             node = child
-        self.wanted[node] = key
+        self.scored[node] = key
 
 
 class PathScorer:
     """Lets a model score paths off recorded texts, each once.
 
     Args:
-        target: with a cache for ``blocks_of`` the texts; nothing else may use it.
+        load: makes the target, when it is first needed, with a cache for ``blocks_of`` the texts.
         rows: of the texts; rows of scored paths are appended.
+        block_size: of the target's cache.
     """
 
-    def __init__(self, target: Target, rows: RecordedRows) -> None:
-        self._target, self._rows = target, rows
+    def __init__(self, load: Callable[[], Target], rows: RecordedRows, block_size: int) -> None:
+        self._load, self._rows = load, rows
         self._known: dict[_Path, int] = {}  # path -> its row
         self._cached: dict[int, int] = {}  # text -> first tokens of it that are in the target's cache
-        counts = blocks_of(rows.texts, target.info.block_size)
+        counts = blocks_of(rows.texts, block_size)
         ends = np.cumsum(counts).tolist()
         self._blocks = [[*range(end - count, end)] for end, count in zip(ends, counts, strict=True)]
         self._n_steps = 0
+
+    @cached_property
+    def _target(self) -> Target:
+        return self._load()
 
     def find(self, off: NodesOffText) -> Places:
         """Return the rows of nodes off their texts, ``[n]``, after scoring those that are new."""
@@ -80,7 +86,7 @@ class PathScorer:
                 missing[key[0]].append(key)
         if missing:
             trees = [self._tree(text, paths) for text, paths in missing.items()]
-            self._fill([(tree.text, tree.root) for tree in trees])
+            self._fill({tree.text: tree.root for tree in trees})
             for some in _batches(trees):
                 self._score(some)
         return np.array([self._known[key] for key in keys])
@@ -92,23 +98,28 @@ class PathScorer:
             tree.add([*text[tree.root + 1 : fork + 1], *tail], path)
         return tree
 
-    def _fill(self, roots: Sequence[tuple[int, int]]) -> None:
-        """Let the target read texts up to, and without, the tokens at ``roots``."""
-        works, starts = [], []
-        for text, root in roots:
+    def _fill(self, roots: Mapping[int, int]) -> None:
+        """Let the target read texts, by number, up to the tokens at their roots, which it does not read yet."""
+        starts: list[SequenceStart] = []
+        blocks: dict[int, list[int]] = {}
+        for text, root in roots.items():
             if text not in self._cached:
-                tokens = self._rows.texts[text]
-                starts.append(SequenceStart(text, SamplingParams(max_tokens=1), len(tokens), _NEEDS))
-            first = min(self._cached.get(text, 0), root)  # trees of an earlier method lie behind a root
-            blocks = [] if text in self._cached else self._blocks[text]
-            self._cached[text] = first
-            if first < root or blocks:
-                tokens = self._rows.texts[text][first:root]
-                assert tokens, "a text begins with a prompt of at least two tokens"
-                works.append(Work(text, first, tokens, new_blocks=blocks, draw=False, reads_back=False))
-                self._cached[text] = root
-        if works:
+                n_prompt = len(self._rows.texts[text])
+                starts.append(SequenceStart(text, SamplingParams(max_tokens=1), n_prompt, _NEEDS))
+                blocks[text] = self._blocks[text]
+            self._cached[text] = min(self._cached.get(text, 0), root)  # trees of an earlier method follow a root
+        while works := [
+            work for text, root in roots.items() if (work := self._chunk(text, root, blocks.pop(text, [])))
+        ]:
             self._run(works, starts)
+            starts = []
+
+    def _chunk(self, text: int, root: int, blocks: list[int]) -> Work | None:
+        first = self._cached[text]
+        self._cached[text] = end = min(root, first + MOST_NODES)
+        tokens = self._rows.texts[text][first:end]
+        assert tokens or not blocks, "the first token of a text is no root: a prompt has two tokens at least"
+        return Work(text, first, tokens, new_blocks=blocks, draw=False, reads_back=False) if tokens else None
 
     def _score(self, trees: Sequence[_Tree]) -> None:
         works = [self._work(tree) for tree in trees]
@@ -116,15 +127,15 @@ class PathScorer:
         for tree, result in zip(trees, results, strict=True):
             top = result.top_ids
             assert top.logprobs is not None
-            kept = [row for row, node in enumerate(top.nodes.tolist()) if node in tree.wanted]
+            kept = [row for row, node in enumerate(top.nodes.tolist()) if node in tree.scored]
             first = self._rows.append(top.ids[kept], top.logprobs[kept])
             for row, place in enumerate(kept):
-                self._known[tree.wanted[int(top.nodes[place])]] = first + row
+                self._known[tree.scored[int(top.nodes[place])]] = first + row
             self._cached[tree.text] = tree.root + 1
 
     def _work(self, tree: _Tree) -> Work:
         n, root = len(tree.tokens), self._rows.texts[tree.text][tree.root]
-        nodes = TokenTree(tree.tokens, tree.parents, probe=[True] * n, probe_ends=tree.wanted)
+        nodes = TokenTree(tree.tokens, tree.parents, probe=[True] * n, probe_ends=tree.scored)
         return Work(tree.text, tree.root, [root], nodes)
 
     def _run(self, works: list[Work], starts: Sequence[SequenceStart] = ()) -> list[WorkResult]:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from app.inputs.prompts import Question, read_questions
+from engine.errors import ConfigError
 
 T = TypeVar("T")
 CONVERSATION = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -38,7 +39,7 @@ KINDS: Mapping[str, PromptKind] = MappingProxyType(
         "scripts": PromptKind("mbpp.jsonl"),
         "classes": PromptKind("classeval.jsonl"),
         "edits": PromptKind("humaneval.jsonl", changes=CHANGES),
-        "conversation": PromptKind("spec_bench.jsonl", CONVERSATION),  # and the next five: Spec-Bench's tasks
+        "conversation": PromptKind("spec_bench.jsonl", CONVERSATION),  # this and the next five: Spec-Bench's tasks
         "translation": PromptKind("spec_bench.jsonl", ("translation",)),
         "summarization": PromptKind("spec_bench.jsonl", ("summarization",)),
         "qa": PromptKind("spec_bench.jsonl", ("qa",)),
@@ -64,13 +65,14 @@ def questions(
         half: 0 or 1: only that half of each kind; None: all of it.
 
     Raises:
-        ConfigError: a prompt file is missing.
+        ConfigError: a prompt file is missing, or has no prompt of a kind.
     """
     found: dict[str, list[Question]] = {}
     for kind in kinds:
         file, categories, changes = KINDS[kind]
         every = [q for q in read_questions(folder / file) if not categories or q.category in categories]
-        some = halved(every, half)
+        if not (some := halved(every, half)):
+            raise ConfigError(f"{folder / file} has no prompt of the kind {kind}; others are {', '.join(KINDS)}")
         spread = some[:: max(1, len(some) // per_kind)][:per_kind]
         firsts = [question.turns[0] for question in spread]
         asked = [edit(changes, i, text) for i, text in enumerate(firsts)] if changes else firsts
@@ -84,6 +86,10 @@ def edit(changes: Sequence[str], number: int, code: str) -> str:
 
 
 def halved(every: Sequence[T], half: int | None) -> Sequence[T]:
-    """The first half (0) or the second (1); None: all."""
+    """The first half (0) or the second (1); None: all.
+
+    Files are sorted by category. So the second half of ``chat`` is Spec-Bench's short questions (``qa``) alone, and
+    that of ``conversation`` is coding, extraction, stem and humanities.
+    """
     middle = len(every) // 2
     return every if half is None else every[middle:] if half else every[:middle]

@@ -68,6 +68,7 @@ class RecordedRows:
         self.mean = sum(counts)  # the row that is the mean of all texts'
         self.ids: IntArray = np.concatenate([*(text.ids for text in texts), mean[0]])
         self.logprobs: FloatArray = np.concatenate([*(text.logprobs for text in texts), mean[1]])
+        self._n_rows = len(self.ids)
         prompts: dict[bytes, int] = {}
         self.prompts = [prompts.setdefault(text.tokens[: text.n_prompt].tobytes(), len(prompts)) for text in texts]
         tokens = np.concatenate([text.tokens[:n] for text, n in zip(texts, counts, strict=True)]).astype(np.int64)
@@ -79,8 +80,11 @@ class RecordedRows:
 
     def append(self, ids: IntArray, logprobs: FloatArray) -> int:
         """Add rows ``[n, TOP_K]`` of no text; return the number of the first."""
-        first = len(self.ids)
-        self.ids, self.logprobs = np.concatenate([self.ids, ids]), np.concatenate([self.logprobs, logprobs])
+        first, self._n_rows = self._n_rows, self._n_rows + len(ids)
+        if self._n_rows > len(self.ids):  # doubled, so that rows are copied a few times in all
+            self.ids = np.resize(self.ids, (2 * self._n_rows, TOP_K))
+            self.logprobs = np.resize(self.logprobs, (2 * self._n_rows, TOP_K))
+        self.ids[first : self._n_rows], self.logprobs[first : self._n_rows] = ids, logprobs
         return first
 
     def find(self, text: Places, root: Places, previous: Places, tokens: Places) -> Places:
@@ -126,7 +130,7 @@ class NodesOffText:
     text: list[int] = field(default_factory=list)  # number of each node's text
     root: list[int] = field(default_factory=list)  # position of its root in the text
     fork: list[int] = field(default_factory=list)  # position of the last token of its path that is on the text
-    tail: list[tuple[int, ...]] = field(default_factory=list)  # tokens of its path behind that one, its own last
+    tail: list[tuple[int, ...]] = field(default_factory=list)  # tokens of its path after that one, its own last
 
 
 @dataclass(slots=True)
@@ -254,7 +258,7 @@ def depths_on_text(tree: TokenTree, future: Sequence[int]) -> list[int]:
 
 
 def _paths_off_text(tree: TokenTree, depths: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
-    """Return for every node the depth of the last token of its path that is on the text, and the tokens behind it."""
+    """Return for every node the depth of the last token of its path that is on the text, and the tokens after it."""
     paths: list[tuple[int, tuple[int, ...]]] = []
     for node, parent in enumerate(tree.parents):
         depth, tail = (0, ()) if parent == ROOT else paths[parent]
