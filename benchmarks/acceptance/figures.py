@@ -74,20 +74,23 @@ def row_figures(label: str, records: Sequence[RowRecord], first: Sequence[RowRec
         first: records of the row with which it is compared, of the same kinds.
     """
     every, before = all_steps(records), steps_before_loops(records)
+    fewest = min(len(record.step_tokens) for record in records)  # texts of a kind
     return {
         "row": label,
         "texts": sum(len(record.step_tokens) for record in records),
         "looping": sum(cut is not None for record in records for cut in record.loops_at),
         "differ": sum(record.differ for record in records),
         "failures": sum(record.failures for record in records),
-        "tokens_per_forward": _rounded(every.interval),
+        "tokens_per_forward": _rounded(every.interval, fewest),
         "pre_loop": round(before.ratio, 3),
-        "pre_loop_over_first": _rounded(before.over(steps_before_loops(first))),
+        "pre_loop_over_first": _rounded(before.over(steps_before_loops(first)), fewest),
         "pre_loop_by_kind": {record.kind: round(steps_before_loops([record]).ratio, 3) for record in records},
         "drafted_per_forward": round(sum(record.drafted for record in records) / max(1, every.forwards), 2),
         "by_source": summed(record.by_source for record in records),
     }
 
 
-def _rounded(interval: Interval) -> Mapping[str, float]:
-    return {name: round(getattr(interval, name), 3) for name in ("ratio", "low", "high")}
+def _rounded(interval: Interval, n_texts: int) -> Mapping[str, float | None]:
+    """Return ratio and interval; a kind with one text has no interval."""
+    ratio, low, high = (round(each, 3) for each in (interval.ratio, interval.low, interval.high))
+    return {"ratio": ratio, "low": low if n_texts > 1 else None, "high": high if n_texts > 1 else None}

@@ -40,13 +40,15 @@ def draw(rows: Sequence[Mapping[str, Any]], records: Sequence[RowRecord], path: 
     figure, (left, right) = grid(1, 2, (11, max(3.0, 0.24 * len(rows) + 1)))
     ranked = sorted(rows, key=lambda row: row["tokens_per_forward"]["ratio"])
     for place, row in enumerate(ranked):
-        mean, low, high = (row["tokens_per_forward"][name] for name in ("ratio", "low", "high"))
+        found = row["tokens_per_forward"]
+        mean = found["ratio"]
+        low, high = (mean if found[name] is None else found[name] for name in ("low", "high"))
         left.barh(place, mean, color="0.75", xerr=[[mean - low], [high - mean]], ecolor="0.35")
     left.set_yticks(range(len(ranked)), [row["row"] for row in ranked])
     label(left, "tokens per forward, 95 % interval")
     for i, row in enumerate(reversed(ranked[-MOST_LINES:])):
-        found = along_text([record for record in records if record.row == row["row"]])
-        right.plot([(j + 0.5) * PIECE for j in range(len(found))], found, color=colour(i), label=row["row"])
+        means = along_text([record for record in records if record.row == row["row"]])
+        right.plot([(j + 0.5) * PIECE for j in range(len(means))], means, color=colour(i), label=row["row"])
     right.set_ylim(bottom=0)
     right.grid(alpha=0.3)
     right.legend(fontsize=LEGEND)

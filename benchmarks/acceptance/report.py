@@ -69,8 +69,9 @@ def _methods(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> str:
     return table(columns | {kind: kind for kind in kinds}, shown)
 
 
-def _interval(found: Mapping[str, float]) -> str:
-    return f"{found['ratio']:.2f} ({found['low']:.2f}-{found['high']:.2f})"
+def _interval(found: Mapping[str, float | None]) -> str:
+    ratio, low, high = found["ratio"], found["low"], found["high"]
+    return f"{ratio:.2f}" if low is None or high is None else f"{ratio:.2f} ({low:.2f}-{high:.2f})"
 
 
 def _copies(copies: Mapping[str, CopyShares]) -> str:

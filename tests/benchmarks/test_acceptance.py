@@ -235,6 +235,8 @@ def test_rows_are_compared_on_the_same_texts_and_kinds_keep_their_shares() -> No
     alike = [record_of("c", [[2, 2]] * 3, [None] * 3), record_of("c", [[4]] * 3, [None] * 3, "code")]
     exact = row_figures("c", alike, alike)["tokens_per_forward"]  # texts differ between kinds alone
     assert exact["low"] == exact["high"] == exact["ratio"]
+    single = row_figures("d", [record_of("d", [[2, 3]], [None]), alike[1]], alike)["tokens_per_forward"]
+    assert (single["ratio"], single["low"], single["high"]) == (round((5 + 12) / 5, 3), None, None)
 
 
 def test_a_row_is_run_again_when_its_prompts_or_settings_change(
