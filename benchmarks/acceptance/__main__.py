@@ -22,7 +22,7 @@ The model writes every text once without drafts (--out keeps them). A text does 
 are run on a replay of it; the model scores nodes off the text once for all rows. Methods that read hidden states or
 attention, and trained drafters, run on the model itself, and their texts are compared.
 
-``methods`` takes the default model a minute a prompt on one core, longer with long prompts. --out keeps what is done,
+``methods`` takes the default model one to two minutes a prompt on one core. --out keeps what is done,
 and the same command continues there; a row whose prompts or settings have changed is run again. Exit status 1: a text
 differs, or a method failed. The last line of stdout is one JSON document.
 
@@ -68,7 +68,11 @@ REMEDY = "give another --out"
 
 def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.acceptance",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
     add("--prompts", type=Path, required=True, help="folder with the files of the kinds, such as spec_bench.jsonl")
@@ -76,8 +80,9 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
         "--kinds",
         nargs="+",
         choices=("tasks", *KINDS),
+        metavar="KIND",
         default=USUAL,
-        help=f"tasks: {' '.join(TASKS)} (default: {' '.join(USUAL)})",
+        help=f"of {', '.join(KINDS)}; tasks: all but chat and edits (default: {' '.join(USUAL)})",
     )
     add("--per-kind", type=positive, default=6, help="prompts of each kind (default: 6)")
     add("--half", type=int, choices=(0, 1), help="0: the first half of each kind's file, 1: the second (default: both)")
