@@ -99,26 +99,26 @@ class PathScorer:
         return tree
 
     def _fill(self, roots: Mapping[int, int]) -> None:
-        """Let the target read texts, by number, up to the tokens at their roots, which it does not read yet."""
+        """Let the target read the tokens before each root; ``roots`` maps the number of a text to a position in it."""
         starts: list[SequenceStart] = []
         blocks: dict[int, list[int]] = {}
         for text, root in roots.items():
             if text not in self._cached:
+                assert root, "the first token of a text is no root: a prompt has two tokens at least"
                 n_prompt = len(self._rows.texts[text])
                 starts.append(SequenceStart(text, SamplingParams(max_tokens=1), n_prompt, _NEEDS))
                 blocks[text] = self._blocks[text]
             self._cached[text] = min(self._cached.get(text, 0), root)  # trees of an earlier method follow a root
-        while works := [
-            work for text, root in roots.items() if (work := self._chunk(text, root, blocks.pop(text, [])))
-        ]:
-            self._run(works, starts)
+        while any(self._cached[text] < root for text, root in roots.items()):
+            chunks = (self._chunk(text, root, blocks.pop(text, [])) for text, root in roots.items())
+            self._run([*filter(None, chunks)], starts)
             starts = []
 
     def _chunk(self, text: int, root: int, blocks: list[int]) -> Work | None:
+        """Return the next tokens of a text to read; None: it is read up to its root."""
         first = self._cached[text]
         self._cached[text] = end = min(root, first + MOST_NODES)
         tokens = self._rows.texts[text][first:end]
-        assert tokens or not blocks, "the first token of a text is no root: a prompt has two tokens at least"
         return Work(text, first, tokens, new_blocks=blocks, draw=False, reads_back=False) if tokens else None
 
     def _score(self, trees: Sequence[_Tree]) -> None:
