@@ -2,7 +2,7 @@
 
 A method is one ``Method`` in its own file and one entry of ``BUILT_IN``. Other packages add theirs as entry points of
 the group ``spectra.methods`` (docs/how-to/add-a-method.md). Configuration, flags, completion, request checks and the
-table in docs/methods.md all come from here.
+table in docs/methods/index.md all come from here.
 """
 
 from __future__ import annotations

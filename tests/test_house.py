@@ -14,6 +14,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("app", "benchmarks", "deployments", "engine", "retrieval_store", "speculators", "tools")
 MOST_FILES = 15  # of a room, beside its subrooms
 MOST_README = 6000  # characters
+PAGES = sorted((ROOT / "docs").glob("**/*.md"))
+MOST_PAGES, MOST_WORDS = 40, 45_000  # of the documentation without its decisions
+MOST_LINES, MOST_COLUMNS = 150, 120  # of a page; tables that a tool writes and the one line of Redis rights are free
+GENERATED = re.compile(
+    r"<!-- python -m tools.*?<!-- end of the tables? -->|^ACL SETUSER .*?$", re.DOTALL | re.MULTILINE
+)
 ABSENT = re.compile(r"(METHODS|FACTS|DESIGN|HOUSE)\.md|\.\./shared|\bpaper 00\d|\bissue \d+\b")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 PLACE = re.compile(rf"`((?:{'|'.join((*PACKAGES, 'tests', 'docs'))})/[\w/.-]*)")
@@ -48,6 +54,19 @@ def test_every_class_name_is_unique() -> None:
 
 def test_the_readme_is_one_screen() -> None:
     assert len((ROOT / "README.md").read_text()) <= MOST_README
+
+
+def test_the_documentation_is_short() -> None:
+    pages = [page.read_text() for page in PAGES if page.parent.name != "decisions"]
+    assert len(pages) <= MOST_PAGES
+    assert sum(len(page.split()) for page in pages) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_page_has_few_lines_and_none_too_long(page: Path) -> None:
+    text = page.read_text()
+    assert text.count("\n") <= MOST_LINES
+    assert [line for line in GENERATED.sub("", text).split("\n") if len(line) > MOST_COLUMNS] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

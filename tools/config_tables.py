@@ -1,4 +1,4 @@
-"""Writes the tables of docs/configuration.md from ``ServeConfig``.
+"""Writes the tables of docs/reference/configuration.md from ``ServeConfig``.
 
 python -m tools.config_tables            # after a change of a field
 """
@@ -13,7 +13,7 @@ from app.config.method_fields import MethodFields
 from app.config.serve import GROUPS
 from tools.request_fields import replace_table
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "configuration.md"
 BEGIN, END = "<!-- python -m tools.config_tables writes these tables -->\n", "<!-- end of the tables -->\n"
 
 
@@ -28,7 +28,7 @@ def _lines() -> Iterator[str]:
         yield f"## {title[0].upper()}{title[1:]}\n"
         if issubclass(group, MethodFields):
             names = ", ".join(f"`{name}`" for name in group.model_fields)
-            yield f"{names}. The [pages of the methods](methods.md) list their keys.\n"
+            yield f"{names}. The [pages of the methods](../methods/index.md) list their keys.\n"
             continue
         yield "| field | default | meaning |\n|---|---|---|"
         yield from map(_row, group.model_fields)

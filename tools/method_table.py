@@ -1,19 +1,17 @@
-"""Writes the table of methods into docs/methods.md, from the methods themselves.
+"""Writes the table of methods into docs/methods/index.md, from the methods themselves.
 
 python -m tools.method_table            # after a change of a method's name, description, needs or source
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from speculators.method import Method
 from speculators.methods import BUILT_IN
 from tools.request_fields import replace_table
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGE = DOCS / "methods.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "methods" / "index.md"
 BEGIN, END = "<!-- python -m tools.method_table writes this table -->\n", "<!-- end of the table -->\n"
 
 
@@ -23,20 +21,18 @@ def method_table() -> str:
 
 
 def _row(method: Method) -> str:
-    page = next((page for page in _pages(method) if (DOCS / page).exists()), None)
-    name = f"`{method.name}`" if page is None else f"[`{method.name}`]({page})"
+    page = _page(method)
+    name = f"[`{method.name}`]({page})" if page else f"`{method.name}`"
     needs = ", ".join(f"`{need}`" for need in method.needs)
     return f"| {name} | {method.description} | {needs} | {method.source} |"
 
 
-def _pages(method: Method) -> Iterator[str]:
-    """Yield where the page of a method may be: its own, that of its settings, that of all trained drafters."""
-    yield f"methods/{method.name}.md"
-    yield f"methods/{method.section.replace('_', '-')}.md"
-    if method.is_trained:
-        yield "methods/trained.md"
+def _page(method: Method) -> str:
+    """Return the page whose title names the method, or "" if there is none."""
     if method.name == "grammar":
-        yield "structured-output.md"
+        return "../reference/structured-output.md"
+    titles = {path.name: path.read_text().split("\n")[0] for path in sorted(PAGE.parent.glob("*.md"))}
+    return next((page for page, title in titles.items() if f"`{method.name}`" in title), "")
 
 
 def page_with_table(page: str) -> str:

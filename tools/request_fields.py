@@ -1,4 +1,4 @@
-"""Writes into docs/http.md which fields of requests are honoured, accepted or refused, as the schemas decide it.
+"""Writes into docs/reference/http.md which fields of requests are honoured, accepted or refused.
 
 python -m tools.request_fields            # after a change of a field
 """
@@ -14,7 +14,7 @@ from app.api.requests.responses import ResponsesRequest
 from app.api.requests.sampling_fields import HintFields
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "http.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "http.md"
 BEGIN, END = "<!-- python -m tools.request_fields writes this table -->\n", "<!-- end of the table -->\n"
 SCHEMAS = (ChatCompletionRequest, CompletionRequest, ResponsesRequest, TokenizeRequest)
 MOST_CHARS = 120  # of a line

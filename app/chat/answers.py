@@ -14,7 +14,7 @@ import msgspec
 
 from app.load.stream import AttemptError, Endpoint, Event, stream
 
-PART = "bytes:\\x"  # before the bytes of a token that is part of a character (docs/http.md)
+PART = "bytes:\\x"  # before the bytes of a token that is part of a character (docs/reference/http.md)
 Piece = tuple[str, str | None]
 """Text, and the source that drafted it; None: the target itself, or unknown."""
 

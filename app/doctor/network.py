@@ -42,7 +42,7 @@ def check_ray_token() -> Finding:
         return Finding("ray token", "problem", says, "make the file readable, or unset the variable")
     if path is not None or "RAY_AUTH_TOKEN" in os.environ:
         return Finding("ray token", "ok", "set in the environment")
-    return Finding("ray token", "ok", "each `spectra serve` makes its own; a cluster needs one (docs/security.md)")
+    return Finding("ray token", "ok", "each `spectra serve` makes its own; a cluster needs one")
 
 
 def check_store(url: str, namespace: str) -> Finding:

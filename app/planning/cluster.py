@@ -1,4 +1,4 @@
-"""Predicts rates of a pipeline by the formulas of docs/scaling.md, from profiles or from the speeds of a GPU.
+"""Predicts rates of a pipeline by the formulas of docs/explanation/scaling.md, from profiles or a GPU's speeds.
 
 Times are in seconds, rates per second. Micro-batches of ``b`` streams go round the pipeline; every step of a stream has
 a tree of ``nodes`` drafted nodes. A stage reads its weights once a step, or waits for operator launches if these take
@@ -21,7 +21,7 @@ from engine.simulated.profile import H200_BYTES_PER_S, H200_FLOPS, PipelineProfi
 TAU_PER_LOG = 0.31
 LAYER_OPERATORS, OTHER_OPERATORS = 40, 48  # of a step without drafts, counted: in a layer; in head and verification
 TREE_S, TREE_LAYERS = 0.3e-3 / 64, 32  # estimated seconds that a node adds in so many layers, without arithmetic
-TAU = "1 + 0.31 ln(1 + nodes): a fit to three measured methods on other models, docs/scaling.md"
+TAU = "1 + 0.31 ln(1 + nodes): a fit to three measured methods on other models, docs/explanation/scaling.md"
 
 
 def tokens_per_forward(nodes: float) -> float:
@@ -57,7 +57,7 @@ class Cluster:
     stages: int
     hop_s: float = 0.0  # software of a stage: framing, sockets, a thread that wakes up
     turn_s: float = 0.0  # of the router, from an answer to the next step
-    context: int = 0  # cached tokens of each sequence; 0 leaves out the time to read them, as docs/scaling.md does
+    context: int = 0  # cached tokens of each sequence; 0 leaves out the time to read them
 
     def interval_s(self, b: int, nodes: int) -> float:
         """Return the time between two steps of a full pipeline: that of the last stage, or of the wire if longer."""
@@ -112,8 +112,8 @@ class Hardware:
     flops: float = _figure(H200_FLOPS, "a large bf16 product on an H200, measured with PyTorch alone")
     # of the host for each operator; 0: one graph launches them all
     launch_s: float = _figure(6e-6, "estimate of a launch, docs/gpu.md; 40 operators a layer, counted")
-    hop_s: float = _figure(3e-4, "software at a stage, docs/scaling.md: measured on two CPU cores")
-    turn_s: float = _figure(5e-4, "software in the router, docs/scaling.md: measured on two CPU cores")
+    hop_s: float = _figure(3e-4, "software at a stage, docs/explanation/scaling.md: measured on two CPU cores")
+    turn_s: float = _figure(5e-4, "software in the router, docs/explanation/scaling.md: measured on two CPU cores")
     link_bytes_per_s: float = _figure(0.0, "links are left out")  # 0: no limit
 
 
@@ -131,7 +131,7 @@ def planning_inputs(
             figures.append((one.name, value, one.metadata["source"] if value == one.default else "given"))
     if profile is not None:
         name, contents = profile
-        figures.insert(0, ("profile", name, "docs/scaling.md lists profiles and their sources"))
+        figures.insert(0, ("profile", name, "docs/explanation/scaling.md lists profiles and their sources"))
         figures += [(f"profile.{key}", value, name) for key, value in asdict(contents).items()]
     return [*figures, ("tokens_per_forward", tokens_per_forward or TAU, "given" if tokens_per_forward else TAU)]
 

@@ -38,7 +38,7 @@ class PlanRequest:
     usable: int  # bytes of one GPU for weights, KV cache and a step
     context: int  # tokens of a sequence, prompt and output
     stages: int | None = None  # of a replica; None: every number that divides the GPUs
-    tokens_per_forward: float | None = None  # None: the fit of docs/scaling.md, with the fastest tree
+    tokens_per_forward: float | None = None  # None: the fit of docs/explanation/scaling.md, with the fastest tree
     nodes: int = 63  # of each step's tree, if ``tokens_per_forward`` is given
 
 

@@ -13,7 +13,7 @@ NO_ROOM = "-"
 EXPLANATION = """\
 weights: of the largest stage, and the time to load them if the stage has a disk of its own; KV cache: of one replica;
 tokens/s: over all streams, without drafts -> with drafts (nodes of a tree)"""
-ESTIMATES = "Rates and times are estimates: formulas of docs/scaling.md, nothing was run. They follow from"
+ESTIMATES = "Rates and times are estimates: formulas of docs/explanation/scaling.md, nothing was run. They follow from"
 
 
 def document(plan: DeploymentPlan) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class LossSettings:
 
 
 def published(spec: DrafterSpec) -> LossSettings:
-    """The loss of the method's paper and its authors' code; docs/training.md has a table and the papers.
+    """The loss of the method's paper and its authors' code; docs/how-to/train-a-drafter.md has a table and the papers.
 
     ParallelSpec gives no weights of depths or of cross-entropy: here they are Medusa's and EAGLE's.
     """

@@ -1,7 +1,7 @@
 """Names, labels and buckets of the metrics; vLLM's names where vLLM has a metric with the same meaning.
 
 There are two ways to make a family. ``Families`` makes counters and histograms that are updated as things happen.
-``read_family`` builds one at a scrape, from values that exist anyway. docs/operations.md explains every metric.
+``read_family`` builds one at a scrape, from values that exist anyway. docs/reference/metrics.md explains every metric.
 """
 
 from __future__ import annotations

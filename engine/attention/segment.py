@@ -18,7 +18,7 @@ from engine.device import is_host
 from engine.kv.arena import BlockTable, KVLayer
 from engine.tree import BoolArray
 
-# Below this many prefix keys one masked call beats two calls and a merge on a CPU (docs/decisions.md, 4).
+# Below this many prefix keys one masked call beats two calls and a merge on a CPU (docs/decisions, 4).
 SPLIT_FROM = 1024
 
 _CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

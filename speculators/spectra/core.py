@@ -60,7 +60,7 @@ class SpectraCoreConfig(Settings):
 
     @classmethod
     def paper(cls) -> SpectraCoreConfig:
-        """Return Algorithm 1 as published; run it with 128 nodes. docs/methods/spectra-core.md explains ``explore``."""
+        """Return Algorithm 1 as published; run it with 128 nodes. docs/methods/spectra.md explains ``explore``."""
         learns = {"learn_from_prompt": False, "learn_from_output": False}
         return cls(explore=0.1, guess_order="paper", backward_tokens=0, drop_prefixes=False, **learns)
 

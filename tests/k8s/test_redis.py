@@ -34,7 +34,7 @@ def client(server: RedisServer, user: str) -> redis.Redis:
 
 def test_redis_accepts_tls_alone_and_a_publisher_has_the_documented_rights() -> None:
     assert re.findall(r"^(?:tls-)?port .*$", redis_config(), re.MULTILINE) == ["port 0", "tls-port 6379"]
-    manual = (FOLDER.parent / "docs/stores.md").read_text()
+    manual = (FOLDER.parent / "docs/explanation/retrieval.md").read_text()
     (rights,) = re.findall(r"^ACL SETUSER spectra on >PASSWORD (.*)$", manual, re.MULTILINE)
     (given,) = re.findall(r"^user publisher on #\w+ (.*)$", redis_users(PASSWORD), re.MULTILINE)
     assert set(given.split()) == set(rights.split())

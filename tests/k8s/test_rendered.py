@@ -1,10 +1,13 @@
-"""The committed manifests are what the overlays render to, and the schemas of Kubernetes and KubeRay accept them."""
+"""Overlays, dashboards and the image: Kubernetes, KubeRay, kustomize and hadolint accept them."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -12,23 +15,24 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from app.cli import main
-from app.serving.deploy_file import check_deploy_file
-from tests.support.lacking import lacking
-from tests.support.manifests import FOLDER, OVERLAYS, Document, documents, ray_service
+from app.serving.kubernetes.render import GENERATED, render
+from engine.errors import ConfigError
+from tests.support.manifests import FOLDER, OVERLAYS, documents, ray_service
+from tools.monitoring.files import BOARDS, made
 
 OTHER_SCHEMAS = {"RayService", "Gateway", "HTTPRoute", "ScrapeConfig", "PodMonitor", "PrometheusRule"}
 
 
-def test_every_overlay_is_rendered_with_its_serve_config_and_every_component_is_used() -> None:
-    assert sorted(path.stem for path in (FOLDER / "rendered").iterdir()) == OVERLAYS
-    for overlay in OVERLAYS:
-        config = FOLDER / "overlays" / overlay / "serve-config.yaml"
-        assert check_deploy_file(config, elsewhere=True) == []
-        assert ray_service(overlay)["spec"]["serveConfigV2"] == config.read_text(), f"render {overlay} again"
+def test_every_component_is_used() -> None:
     texts = [path.read_text() for path in FOLDER.glob("*/*/kustomization.yaml")]
     for component in (FOLDER / "components").iterdir():
         assert any(re.search(rf"/{component.name}\b", text) for text in texts), component.name
+
+
+def test_rules_that_are_not_made_yet_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path / "k8s", ignore=shutil.ignore_patterns(GENERATED))
+    with pytest.raises(ConfigError, match=re.escape("`python -m tools.monitoring` makes prometheusrule.yaml")):
+        render(tmp_path / "k8s", "h100-2x4")
 
 
 def strict(schema: Any) -> Any:
@@ -45,24 +49,28 @@ def strict(schema: Any) -> Any:
     return made
 
 
-@pytest.mark.cluster
-def test_overlays_render_to_the_committed_manifests_and_fit_the_schemas(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    if shutil.which("kubectl") is None:
-        lacking("kubectl not found")
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_deploys_its_serve_config_and_fits_the_schemas(overlay: str) -> None:
+    config = FOLDER / "overlays" / overlay / "serve-config.yaml"
+    assert ray_service(overlay)["spec"]["serveConfigV2"] == config.read_text()
     kuberay = Draft202012Validator(strict(json.loads((FOLDER / "crds" / "rayservice-v1.json").read_text())))
-    for overlay in OVERLAYS:
-        assert main(["k8s", "render", "--folder", str(FOLDER), "--overlay", overlay]) == 0
-        rendered: list[Document] = list(yaml.load_all(capsys.readouterr().out, yaml.CSafeLoader))
-        # Documents, not bytes: versions of kubectl write the same objects in another order.
-        assert by_name(rendered) == by_name(documents(overlay)), f"render {overlay} again"
-        for document in rendered:
-            if document["kind"] == "RayService":
-                assert [error.message for error in kuberay.iter_errors(document)] == []
-            elif document["kind"] not in OTHER_SCHEMAS:
-                kubernetes_validate.validate(document, "1.33", strict=True)
+    for document in documents(overlay):
+        if document["kind"] == "RayService":
+            assert [error.message for error in kuberay.iter_errors(document)] == []
+        elif document["kind"] not in OTHER_SCHEMAS:
+            kubernetes_validate.validate(document, "1.33", strict=True)
 
 
-def by_name(objects: list[Document]) -> dict[tuple[str, str], Document]:
-    return {(one["kind"], one["metadata"]["name"]): one for one in objects}
+def test_dashboards_become_one_config_map_each(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path / "k8s")
+    for path, text in made().items():
+        (tmp_path / path).write_text(text)
+    command = [Path(sys.executable).with_name("kubectl"), "kustomize", tmp_path / "k8s" / "dashboards"]
+    maps = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, check=True).stdout))
+    assert {name for one in maps for name in one["data"]} == {f"{board.name}.json" for board in BOARDS}
+
+
+def test_hadolint_accepts_the_dockerfile() -> None:
+    command = [Path(sys.executable).with_name("hadolint"), FOLDER / "image" / "Dockerfile"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

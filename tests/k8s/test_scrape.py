@@ -20,7 +20,7 @@ from tests.k8s.prometheus import (
     program,
     redis_exporter,
 )
-from tests.support.metrics import OF_RETRIEVAL, documented, exposed
+from tests.support.metrics import documented, documented_of_retrieval, exposed
 from tests.support.redis_server import RedisServer
 from tests.support.server_process import FLAGS, SpectraServer, running
 from tests.support.waiting import LIMIT_S, wait_until
@@ -112,7 +112,7 @@ def test_every_rule_is_evaluated_and_none_fires(site: ScrapedServer) -> None:
 
 
 def test_the_manuals_list_every_metric_that_is_scraped(site: ScrapedServer) -> None:
-    assert exposed(site.server.http.get("/metrics").text) == documented() | documented(OF_RETRIEVAL)
+    assert exposed(site.server.http.get("/metrics").text) == documented() | documented_of_retrieval()
     assert site.prometheus.ask("label/job/values") == ["redis", "spectra"]
     assert any(name.startswith(FOREIGN) for name in site.prometheus.ask("label/__name__/values"))
     left = site.prometheus.query("spectra:certificate_expiration_timestamp_seconds - time()")

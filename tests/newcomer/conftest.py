@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from app.inputs.default_model import DEFAULT_MODEL
-from benchmarks.support.browser import PROGRAMS, Browser, browsing
+from tests.support.browser import PROGRAMS, Browser, browsing
 from tests.support.lacking import lacking
 from tests.support.server_process import SpectraServer, running
 from tests.support.tiny_models import tiny_default_model
 
 FLAGS = ("--stages", "2", "--speculator-actors", "1", "--kv-gib", "0.1", "--max-sequences", "8", "--grace", "2")
-PICTURES = os.environ.get("PLAYGROUND_PICTURES")  # the folder to which tests write the pictures of docs/playground.md
+PICTURES = os.environ.get(
+    "PLAYGROUND_PICTURES"
+)  # the folder to which tests write the pictures of docs/reference/playground.md
 
 
 @pytest.fixture(scope="session")

@@ -1,23 +1,39 @@
-"""The committed manifests."""
+"""The manifests of every overlay, rendered with kustomize once a process."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from app.serving.kubernetes.render import render
+from tools.monitoring.files import made
 
 FOLDER = Path(__file__).resolve().parents[2] / "k8s"
 OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
 Document = dict[str, Any]
 
 
+@cache
+def rendered(overlay: str) -> str:
+    """Return the manifests of an overlay as `spectra k8s render` prints them after `python -m tools.monitoring`."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(FOLDER, Path(folder) / "k8s")
+        for path, text in made().items():
+            (Path(folder) / path).write_text(text)
+        return render(Path(folder) / "k8s", overlay)
+
+
 def documents(overlay: str) -> list[Document]:
     """Return all objects of an overlay."""
-    return list(yaml.load_all((FOLDER / "rendered" / f"{overlay}.yaml").read_text(), yaml.CSafeLoader))
+    return list(yaml.load_all(rendered(overlay), yaml.CSafeLoader))
 
 
 def of_kind(overlay: str, kind: str) -> list[Document]:

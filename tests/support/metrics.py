@@ -1,4 +1,4 @@
-"""Metrics as Prometheus parses them, and as docs/operations.md lists them."""
+"""Metrics as Prometheus parses them, and as docs/reference/metrics.md lists them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
-OF_RETRIEVAL = PAGE.with_name("retrieval-service.md")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
+RETRIEVAL_HEADING = "\n## With a retrieval store\n"
 NAME = re.compile(r"`((?:vllm|spectra):\w+)(?:\{\w+\})?`")
 
 
-def documented(page: Path = PAGE, kind: str = "") -> set[str]:
-    """Return the names in the first column of the page's tables; with ``kind``, those with that unit."""
-    rows = [line.split("|")[1:] for line in page.read_text().splitlines() if line.startswith("| `")]
-    return {name for row in rows if kind in row[2] for name in NAME.findall(row[0])}
+def documented(kind: str = "") -> set[str]:
+    """Return the names in the first column of the tables of every server; with ``kind``, those with that unit."""
+    rows = [line.split("|")[1:] for line in PAGE.read_text().split(RETRIEVAL_HEADING)[0].splitlines()]
+    return {name for row in rows if len(row) > 3 and kind in row[2] for name in NAME.findall(row[0])}
+
+
+def documented_of_retrieval() -> set[str]:
+    """Return the names that a server with a retrieval store has in addition."""
+    return set(NAME.findall(PAGE.read_text().split(RETRIEVAL_HEADING)[1]))
 
 
 def documented_series() -> set[str]:
     """Return the names of the series of all documented metrics."""
     parts = {f"{name}_{part}" for name in documented(kind="histogram") for part in ("bucket", "sum", "count")}
-    return documented() | documented(OF_RETRIEVAL) | parts
+    return documented() | documented_of_retrieval() | parts
 
 
 def exposed(text: str) -> set[str]:

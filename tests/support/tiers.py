@@ -20,6 +20,8 @@ from app.inputs.default_model import default_model
 HARMLESS = {
     "fc-list",
     "git",
+    "hadolint",
+    "kubectl",
     "ldconfig",
     "uname",
 }  # started by imports of libraries, and by tests of the repository itself

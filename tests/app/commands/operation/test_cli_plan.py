@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.model_shapes import llama_70b
 from tests.support.spectra_command import run_cli
-from tools.shapes import llama_70b
 
 FLAGS = ("--gpus", 8, "--gpu-memory-gib", 80)
 

@@ -57,7 +57,7 @@ export async function post(path, body, { signal, more = {} } = {}) {
   return answered(path, { method: "POST", headers: sent, body: JSON.stringify(body), signal });
 }
 
-/** The first model that is served, with what may be asked of its speculation (docs/http.md). */
+/** The first model that is served, with what may be asked of its speculation (docs/reference/http.md). */
 export async function servedModel() {
   return (await getJson("/v1/models")).data[0];
 }

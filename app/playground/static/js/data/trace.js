@@ -1,4 +1,4 @@
-// The page's reader of traces (docs/http.md): gives each token its part of an answer's text and the source that drafted
+// The page's reader of traces (docs/reference/http.md): gives each token its part of an answer's text and the source that drafted
 // it. The terminal's reader, app/chat/answers.py, does the same; both are tested on the same cases.
 
 const BYTES = "bytes:"; // before the bytes of a token that is part of a character, as in bytes:\\xe2\\x82

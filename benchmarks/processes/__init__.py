@@ -1,1 +1,0 @@
-"""What it costs that stages, routers and ingresses are processes of their own."""

@@ -1,1 +1,0 @@
-"""Requests that no client should send, and the clients that send them."""

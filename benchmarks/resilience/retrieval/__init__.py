@@ -1,1 +1,0 @@
-"""Snapshots change and break, and the Redis dies, while a server answers."""

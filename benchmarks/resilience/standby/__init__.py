@@ -1,1 +1,0 @@
-"""Lost stages with and without processes that wait for them."""

@@ -1,1 +1,0 @@
-"""How throughput and latency follow from stages, batch, tree width and links: the model of docs/scaling.md, checked."""
