@@ -27,6 +27,7 @@ RANGES = {  # least and most value of each flag
     "link_gbits": (0, 1e9),
 }
 DEFAULT_CONTEXT = 4096
+GPU_NODES = 63  # of a step, the default of a server on a GPU
 DEFAULT_SEQUENCES = 64  # of --max-sequences
 
 
@@ -38,8 +39,8 @@ class PlanRequest:
     usable: int  # bytes of one GPU for weights, KV cache and a step
     context: int  # tokens of a sequence, prompt and output
     stages: int | None = None  # of a replica; None: every number that divides the GPUs
-    tokens_per_forward: float | None = None  # None: the fit of docs/explanation/scaling.md, with the fastest tree
-    nodes: int = 63  # of each step's tree, if ``tokens_per_forward`` is given
+    tokens_per_forward: float | None = None  # None: the fit of docs/explanation/scaling.md
+    nodes: int | None = None  # of each step's tree; None: 63 with ``tokens_per_forward``, else the fastest
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +111,9 @@ def _rate(cluster: Cluster, streams: int, replicas: int, asked: PlanRequest) -> 
     """Return the rate of streams that are spread evenly over replicas."""
     parts = split(streams, min(streams, replicas))
     if asked.tokens_per_forward is None:
-        drafted = [cluster.speculating(n, cluster.best_nodes(n)) for n in parts]
+        drafted = [cluster.speculating(n, asked.nodes or cluster.best_nodes(n)) for n in parts]
     else:
-        drafted = [cluster.decoding(n, asked.nodes, asked.tokens_per_forward) for n in parts]
+        drafted = [cluster.decoding(n, asked.nodes or GPU_NODES, asked.tokens_per_forward) for n in parts]
     plain = sum(cluster.decoding(n).tokens_per_s for n in parts)
     return Rate(streams, plain, sum(one.tokens_per_s for one in drafted), drafted[0].nodes)
 
@@ -152,10 +153,11 @@ def check_ranges(given: argparse.Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be {least:g} to {most:g}")
     if given.stages is not None and (given.stages < 1 or given.gpus % given.stages):
         raise ConfigError(f"--stages is {given.stages}; it must divide --gpus, {given.gpus}")
-    if given.tokens_per_forward is not None and not 1 <= given.tokens_per_forward <= given.nodes + 1:
+    most = (given.nodes or GPU_NODES) + 1
+    if given.tokens_per_forward is not None and not 1 <= given.tokens_per_forward <= most:
         raise ConfigError(
-            f"--tokens-per-forward is {given.tokens_per_forward}; it must be 1 to {given.nodes + 1}, the nodes of a "
-            "tree and the bonus token"
+            f"--tokens-per-forward is {given.tokens_per_forward}; it must be 1 to {most}, the nodes of a tree and the "
+            "bonus token"
         )
 
 

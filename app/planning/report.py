@@ -60,7 +60,7 @@ def text(plan: DeploymentPlan) -> str:
     lines = [
         f"{plan.model}: {sizes.n_parameters / 1e9:.2f}B parameters in {sizes.spec.n_layers} layers, {_dtype(plan)}; "
         f"{sizes.bytes / GIB:.1f} GiB of weights, {sizes.kv_token_bytes / 1024:.0f} KiB of KV cache a token",
-        f"{asked.gpus} GPUs, each with {asked.usable / GIB:.1f} GiB for weights, KV cache and a step; "
+        f"GPUs: {asked.gpus}, each with {asked.usable / GIB:.1f} GiB for weights, KV cache and a step; "
         f"sequences of {asked.context} tokens, prompt and output",
         "",
         *_table(plan),

@@ -138,7 +138,8 @@ class RedisClient:
         for secret in filter(None, (self._address.password, self._address.sentinel_password)):
             text = text.replace(secret, "***")
         if isinstance(error, NoPermissionError) or any(word in text for word in _NO_RIGHT):
-            return StoreUnavailableError(f"{where}: the user lacks a right: {text}; docs/explanation/retrieval.md has the ACL rule")
+            rule = "docs/explanation/retrieval.md has the ACL rule"
+            return StoreUnavailableError(f"{where}: the user lacks a right: {text}; {rule}")
         if isinstance(error, redis.AuthenticationError) or "WRONGPASS" in text or "NOAUTH" in text:
             names = f"{USERNAME} and {PASSWORD}" + (f", {SENTINEL_PASSWORD}" * (self._address.kind == "sentinel"))
             return StoreUnavailableError(f"{where}: Redis refuses the user or password: {text}; check {names}")

@@ -63,7 +63,7 @@ def paper_layer(n_layers: int) -> int:
 class _PldPlus(PerRequest[StateT]):
     """Drafts from the occurrences that ``_rank`` prefers."""
 
-    curve: tuple[tuple[float, ...], tuple[float, ...]]  # similarities and P(first token), see docs/methods/prompt-lookup.md
+    curve: tuple[tuple[float, ...], tuple[float, ...]]  # similarities and P(first token): docs/methods/prompt-lookup.md
 
     def __init__(self, config: PldPlusConfig) -> None:
         super().__init__()

@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--link-gbits", type=float, default=0.0, metavar="X", help="Gbit/s between stages (default: 0, no limit)")
     tokens = "of your traffic, as `spectra bench` or `bench --replay` measures it (default: a fit by nodes)"
     add("--tokens-per-forward", type=float, metavar="X", help=tokens)
-    add("--nodes", type=int, default=63, metavar="N", help="drafted nodes per step (default: 63)")
+    nodes = "drafted nodes per step (default: 63 with --tokens-per-forward, else the fastest of 0 to 128)"
+    add("--nodes", type=int, metavar="N", help=nodes)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -111,6 +113,35 @@ def test_sequences_that_grow_together_stay_contiguous() -> None:
         for seq in range(4):
             blocks.allocate(seq, n_tokens)
     assert all(is_run(blocks.table(seq)) for seq in range(4))
+
+
+def test_moves_keep_most_sequences_contiguous_in_a_cache_that_is_nearly_full() -> None:
+    def share_scattered(with_moves: bool) -> float:
+        chance, blocks = random.Random(0), BlockAllocator(1024, 64)
+        lengths: dict[int, tuple[int, int]] = {}  # sequence -> its tokens now and at its end
+        n_arrived = n_scattered = n_decoded = 0
+        for step in range(600):
+            while blocks.n_free > 0.15 * blocks.n_blocks:
+                n = chance.randrange(200, 3000)
+                lengths[n_arrived] = n, n + int(min(2048, chance.lognormvariate(5.5, 0.8)))
+                blocks.allocate(n_arrived, n)
+                n_arrived += 1
+            for seq, (n, end) in [*lengths.items()]:
+                if n == end:
+                    del lengths[seq]
+                    blocks.free(seq)
+                    continue
+                lengths[seq] = n + 1, end
+                blocks.allocate(seq, n + 1)
+                if with_moves:
+                    blocks.defragment(seq)
+                if step > 200:
+                    n_decoded += 1
+                    n_scattered += not is_run(blocks.table(seq))
+        return n_scattered / n_decoded
+
+    assert share_scattered(with_moves=True) < 0.3
+    assert share_scattered(with_moves=False) > 0.6
 
 
 class Cache(RuleBasedStateMachine):

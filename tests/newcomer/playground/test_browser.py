@@ -11,8 +11,8 @@ from itertools import pairwise
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from benchmarks.support.browser import PHONE, Browser
 from tests.newcomer.playground.walks import EXAMPLES, OUTCOME, READY, answer_of, choose, send
+from tests.support.browser import PHONE, Browser
 from tests.support.server_process import SpectraServer
 from tests.support.waiting import LIMIT_S
 

@@ -18,10 +18,10 @@ from app.api.http import Api
 from app.api.service import ServiceSettings
 from app.playground.options import PlaygroundOptions
 from app.playground.playground import Playground
-from benchmarks.support.browser import Browser
 from engine.events import RequestStats
 from tests.app.conftest import ScriptedBackend, listening
 from tests.newcomer.playground.walks import OUTCOME, READY, VERDICT, answer_of, choose, send
+from tests.support.browser import Browser
 from tests.support.server_process import SpectraServer
 from tests.support.tiny_models import tiny_tokenizer
 from tests.support.trace_cases import CASES

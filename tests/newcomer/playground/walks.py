@@ -6,7 +6,7 @@ from typing import Any
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.playground.examples import OF_DEFAULT_MODEL
-from benchmarks.support.browser import Browser
+from tests.support.browser import Browser
 from tests.support.server_process import SpectraServer
 
 EXAMPLES = {example["title"]: example for example in OF_DEFAULT_MODEL}

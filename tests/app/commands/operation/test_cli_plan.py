@@ -63,3 +63,13 @@ def test_a_model_that_does_not_fit_is_status_1(seventy: Path) -> None:
     assert (found["fits"], found["command"]) == (False, "")
     ran = run_cli("plan", "--model", seventy, "--gpus", 1, "--gpu-memory-gib", 80)
     assert (ran.status, "does not fit" in ran.out) == (1, True)
+
+
+def test_nodes_fix_the_tree_and_without_them_the_fastest_is_chosen(seventy: Path) -> None:
+    def trees(*flags: object) -> set[int]:
+        found = document(seventy, *FLAGS, "--stages", 8, *flags)["layouts"][0]["tokens_per_second"]
+        return {one["nodes"] for one in found}
+
+    assert trees("--nodes", 8) == {8}
+    assert trees("--tokens-per-forward", 3) == {63}
+    assert len(trees()) > 1
