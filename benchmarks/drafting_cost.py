@@ -1,4 +1,4 @@
-"""What drafting costs: microseconds of propose + observe per request and step, on one core, without a model.
+"""What does drafting cost? Microseconds of ``propose`` and ``observe`` per request and step, on one core, no model.
 
 The target is a hash (``speculators.testing``), prompt and corpus are random text in its language, composing and
 scoring are not timed. Methods that rank by inner states of the target (pld-plus-h, pld-plus-a) get random ones; with
@@ -11,6 +11,7 @@ case. Some ten seconds per method and context. The last line of stdout is one JS
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,8 +19,9 @@ from random import Random
 
 import numpy as np
 from msgspec.structs import replace
+from tqdm import tqdm
 
-from app.reporting.report import as_line
+from benchmarks.support.reporting import BenchmarkReport, table
 from engine.composer import compose
 from engine.protocol import Artefacts, Needs, Outcome, RequestView
 from engine.request import Request
@@ -47,31 +49,32 @@ HEADS = tuple((0, head) for head in range(50))
 _SUCCESSORS = 40  # different tokens after one token: about as unpredictable as prose
 
 
-def main() -> None:
-    """Measure, print a table, then one JSON line."""
+COLUMNS = ("method", "context", "p50_us", "p99_us", "begin_us", "nodes")
+
+
+def main() -> int:
+    """Measure and print; return the exit status."""
     args = _arguments()
     target = HashTarget(args.vocabulary, _SUCCESSORS)
     with tempfile.TemporaryDirectory() as folder:
         library = _library(target, Path(folder) / "snapshot", args.corpus_tokens)
     options = SpeculatorOptions(retrieval=lambda: library, layer=0, heads=HEADS)
     options = options.with_settings(AutoConfig(retrieval=False))  # as on a server without texts
-    print(f"{'method':<24}{'context':>8}{'p50 us':>9}{'p99 us':>9}{'begin us':>10}{'nodes':>7}")
-    results = []
-    for method in args.methods.split(","):
-        for context in (int(length) for length in args.contexts.split(",")):
-            row = measure(target, method, context, args.steps, args.budget, options)
-            results.append(row)
-            print(
-                f"{method:<24}{context:>8}{row['p50_us']:>9.1f}{row['p99_us']:>9.1f}"
-                f"{row['begin_us']:>10.0f}{row['nodes']:>7.1f}"
-            )
-    print(as_line({"benchmark": "drafting_cost", "budget": args.budget, "steps": args.steps, "results": results}))
+    cases = [(method, int(context)) for method in args.methods.split(",") for context in args.contexts.split(",")]
+    rows = [
+        measure(target, method, context, args.steps, args.budget, options)
+        for method, context in tqdm(cases, file=sys.stderr)
+    ]
+    shown = table(dict(zip(COLUMNS, COLUMNS, strict=True)), rows)
+    print(shown)
+    document = {"budget": args.budget, "steps": args.steps, "rows": rows}
+    return BenchmarkReport(document, shown, failed=False).publish(args.out)
 
 
 def measure(
     target: HashTarget, method: str, n_context: int, n_steps: int, budget: int, options: SpeculatorOptions
 ) -> dict[str, float | int | str]:
-    """Decode ``n_steps`` steps behind a prompt of ``n_context`` tokens; times in microseconds."""
+    """Decode ``n_steps`` steps after a prompt of ``n_context`` tokens; times in microseconds."""
     rng = np.random.default_rng(0)
     speculator = create(method, options)
     request = RequestView.of(0, Request(_prompt(target, n_context), SamplingParams()), target.vocab_size)
@@ -138,8 +141,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--corpus-tokens", type=int, default=1_000_000, help="indexed for the methods that look up")
     parser.add_argument("--vocabulary", type=int, default=32_000, help="different tokens of the text (default: 32000)")
     parser.add_argument("--budget", type=int, default=64, help="nodes per step")
+    parser.add_argument("--out", type=Path, help="folder for result.json and tables.md")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Engine step against the bare model forward of the same width, mask and prefix (batch 1, fp32, one thread).
+"""What does a step cost, over a bare forward pass of the same width, mask and prefix (batch 1, fp32, one thread)?
 
 The engine's side is everything a decode step does but drafting: schedule, pack, run the layers, verify, commit. The
 bare side is ``model.forward`` with sdpa, a ``DynamicCache`` and the same 4-D mask. Runs alternate; medians. The table
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +24,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
-from app.reporting.report import as_line
-from benchmarks.support.reporting import heading, row
-from benchmarks.support.timing import interleaved
+from benchmarks.support.reporting import BenchmarkReport, table
 from engine.protocol import Needs
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -74,7 +73,7 @@ def engine_step(
 
 
 def bare_forward(path: Path, prompt: list[int], tree: TokenTree) -> Callable[[], object]:
-    """``model.forward`` of root and tree behind the prompt; the cache is cropped back after each."""
+    """``model.forward`` of root and tree after the prompt; the cache is cropped back after each."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
@@ -93,21 +92,36 @@ def bare_forward(path: Path, prompt: list[int], tree: TokenTree) -> Callable[[],
     return run
 
 
+def interleaved(
+    first: Callable[[], object],
+    second: Callable[[], object],
+    runs: int,
+    warmup: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[float, float]:
+    """Return the median seconds of each: calls alternate, so that a slow moment of the machine affects both."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for run in range(warmup + runs):
+        for call, kept in zip((first, second), times, strict=True):
+            began = clock()
+            call()
+            if run >= warmup:
+                kept.append(clock() - began)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
 def against_bare_forward(path: Path, runs: int, prefix: int, rng: random.Random) -> list[dict[str, Any]]:
     """A row of the table for every width of a step."""
     target = LocalTarget.load(TargetOptions(str(path)), path)
     prompt = random_prompt(target, prefix, rng)
     rows = []
-    print(heading(("rows", "engine step, ms", "over one row", "bare forward, ms", "ratio")), flush=True)
     one_row = 0.0
     for n_rows in ROWS:
         tree = random_tree(n_rows - 1, target.info.spec.vocab_size, rng)
         ours, bare = interleaved(engine_step(target, list(prompt), tree), bare_forward(path, prompt, tree), runs, 2)
         one_row = one_row or ours
-        costs = {"over_one_row": ours / one_row, "ratio": ours / bare}
-        rows.append({"rows": n_rows, "engine_ms": ours * 1e3, "bare_ms": bare * 1e3, **costs})
-        shown = f"{ours * 1e3:.3f}", f"{ours / one_row:.2f}", f"{bare * 1e3:.3f}", f"{ours / bare:.3f}"
-        print(row((n_rows, *shown)), flush=True)
+        times = {"engine_ms": ours * 1e3, "over_one_row": ours / one_row, "bare_ms": bare * 1e3, "ratio": ours / bare}
+        rows.append({"rows": n_rows} | {name: round(value, 3) for name, value in times.items()})
     return rows
 
 
@@ -124,12 +138,11 @@ def against_read_back(path: Path, runs: int, prefix: int, rng: random.Random) ->
     }
     prompt, tree = random_prompt(plain, prefix, rng), random_tree(64, spec.vocab_size, rng)
     rows = []
-    print(heading(("read back", "plain step, ms", "with it, ms", "ratio")), flush=True)
     for kind, needs in kinds.items():
         steps = engine_step(plain, list(prompt), tree), engine_step(reading, list(prompt), tree, needs)
         before, after = interleaved(*steps, runs, 20, time.thread_time)
-        rows.append({"read_back": kind, "plain_ms": before * 1e3, "with_ms": after * 1e3, "ratio": after / before})
-        print(row((kind, f"{before * 1e3:.3f}", f"{after * 1e3:.3f}", f"{after / before:.3f}")), flush=True)
+        times = {"plain_ms": before * 1e3, "with_ms": after * 1e3, "ratio": after / before}
+        rows.append({"read_back": kind} | {name: round(value, 3) for name, value in times.items()})
     return rows
 
 
@@ -138,19 +151,23 @@ def random_prompt(target: LocalTarget, n_tokens: int, rng: random.Random) -> lis
     return [rng.randrange(5, target.info.spec.vocab_size) for _ in range(n_tokens)]
 
 
-def main() -> None:
-    """Measure and print."""
+def main() -> int:
+    """Measure and print; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument("--prefix", type=int, default=256, help="tokens in the cache (default: 256)")
     parser.add_argument("--runs", type=int, default=20, help="of each, alternating (default: 20)")
     parser.add_argument("--read-back", action="store_true", help="measure what reading inner states back costs instead")
+    parser.add_argument("--out", type=Path, help="folder for result.json and tables.md")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     measure = against_read_back if arguments.read_back else against_bare_forward
     rows = measure(arguments.model, arguments.runs, arguments.prefix, random.Random(0))
-    print(as_line({"model": arguments.model.name, "prefix": arguments.prefix, "rows": rows}))
+    shown = table({name: name for name in rows[0]}, rows)
+    print(shown)
+    document = {"model": arguments.model.name, "prefix": arguments.prefix, "rows": rows}
+    return BenchmarkReport(document, shown, failed=False).publish(arguments.out)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,9 +1,9 @@
-"""Tokens per target forward of drafting methods and of their settings, by kind of prompt.
+"""How many tokens per target forward do drafting methods and their settings give, by kind of prompt?
 
 For each row: tokens per forward with a 95 % bootstrap interval over texts; pre-loop, where a text counts only until it
 begins to repeat itself, over all and by kind; the ratio to the first row, pre-loop, with its interval for the same
-texts; and drafted nodes per forward, without probes. Below: where the tokens of the answers, after the same two tokens,
-occurred before. A picture shows tokens per forward along the text. ``--rows`` chooses a table:
+texts; and drafted nodes per forward, without probes. A picture shows tokens per forward along the text. ``--rows``
+chooses a table:
 
     methods     all training-free methods, as published and by our defaults, with 64 nodes unless a row says otherwise;
                 after ``spectra vocabulary read`` a row more. Finds the induction heads of PLD+ first, once a model
@@ -22,9 +22,9 @@ The model writes every text once without drafts (--out keeps them). A text does 
 are run on a replay of it; the model scores nodes off the text once for all rows. Methods that read hidden states or
 attention, and trained drafters, run on the model itself, and their texts are compared.
 
-``methods`` takes the default model one to two minutes a prompt on one core. --out keeps what is done,
-and the same command continues there; a row whose prompts or settings have changed is run again. Exit status 1: a text
-differs, or a method failed. The last line of stdout is one JSON document.
+``methods`` takes the default model one to two minutes a prompt on one core. The same --out continues a run; rows with
+other prompts or settings run again. Exit status 1: a text differs, or a method failed. The last line of stdout is one
+JSON document.
 
     python -m benchmarks.acceptance --prompts DIR --rows methods --kinds tasks --half 1 --out OUT
 """
@@ -49,7 +49,6 @@ from app.reporting.record_file import RecordFile
 from app.reporting.report import bar
 from app.speculation.heads import encoded, model_heads
 from app.speculation.vocabulary import known_rows
-from benchmarks.acceptance.copies import copy_shares
 from benchmarks.acceptance.report import Measurement, report
 from benchmarks.acceptance.rows import TABLES, RowInputs
 from benchmarks.acceptance.runs import AcceptanceRun, RowRecord
@@ -175,7 +174,7 @@ def measure(arguments: argparse.Namespace, out: Path) -> Measurement:
         except KeyboardInterrupt:
             print("stopped; these are the kinds of prompts that are complete", file=sys.stderr)
         records = {label: [file.by_key[label, kind] for kind in done] for label in chosen}
-    return Measurement(settings, records, {kind: copy_shares(run.texts(kind)) for kind in done})
+    return Measurement(settings, records, done)
 
 
 def inputs(arguments: argparse.Namespace, run: AcceptanceRun) -> RowInputs:

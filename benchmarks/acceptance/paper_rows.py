@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.acceptance.row import AcceptanceRow
+from benchmarks.acceptance.runs import AcceptanceRow
 from retrieval_store.index.index import Library
 from speculators.corpus.rest import RestConfig
 from speculators.method import SpeculatorOptions

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from benchmarks.acceptance.paper_rows import paper_rows
-from benchmarks.acceptance.row import AcceptanceRow, with_settings
+from benchmarks.acceptance.runs import AcceptanceRow, with_settings
 from engine.request import DEFAULT_NODES
 from retrieval_store.index.index import Library
 from speculators.draft_model.config import DraftModelConfig

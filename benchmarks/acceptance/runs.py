@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -15,10 +15,9 @@ import msgspec
 from app.bench.meter import FailureCount
 from app.reporting.record_file import RecordFile
 from app.reporting.summaries import loop_start, summed
-from benchmarks.acceptance.row import AcceptanceRow
-from benchmarks.support.computed_replay import ROOM, ComputedTarget, PathScorer, blocks_of
+from benchmarks.support.path_scorer import ROOM, PathScorer, RecordedRows, blocks_of
 from benchmarks.support.recording import RecordedText, TextArchive, TextJob
-from benchmarks.support.replay import RecordedRows, ReplayedTarget
+from benchmarks.support.replay import RecordedTarget
 from engine.drafter.part import DrafterPart
 from engine.drafter.settings import DrafterSettings
 from engine.errors import ConfigError
@@ -26,13 +25,30 @@ from engine.events import RequestStats
 from engine.loop import Engine
 from engine.model.identity import model_hash
 from engine.model.shard import ModelShard
-from engine.request import Request
+from engine.request import DEFAULT_NODES, Request
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target_model.info import Target
 from engine.target_model.loading import describe_target, load_parts, whole_range
 from engine.target_model.local import LocalTarget
 from engine.target_model.options import TargetOptions
+from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
+from speculators.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceRow:
+    """A method with its settings."""
+
+    method: str
+    options: SpeculatorOptions = field(default_factory=SpeculatorOptions)
+    max_nodes: int = DEFAULT_NODES
+    warm: bool = False  # prompts of a kind one by one, with state kept from each to the next
+
+
+def with_settings(*settings: Settings) -> SpeculatorOptions:
+    """Return default options with these settings."""
+    return SpeculatorOptions().with_settings(*settings)
 
 
 class RowRecord(msgspec.Struct, frozen=True):
@@ -93,10 +109,6 @@ class AcceptanceRun:
         info = replace(self.info, n_blocks=-(-n_slots // self.info.block_size))
         return LocalTarget(info, [shard], [drafter])
 
-    def texts(self, kind: str) -> list[RecordedText]:
-        """Return the texts of a kind that was measured."""
-        return self._archive.read(self._jobs[kind])
-
     def measure(
         self,
         kind: str,
@@ -112,17 +124,17 @@ class AcceptanceRun:
             if self._archive.missing(jobs):
                 self._archive.record(self.target(len(jobs) * self._longest(kind)), jobs, kind)
             texts = self._archive.read(jobs)
-            rows = RecordedRows(texts, self.info.spec.vocab_size)
+            rows = RecordedRows(texts)
             slots = sum(blocks_of(rows.texts, self.info.block_size)) * self.info.block_size
             scorer = PathScorer(lambda: self.target(slots), rows, self.info.block_size)
         for label, row in table.items():
             on_row(f"{kind}: {label}")
             if label not in done:
-                found = self._run(kind, row, texts, ComputedTarget(self.info, rows, scorer))
+                found = self._run(kind, row, texts, RecordedTarget(self.info, rows, scorer))
                 file.append(RowRecord(label, kind, digests[label], *found))
 
     def _run(
-        self, kind: str, row: AcceptanceRow, texts: Sequence[RecordedText], replayed: ComputedTarget
+        self, kind: str, row: AcceptanceRow, texts: Sequence[RecordedText], replayed: RecordedTarget
     ) -> _RowCounts:
         pool, jobs = SpeculatorPool(row.options), self._jobs[kind]
         needs = pool.needs(row.method)
@@ -164,7 +176,7 @@ def run_texts(
             job = jobs[number]
             seq = engine.submit(Request([*job.prompt], job.params, row.method, row.max_nodes))
             running[seq] = number
-            if isinstance(target, ReplayedTarget):
+            if isinstance(target, RecordedTarget):
                 target.assign(seq, number)
         for seq, event in engine.step():
             texts[running[seq]] += event.token_ids

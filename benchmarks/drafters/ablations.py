@@ -1,9 +1,9 @@
-"""ParallelSpec's tables in miniature (arXiv 2410.05589): what each part of a parallel drafter's training is worth.
+"""What is each part of a parallel drafter's training worth? ParallelSpec's tables in miniature (arXiv 2410.05589).
 
-Every row is a training of the same minutes (or, on a machine that does other things too, steps) by ``spectra train``,
-measured on the same held-out questions: masks or none (the methods that they are put on), how many, answers of the
-target or text of others, and what the paper leaves open.
-The run can be stopped: the same command goes on, and finished rows are kept.
+Every row is a training of the same minutes or steps by ``spectra train``, measured on the same held-out questions: with
+masks or without, how many, and settings that the paper leaves open. The run
+can be stopped; the same command continues it and keeps finished rows. 15 rows of --minutes each, and the writing of
+answers; the last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -39,23 +39,20 @@ ROWS: dict[str, Sequence[str]] = {
     "its masks 1": ("--method", ON_EAGLE, "--drafts", "2"),
     "its masks 2": ("--method", ON_EAGLE, "--drafts", "3"),
     "its masks 6": ("--method", ON_EAGLE, "--drafts", "7"),
-    "its texts by others": ("--method", ON_EAGLE),
     "medusa": ("--method", "medusa"),
     "parallelspec on medusa": ("--method", ON_MEDUSA),
     "it on tokens alone": ("--method", ON_MEDUSA, "--no-states"),
     "its labels soft": ("--method", ON_MEDUSA, "--labels", "soft"),
     "its depths alike": ("--method", ON_MEDUSA, "--depth-decay", "1"),
 }
-BY_OTHERS = "its texts by others"
 MINUTES = 3.0
 
 
 def main() -> int:
-    """Train what is not trained yet; print the table."""
+    """Train the rows that are not trained yet; print the table and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True, help="directory of the target")
     parser.add_argument("--prompts", type=Path, nargs="+", required=True, metavar="F.jsonl", help="to train on")
-    parser.add_argument("--corpus", type=Path, nargs="+", default=[], metavar="F.jsonl", help="answers of others")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="answers, drafters and the table")
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument("--minutes", type=float, metavar="M", help=f"of each training (default: {MINUTES:g})")
@@ -68,8 +65,6 @@ def main() -> int:
     unknown = [name for name in arguments.rows if name not in ROWS]
     if unknown:
         parser.error(f"--rows has {unknown[0]!r}; rows are {', '.join(ROWS)}")
-    if not arguments.corpus:
-        arguments.rows = [name for name in arguments.rows if name != BY_OTHERS]
     rows = []
     with bar("rows", len(arguments.rows), "row") as shown:
         for name in arguments.rows:
@@ -82,7 +77,7 @@ def main() -> int:
 
 
 def trained(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """A row's document; it is trained unless it was before."""
+    """Return the document of a row; train it unless that was done before."""
     out = arguments.out / name.replace(" ", "-").replace(",", "")
     known = out / "training.json"
     if known.exists():
@@ -91,31 +86,29 @@ def trained(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             return document
     command = [sys.executable, "-m", "app.cli", "train", "--target", arguments.target, "--out", out, *ROWS[name]]
     [(kind, amount)] = ((kind, amount) for kind, amount in budget_of(arguments).items() if amount is not None)
-    command += [f"--{kind}", amount, "--seed", arguments.seed, *texts(name, arguments)]
+    command += [f"--{kind}", amount, "--seed", arguments.seed, *answers_for(arguments)]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     return dict(json.loads(known.read_text()))
 
 
 def budget_of(arguments: argparse.Namespace) -> dict[str, float | None]:
-    """Of every training, in the one or the other unit."""
+    """Return the budget of every training, in one of two units."""
     return {"minutes": arguments.minutes, "steps": arguments.steps}
 
 
-def texts(name: str, arguments: argparse.Namespace) -> list[object]:
-    """Flags of what is trained on: answers are written once, by the first row."""
+def answers_for(arguments: argparse.Namespace) -> list[object]:
+    """Return the flags of the answers to train on; the first row writes them."""
     answers = arguments.out / "answers" / "work" / "answers.jsonl"
     if not (arguments.out / "answers" / "training.json").exists():
         out = ("--target", arguments.target, "--out", arguments.out / "answers", "--seed", arguments.seed)
         command = [sys.executable, "-m", "app.cli", "train", "--method", "medusa", *out, "--steps", 1]
         command += ["--prompts", *arguments.prompts]
         subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
-    if name != BY_OTHERS:
-        return ["--answers", answers]
-    return ["--answers", *arguments.corpus, "--measured-on", answers]
+    return ["--answers", answers]
 
 
 def row(name: str, document: dict[str, Any]) -> dict[str, Any]:
-    """Figures of a row; a forward drafts one token, or all."""
+    """Return the figures of a row; a forward drafts one token, or all."""
     held_out = document["held_out"]
     depths = len(held_out["sampled"]["by_depth"])
     return {

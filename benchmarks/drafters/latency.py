@@ -1,8 +1,8 @@
-"""How long a trained drafter takes for a tree: in one forward (ParallelSpec and others) or in one a depth (EAGLE).
+"""How long does a trained drafter take for a tree, in one forward (ParallelSpec) or in one per depth (EAGLE)?
 
-Drafters in the target's sizes with random weights behind texts of some length; two committed rows a step, trees of the
-same depth and nodes. Methods take turns, draft by draft, so that a machine that slows down slows them all; the ratio is
-to EAGLE 1, whose layer ParallelSpec keeps. The last line of stdout is one JSON document.
+Drafters have the target's sizes, random weights and --context cached tokens. A step has two committed rows; all trees
+have the same depth and nodes. Methods take turns, draft by draft. The ratio is to EAGLE 1, whose layer ParallelSpec
+keeps. Two minutes with the default model; the last line of stdout is one JSON document.
 
     python -m benchmarks.drafters.latency --model DIR [--batches 1,8] [--context 256] [--device cuda --dtype bfloat16]
 """

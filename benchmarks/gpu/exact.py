@@ -3,25 +3,26 @@
 64 texts of 256 tokens are written plainly in batches of 32, then in other batches, by trees and chains, in chunks of
 prompts, with preemptions and on two stages: every token and log-probability must have the same bits. Random weights
 have many near-ties, which makes this a hard test. The log-probabilities of the first way are compared with Hugging
-Face's layers in fp32. Every second text is sampled, the others are greedy.
+Face's layers in fp32. Every second text is sampled, the others are greedy. Eight minutes.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from benchmarks.gpu.measuring.models import BLOCK, LLAMA_8B, fit_layers, make_random_model, shrink
-from benchmarks.gpu.measuring.scoring import HIGHER, reference_logits, rms
-from benchmarks.gpu.measuring.steps import EXACT, executor_maker
+from benchmarks.gpu.measuring.models import BLOCK, LLAMA_8B, fit_layers, make_llama, shrink
 from benchmarks.gpu.setting import GpuSetting, MeasurementPart, Row, attempt
+from engine.cuda.executor import Executor
 from engine.loop import Completion, Engine
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
@@ -37,6 +38,7 @@ from speculators.testing import AlwaysRight, RightAmongWrong
 PLAIN, TREE, CHAIN = "autoregressive", RightAmongWrong.name, AlwaysRight.name
 DEPTH = 8  # tokens of a draft
 ORACLE_TEXTS, ROUNDING = 8, 1e-6  # of log-probabilities in fp32
+HIGHER = {torch.float32: torch.float64, torch.bfloat16: torch.float32}  # precisions to compare with
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +65,22 @@ WAYS = (  # the others are compared with the first
     RunVariant("2 stages", stages=2),
     RunVariant("tree, batch 7, chunks of 64, preempted, 2 stages", 7, TREE, 64, 2, 0.5, 0.5),
 )
+Sizes = tuple[int, int, int, int]  # texts, tokens of each, tokens of the shortest and of the longest prompt
+SIZES, TINY_SIZES = (64, 256, 16, 600), (4, 9, 30, 70)
 
 
 class VariantWriter:
     """Writes the same texts in every way."""
 
-    def __init__(self, setting: GpuSetting) -> None:
-        self._setting = setting
-        n_texts, self._n_tokens, *lengths = (4, 9, 30, 70) if setting.is_tiny else (64, 256, 16, 600)
-        self._longest = lengths[1] + self._n_tokens
+    def __init__(self, setting: GpuSetting, sizes: Sizes) -> None:
+        n_texts, self._n_tokens, shortest, longest = sizes
+        self._setting, self._longest = setting, longest + self._n_tokens
         cached = 32 * (self._longest + 3 * DEPTH + BLOCK)
-        self._geometry = shrink(setting, fit_layers(LLAMA_8B, setting.free_bytes, setting.dtype.itemsize, cached))
-        self._model = make_random_model(self._geometry, setting.device, setting.dtype)
-        rng, vocab = random.Random(0), self._geometry.vocab
-        self._prompts = [[rng.randrange(vocab) for _ in range(rng.randint(*lengths))] for _ in range(n_texts)]
+        geometry = shrink(setting, fit_layers(LLAMA_8B, setting.free_bytes, setting.dtype.itemsize, cached))
+        self._model = make_llama(setting, geometry)
+        rng = random.Random(0)
+        lengths = [rng.randint(shortest, longest) for _ in range(n_texts)]
+        self._prompts = [[rng.randrange(geometry.vocab) for _ in range(n)] for n in lengths]
         self._first: dict[int, Completion] = {}
 
     def write(self, way: RunVariant) -> Iterator[Row]:
@@ -98,21 +102,19 @@ class VariantWriter:
     def compare_with_oracle(self) -> Iterator[Row]:
         """Score the first way's texts by Hugging Face's layers; twice their own error in this precision is allowed."""
         texts = list(self._first.items())[:ORACLE_TEXTS]
-        greedy = best = 0
-        differences: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        dtypes, greedy, best = (HIGHER[self._setting.dtype], self._setting.dtype), 0, 0
+        errors: tuple[list[Tensor], list[Tensor]] = [], []  # of the executor, and of these layers
         for i, text in texts:
             ids = torch.tensor([*self._prompts[i], *text.token_ids], device=self._setting.device)
             drawn = ids[len(self._prompts[i]) :, None]
-            exact, rounded = (
-                reference_logits(self._model, ids[:-1], len(drawn), dtype).double()
-                for dtype in (HIGHER[self._setting.dtype], self._setting.dtype)
-            )
+            exact, rounded = (compute_reference(self._model, ids[:-1], len(drawn), one).double() for one in dtypes)
             expected, of_dtype = (x.log_softmax(-1).gather(-1, drawn)[:, 0].cpu() for x in (exact, rounded))
-            differences[0].append(torch.tensor([one.logprob for one in text.logprobs or []]).double() - expected)
-            differences[1].append(of_dtype - expected)
+            errors[0].append(torch.tensor([one.logprob for one in text.logprobs or []]).double() - expected)
+            errors[1].append(of_dtype - expected)
             if i % 2 == 0:
                 greedy, best = greedy + len(drawn), best + int((exact.argmax(-1) == drawn[:, 0]).sum())
-        error, allowed = rms(torch.cat(differences[0])), 2 * rms(torch.cat(differences[1])) + ROUNDING
+        error, of_layers = (float(torch.cat(some).square().mean().sqrt()) for some in errors)
+        allowed = 2 * of_layers + ROUNDING
         yield {
             "oracle": "Hugging Face, fp32", "texts": len(texts), "error of log-probabilities": error,
             "allowed error": allowed, "greedy tokens": greedy, "of these its best": best, "ok": error <= allowed,
@@ -124,28 +126,46 @@ class VariantWriter:
         tree, chain = RightAmongWrong(answers, DEPTH), AlwaysRight(answers, DEPTH)
         kinds: dict[str, Any] = {TREE: lambda _: tree, CHAIN: lambda _: chain}
         options = SchedulerOptions(prefill_chunk=way.chunk, prefix_cache=False)
-        engine = Engine(self._target(way), SpeculatorPool(extra=kinds), options)
+        engine = Engine(self._make_target(way), SpeculatorPool(extra=kinds), options)
         n, m = math.ceil(way.share * len(self._prompts)), self._n_tokens
         params = [SamplingParams(max_tokens=m, temperature=0.8 * (i % 2), seed=i, logprobs=0) for i in range(n)]
         given = zip(self._prompts, params, strict=False)
         return dict(engine.run([Request(*one, way.method, max_nodes=3 * DEPTH) for one in given], way.batch))
 
-    def _target(self, way: RunVariant) -> LocalTarget:
+    def _make_target(self, way: RunVariant) -> LocalTarget:
         """Return a target whose cache holds at least one text."""
         each = [-(-(len(prompt) + self._n_tokens + 3 * DEPTH + 1) // BLOCK) for prompt in self._prompts]
         n_blocks = max(max(each) + 1, math.ceil(way.room * sum(sorted(each)[-way.batch :])))
         info = TargetInfo(read_spec(self._model.config, ()), n_blocks, BLOCK, self._longest)
         layers = split_layers(info.spec.n_layers, min(way.stages, info.spec.n_layers))
         shards = [ModelShard(self._model, info.spec, some, positions(info)) for some in layers]
-        return LocalTarget(info, shards, executors=list(map(executor_maker(EXACT), shards)))
+        return LocalTarget(info, shards, executors=list(map(Executor, shards)))
 
 
-def write_texts(setting: GpuSetting) -> Iterator[Row]:
+@torch.inference_mode()
+def compute_reference(model: Any, tokens: Tensor, n_last: int, dtype: torch.dtype) -> Tensor:
+    """Return the logits of the last ``n_last`` positions of a text int64 ``[n]`` in ``dtype``, ``[n_last, vocab]``.
+
+    Layers are converted one at a time, to save memory. Attention is torch's, causal and without a cache: nothing of the
+    engine runs. The model must have no sliding windows.
+    """
+    inner = model.model
+    hidden = inner.embed_tokens(tokens[None]).to(dtype)
+    cos_sin = inner.rotary_emb(hidden, torch.arange(len(tokens), device=tokens.device)[None])
+    for layer in inner.layers:
+        converted = copy.deepcopy(layer).to(dtype)
+        converted.self_attn.config._attn_implementation = "sdpa"
+        hidden = converted(hidden, attention_mask=None, position_embeddings=cos_sin)
+    logits: Tensor = copy.deepcopy(inner.norm).to(dtype)(hidden[0, -n_last:]) @ model.lm_head.weight.to(dtype).T
+    return logits
+
+
+def write_texts(setting: GpuSetting, sizes: Sizes | None = None, ways: Sequence[RunVariant] = WAYS) -> Iterator[Row]:
     """Yield a row for each way, and the oracle's after the first."""
-    writer = VariantWriter(setting)
-    for way in WAYS:
+    writer = VariantWriter(setting, sizes or (TINY_SIZES if setting.is_tiny else SIZES))
+    for way in ways:
         yield from attempt(setting, way.name, partial(writer.write, way))
-        if way is WAYS[0]:
+        if way is ways[0]:
             yield from attempt(setting, "oracle", writer.compare_with_oracle)
 
 

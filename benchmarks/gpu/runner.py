@@ -2,124 +2,171 @@
 
 from __future__ import annotations
 
+import json
+import platform
+import signal
+import subprocess
+import tarfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from app.reporting.report import markdown
-from benchmarks.gpu.running.results import ARCHIVE, Results, describe_machine
-from benchmarks.gpu.setting import GpuSetting, MeasurementPart, Row
+from app.reporting.report import NOTHING, markdown, write_document
+from benchmarks.gpu.setting import GpuSetting, MeasurementPart, Row, Value
+from benchmarks.support.reporting import BenchmarkReport
 
+REPOSITORY = Path(__file__).parents[2]
+ARCHIVE = "results.tar.gz"
 LIMIT_FACTOR = 2  # of a part's estimate; the budget limits it as well
+PACKAGES = ("torch", "triton", "transformers", "numpy", "numba", "msgspec")
 
 
-def parts_of(command: str) -> Sequence[MeasurementPart]:
-    """Return the parts of a command in their order."""
-    parts: Sequence[MeasurementPart] = import_module(f"benchmarks.gpu.{command}").PARTS
-    return parts
+def load_parts(command: str) -> dict[str, MeasurementPart]:
+    """Return the parts of a command by name, in their order."""
+    return {part.name: part for part in import_module(f"benchmarks.gpu.{command}").PARTS}
 
 
-def run_parts(command: str, parts: Sequence[MeasurementPart], setting: GpuSetting, out: Path, budget: float) -> int:
-    """Run parts within ``budget`` minutes, print and write their results; returns 1 if anything failed or was wrong."""
-    arguments = {"device": str(setting.device), "dtype": str(setting.dtype), "tiny": setting.is_tiny}
-    results, worker = Results(out, command, arguments), Worker(command, setting)
-    ends, summary = time.monotonic() + 60 * budget, list[list[str]]()
-    try:
-        for number, part in enumerate(parts, 1):
-            print(f"\n[{number}/{len(parts)}] {part.name}: {part.question}", flush=True)
-            began, error = time.monotonic(), "not started: the budget is used up"
-            if (left := ends - began) > 0:
-                limit = left if setting.is_tiny else min(left, 60 * LIMIT_FACTOR * part.minutes)
-                error = worker.run(part.name, limit, partial(results.add_row, part.name)) or ""
-                results.document["machine"] = worker.machine
-            seconds = time.monotonic() - began
-            tables, outcome = results.finish_part(part.name, seconds, error)
-            summary.append([part.name, outcome, f"{seconds:.1f}"])
-            print(f"\n{tables}\n{error}\n{part.name}: {outcome}, {seconds:.1f} s", flush=True)
-    finally:
-        worker.stop()
-    summarized = markdown(["part", "outcome", "seconds"], summary, n_names=2)
-    print(f"\n{worker.machine.get('name', 'CPU')}: {out / ARCHIVE}\n\n{summarized}", flush=True)
-    return int(any(outcome != "ok" for _, outcome, _ in summary))
+def run_parts(command: str, names: Sequence[str], setting: GpuSetting, out: Path, minutes: float) -> int:
+    """Run parts within ``minutes``, print and write their results; returns 1 if anything failed or was wrong."""
+    results, ends = PartResults(out, command, names), time.monotonic() + 60 * minutes
+    results.begin()
+    while name := results.find_next():
+        if time.monotonic() >= ends:
+            results.finish_part(name, "not started: the budget is used up")
+            continue
+        process = get_context("spawn").Process(target=_run_worker, args=(results, setting, ends), daemon=True)
+        process.start()
+        process.join()
+        results.load()
+        if process.exitcode and (name := results.find_next()):
+            is_late, status = process.exitcode == -signal.SIGALRM, f"exit status {process.exitcode}"
+            results.finish_part(name, "ended at its time limit" if is_late else f"the process ended with {status}")
+    return results.publish()
 
 
-class Worker:
-    """Runs parts of a command one after the other in a process that starts with the first."""
-
-    def __init__(self, command: str, setting: GpuSetting) -> None:
-        self._command, self._setting = command, setting
-        self._process: Any = None
-        self._connection: Any = None
-        self.machine: Mapping[str, Any] = {}
-
-    def run(self, name: str, seconds: float, keep: Callable[[Row], None]) -> str | None:
-        """Pass each row of a part to ``keep`` when it is measured; returns the error that ended the part, or None.
-
-        The process is killed after ``seconds``.
-        """
-        ends, error = time.monotonic() + seconds, f"ended at its limit of {seconds / 60:.1f} minutes"
-        try:
-            self._start()
-            self._connection.send((name, ends))
-            while self._connection.poll(max(0.0, ends - time.monotonic())):
-                kind, content = self._connection.recv()
-                if kind == "row":
-                    keep(content)
-                elif kind == "machine":
-                    self.machine = content
-                elif content is None:
-                    return None
-                else:
-                    error = content
-                    break
-        except (EOFError, OSError):
-            self._process.join()
-            error = f"the process ended with exit status {self._process.exitcode}"
-        self.stop()
-        return error
-
-    def stop(self) -> None:
-        """Kill the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-            self._process = None
-
-    def _start(self) -> None:
-        if self._process is None:
-            context = get_context("spawn")
-            self._connection, of_worker = context.Pipe()
-            given = of_worker, self._command, self._setting
-            self._process = context.Process(target=_serve_parts, args=given, daemon=True)
-            self._process.start()
-            of_worker.close()  # else the end of the process would not close the pipe
-
-
-def _serve_parts(connection: Connection, command: str, setting: GpuSetting) -> None:
-    """Run the parts whose names arrive, until the process is killed."""
-    if not setting.is_cuda:
-        from benchmarks.gpu.running.interpreter import prepare_interpreter
+def _run_worker(results: PartResults, setting: GpuSetting, ends: float) -> None:
+    """Run parts until one fails or the budget is used up; an alarm kills this process at a part's limit."""
+    signal.setitimer(signal.ITIMER_REAL, max(0.1, ends - time.monotonic()))
+    if setting.is_tiny:
+        from benchmarks.gpu.interpreter import prepare_interpreter
 
         torch.set_num_threads(1)  # threads of small products wait for each other
         prepare_interpreter()
-    parts = {part.name: part for part in parts_of(command)}
-    connection.send(("machine", describe_machine(setting)))
-    while True:
-        name, deadline = connection.recv()  # of a clock that processes share
+    parts = load_parts(results.command)
+    results.document["machine"] = describe_machine(setting)
+    while (name := results.find_next()) and (left := ends - time.monotonic()) > 0:
         setting.release_memory()
+        results.begin_part(name)
         try:
-            for row in parts[name].run(replace(setting, deadline=deadline)):
-                connection.send(("row", row))
+            part = parts[name]
+            print(f"\n{name}: {part.question}", flush=True)
+            limit = left if setting.is_tiny else min(left, 60 * LIMIT_FACTOR * part.minutes)
+            signal.setitimer(signal.ITIMER_REAL, limit)
+            for row in part.run(setting):
+                results.add_row(name, row)
             setting.synchronize()  # a fault of a kernel is reported within its part
-            connection.send(("end", None))
         except Exception:
-            connection.send(("end", traceback.format_exc()))
+            return results.finish_part(name, traceback.format_exc())
+        results.finish_part(name, "")
+    return None
+
+
+def describe_machine(setting: GpuSetting) -> dict[str, Any]:
+    """Return versions and, where they are known, the commit and properties of the card."""
+    found: dict[str, Any] = {"device": str(setting.device), "python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    with suppress(FileNotFoundError):
+        git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True)
+        found["commit"] = git.stdout.strip()
+    if not setting.is_tiny:
+        found["card"] = str(torch.cuda.get_device_properties(setting.device))
+    return found
+
+
+class PartResults:
+    """Writes what parts of a command measure to OUT/COMMAND.json and OUT/COMMAND.md, and packs the folder."""
+
+    def __init__(self, out: Path, command: str, names: Sequence[str]) -> None:
+        self.command, self._out, self._path = command, out, out / f"{command}.json"
+        parts: dict[str, dict[str, Any]] = {name: {"outcome": None, "seconds": 0.0, "rows": []} for name in names}
+        self.document: dict[str, Any] = {"command": command, "machine": {}, "parts": parts}
+
+    def begin(self) -> None:
+        """Replace the files of an earlier run."""
+        self._out.mkdir(parents=True, exist_ok=True)
+        self._path.with_suffix(".md").write_text(f"# {self.command}\n\n", encoding="utf-8")
+        self.write()
+
+    def load(self) -> None:
+        """Read what another process has written."""
+        self.document = json.loads(self._path.read_text(encoding="utf-8"))
+
+    def write(self) -> None:
+        """Write the JSON file; a reader finds it whole."""
+        unfinished = self._path.with_suffix(".part")
+        write_document(self.document, unfinished)
+        unfinished.replace(self._path)
+
+    def find_next(self) -> str | None:
+        """Return the first part that has not ended."""
+        return next((name for name, part in self.document["parts"].items() if part["outcome"] is None), None)
+
+    def begin_part(self, name: str) -> None:
+        self.document["parts"][name]["began"] = time.time()
+        self.write()
+
+    def add_row(self, name: str, row: Row) -> None:
+        self.document["parts"][name]["rows"].append(dict(row))
+        self.write()
+
+    def finish_part(self, name: str, error: str) -> None:
+        """Print how a part ended and its tables, write both, and pack the archive."""
+        part = self.document["parts"][name]
+        rows, seconds = part["rows"], round(time.time() - part.get("began", time.time()), 1)
+        failed, wrong = sum("failed" in row for row in rows), sum(row.get("ok") is False for row in rows)
+        problems = error.strip().splitlines()[-1:] + [f"failed measurements: {failed}"] * bool(failed)
+        outcome = "; ".join(problems + [f"wrong results: {wrong}"] * bool(wrong)) or "ok"
+        part |= {"outcome": outcome, "seconds": seconds, "error": error}
+        self.write()
+        print(f"\n{format_tables(rows)}\n{error}\n{name}: {outcome}, {seconds} s", flush=True)
+        with self._path.with_suffix(".md").open("a", encoding="utf-8") as file:
+            file.write(f"## {name}: {outcome}, {seconds} s\n\n{format_tables(rows)}\n\n")
+        with tarfile.open(self._out / ARCHIVE, "w:gz") as archive:
+            for path in sorted([*self._out.glob("*.json"), *self._out.glob("*.md")]):
+                archive.add(path, path.name)
+
+    def publish(self) -> int:
+        """Print the outcomes, as a table and as JSON; returns the exit status."""
+        parts = self.document["parts"]
+        outcomes = {name: part["outcome"] for name, part in parts.items()}
+        body = [[name, outcome, f"{parts[name]['seconds']}"] for name, outcome in outcomes.items()]
+        table = markdown(["part", "outcome", "seconds"], body, n_names=2)
+        print(f"\n{table}\n", flush=True)
+        document = self.document | {"archive": str(self._out / ARCHIVE), "parts": outcomes}
+        return BenchmarkReport(document, table, any(outcome != "ok" for outcome in outcomes.values())).publish(None)
+
+
+def format_tables(rows: Sequence[Row]) -> str:
+    """Return Markdown: one table for each run of rows with the same headings."""
+    groups = ((head, [list(map(format_value, row.values())) for row in some]) for head, some in groupby(rows, tuple))
+    return "\n\n".join(markdown(head, body) for head, body in groups)
+
+
+def format_value(value: Value) -> str:
+    """Return a cell: floats with three significant digits."""
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return NOTHING if value is None else str(value)

@@ -1,4 +1,4 @@
-"""What every part of a command receives and returns.
+"""The input and output of every part of a command.
 
 A part yields rows: mappings from a column's heading to a figure, printed as tables. A row with ``ok: False`` is a wrong
 result; a row with ``failed`` is a measurement that raised an error.
@@ -19,33 +19,35 @@ Row = Mapping[str, Value]  # bool is an int
 
 @dataclass(frozen=True, slots=True)
 class GpuSetting:
-    """Where and how large a part runs."""
+    """Where parts run: on a GPU in full size or on a CPU, under Triton's interpreter, in tiny sizes."""
 
     device: torch.device
-    dtype: torch.dtype  # of weights and activations
-    is_tiny: bool
-    deadline: float = float("inf")  # ``time.monotonic()`` at which the part is ended
 
     @property
-    def is_cuda(self) -> bool:
-        """Whether there are events and graphs; else Triton's interpreter runs the kernels."""
-        return self.device.type == "cuda"
+    def is_tiny(self) -> bool:
+        """Whether sizes are small and graphs are missing."""
+        return self.device.type == "cpu"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations; the interpreter has no products in bf16."""
+        return torch.float32 if self.is_tiny else torch.bfloat16
 
     @property
     def free_bytes(self) -> int:
         """Free memory of the device; on a CPU enough for any geometry."""
-        return torch.cuda.mem_get_info(self.device)[0] if self.is_cuda else 1 << 40
+        return 1 << 40 if self.is_tiny else torch.cuda.mem_get_info(self.device)[0]
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""
-        if self.is_cuda:
+        if not self.is_tiny:
             torch.cuda.synchronize(self.device)
 
     def release_memory(self) -> None:
         """Return unused memory to the device."""
         with suppress(RuntimeError):  # after a fault of the device every call raises
             gc.collect()
-            if self.is_cuda:
+            if not self.is_tiny:
                 torch.cuda.empty_cache()
 
 

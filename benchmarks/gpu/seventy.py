@@ -1,7 +1,7 @@
 """What does a step of Llama 70B take: a stage of 20 layers in bf16, and int8 layers on one GPU?
 
 A stage of four is 20 layers; here it has embedding and head as well. In int8 as many of the 80 layers are measured as
-fit next to the cache of 32 sequences of 2,048 tokens.
+fit next to the cache of 32 sequences of 2,048 tokens. Six minutes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from benchmarks.gpu.measuring.models import LLAMA_70B
-from benchmarks.gpu.measuring.steps import EXACT, FAST, Shape, StageBench, executor_maker, time_steps
+from benchmarks.gpu.measuring.steps import EXACT, FAST, Shape, StageBench, time_steps
 from benchmarks.gpu.setting import GpuSetting, MeasurementPart, Row, attempt
 
 CONTEXT = 2048
@@ -24,7 +24,7 @@ def time_layers(setting: GpuSetting, n_layers: int, is_int8: bool) -> Iterator[R
     shapes, geometry = TINY_SHAPES if setting.is_tiny else SHAPES, replace(LLAMA_70B, n_layers=n_layers)
 
     def measure(mode: str) -> Iterator[Row]:
-        yield from time_steps(StageBench(setting, geometry, executor_maker(mode), shapes, is_int8), shapes, mode)
+        yield from time_steps(StageBench(setting, geometry, shapes, mode, is_int8), shapes, mode)
 
     for mode in (EXACT,) if is_int8 else (EXACT, FAST):
         yield from attempt(setting, mode, partial(measure, mode))
@@ -32,7 +32,5 @@ def time_layers(setting: GpuSetting, n_layers: int, is_int8: bool) -> Iterator[R
 
 PARTS = (
     MeasurementPart("bf16", 3, "How long is a step of 20 layers?", partial(time_layers, n_layers=20, is_int8=False)),
-    MeasurementPart(
-        "int8", 3, "How long is a step of all int8 layers that fit?", partial(time_layers, n_layers=80, is_int8=True)
-    ),
+    MeasurementPart("int8", 3, "And of all int8 layers that fit?", partial(time_layers, n_layers=80, is_int8=True)),
 )

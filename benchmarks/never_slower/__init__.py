@@ -1,1 +1,0 @@
-"""Is a server that may speculate ever slower than one that may not?"""

@@ -16,7 +16,7 @@ The last line of stdout is one JSON document. Exit status 1: a text differs, the
 0.98 of no speculation, or that of a category (machine, prompts, temperature) below 0.97 of the best fixed method. A
 full run takes 90 minutes. --out keeps texts and records, and the same command continues there.
 
-    python -m benchmarks.never_slower --prompts DIR --half 1 --out /tmp/never-slower
+    python -m benchmarks.never_slower --prompts DIR --half 1 --out OUT
     python -m benchmarks.never_slower --prompts DIR --only cpu --cold --concurrency 1 4
 """
 
@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
@@ -34,12 +35,10 @@ import torch
 
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.models import model_path
+from app.reporting.record_file import RecordFile
 from app.reporting.report import bar
-from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell, grid
-from benchmarks.never_slower.engines import CLOCKS
+from benchmarks.never_slower.cells import AUTO, CPU, KINDS, NONE, Cell, CellTurn, grid, prompts_of, turns_of
 from benchmarks.never_slower.machines import MACHINES
-from benchmarks.never_slower.prompts import KINDS, prompts_of
-from benchmarks.never_slower.record_file import CellRecordFile
 from benchmarks.never_slower.report import report
 from benchmarks.never_slower.stand import MethodComparison, StandOptions
 from benchmarks.never_slower.summary import Summary, hopeful
@@ -56,7 +55,7 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--model", type=model_path, default=DEFAULT_MODEL, help="(default: %(default)s)")
-    add("--prompts", type=Path, help="folder with spec_bench, gsm8k and humaneval (default: packaged prompts)")
+    add("--prompts", type=Path, required=True, help="folder with the files of the kinds, such as spec_bench.jsonl")
     add("--half", type=int, choices=(0, 1), help="of each kind of prompt (default: both)")
     add("--only", nargs="+", choices=(CPU, *MACHINES), default=[CPU, *MACHINES], help="machines (default: all)")
     add("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of prompts (default: all)")
@@ -67,14 +66,6 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     add("--texts", type=int, default=48, help="different ones of a kind and temperature, at most (default: 48)")
     add("--minutes", type=float, default=90.0, help="no turn begins after so many (default: 90)")
     add("--cold", action="store_true", help="speculators forget everything before every turn")
-    add("--evict-mb", type=int, default=32, help="of cache before every answer, simulated machines (default: 32)")
-    add(
-        "--clock",
-        choices=CLOCKS,
-        default="processor",
-        help="of this process; one thread works and waits for nothing, so the processor's time on a busy machine is "
-        "the wall time on an idle one",
-    )
     add("--out", type=Path, help="folder for texts, records, table and picture; a run continues from its records")
     return parser.parse_args(given)
 
@@ -83,19 +74,19 @@ def cells_of(arguments: argparse.Namespace) -> list[Cell]:
     return grid(arguments.only, arguments.kinds, arguments.temperatures, arguments.concurrency)
 
 
-def methods_of(cell: Cell, file: CellRecordFile, fixed: Sequence[str]) -> list[str]:
+def methods_of(cell: Cell, records: Sequence[CellTurn], fixed: Sequence[str]) -> list[str]:
     """Return the methods of a cell's next turn; none: its intervals are narrow enough."""
-    turns = file.turns(cell)
+    turns = turns_of(cell, records)
     if turns:
         return [] if len(turns) > 1 and Summary.of(cell, turns).is_sure else [AUTO, NONE, *hopeful(turns)]
     # A method that was hopeless with fewer streams is more so with many: nodes only become more expensive.
-    smaller = [other for other, _ in file if other[:3] == cell[:3] and other.streams < cell.streams]
-    known = file.turns(max(smaller, key=lambda other: other.streams)) if smaller else []
+    smaller = {turn.cell for turn in records if turn.cell[:3] == cell[:3] and turn.cell.streams < cell.streams}
+    known = turns_of(max(smaller, key=lambda other: other.streams), records) if smaller else []
     return [AUTO, NONE, *(hopeful(known) if known and cell.machine != CPU else fixed)]
 
 
 def next_turn(
-    cells: Sequence[Cell], file: CellRecordFile, fixed: Mapping[str, Sequence[str]], spent: float
+    cells: Sequence[Cell], records: Sequence[CellTurn], fixed: Mapping[str, Sequence[str]], spent: float
 ) -> tuple[Cell, list[str]] | None:
     """Return the cell of the next turn and its methods, or None if every interval is narrow enough.
 
@@ -103,21 +94,22 @@ def next_turn(
     """
 
     def order(cell: Cell) -> tuple[bool, int, int]:
-        return (cell.machine == CPU) != (spent > SIMULATED_SHARE), len(file.turns(cell)), cell.streams
+        return (cell.machine == CPU) != (spent > SIMULATED_SHARE), len(turns_of(cell, records)), cell.streams
 
     for cell in sorted(cells, key=order):
-        if len(file.turns(cell)) < cell.most_turns and (methods := methods_of(cell, file, fixed[cell.machine])):
+        n_turns = len(turns_of(cell, records))
+        if n_turns < cell.most_turns and (methods := methods_of(cell, records, fixed[cell.machine])):
             return cell, methods
     return None
 
 
-def run(arguments: argparse.Namespace, file: CellRecordFile, fixed: Mapping[str, Sequence[str]]) -> None:
+def run(arguments: argparse.Namespace, file: RecordFile[CellTurn], fixed: Mapping[str, Sequence[str]]) -> None:
     """Run turns until every interval is narrow enough, or the time is over."""
     began, cells = time.monotonic(), cells_of(arguments)
     stand: MethodComparison | None = None
     with bar(None, sum(cell.most_turns for cell in cells), "turn") as shown:
         while (spent := (time.monotonic() - began) / 60) < arguments.minutes:
-            if (turn := next_turn(cells, file, fixed, spent / arguments.minutes)) is None:
+            if (turn := next_turn(cells, file.records, fixed, spent / arguments.minutes)) is None:
                 return
             if stand is None:
                 stand = stand_of(arguments, fixed)
@@ -125,7 +117,7 @@ def run(arguments: argparse.Namespace, file: CellRecordFile, fixed: Mapping[str,
                 stand.warm_up(cells)
             cell, methods = turn
             shown.set_description(cell.label)
-            file.append(stand.turn(cell, len(file.turns(cell)), methods))
+            file.append(stand.turn(cell, len(turns_of(cell, file.records)), methods))
             shown.update()
 
 
@@ -136,9 +128,7 @@ def stand_of(arguments: argparse.Namespace, fixed: Mapping[str, Sequence[str]]) 
         fixed=fixed,
         tokens={name: arguments.tokens or (96 if name == CPU else 256) for name in (CPU, *MACHINES)},
         n_texts=arguments.texts,
-        clock=CLOCKS[arguments.clock],
         archive=None if arguments.out is None else arguments.out / "texts",
-        evicted_mb=arguments.evict_mb,
         is_cold=arguments.cold,
     )
     prompts = prompts_of(arguments.kinds, arguments.prompts, arguments.model, arguments.texts, arguments.half)
@@ -154,23 +144,20 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     settings: dict[str, Any] = {
         "model": f"{arguments.model.name} {model_hash(arguments.model)[:12]}",
-        "prompts": "packaged" if arguments.prompts is None else str(arguments.prompts),
-        "half": arguments.half,
-        "fixed": arguments.fixed,
-        "tokens": arguments.tokens,
-        "texts": arguments.texts,
-        "clock": arguments.clock,
-        "cold": arguments.cold,
-        "evict_mb": arguments.evict_mb,
+        "prompts": str(arguments.prompts),
+        **{name: getattr(arguments, name) for name in ("half", "fixed", "tokens", "texts", "cold")},
     }
-    try:
-        file = CellRecordFile(None if arguments.out is None else arguments.out / "records.jsonl", settings)
-        run(arguments, file, fixed)
-    except ConfigError as error:
-        raise SystemExit(f"never_slower: {error}") from error
-    except KeyboardInterrupt:
-        print("stopped; these are the turns that were done", file=sys.stderr)
-    found = report([Summary.of(cell, turns) for cell, turns in file if cell in cells_of(arguments)], settings)
+    with TemporaryDirectory() as temporary:
+        path = (arguments.out or Path(temporary)) / "records.jsonl"
+        try:
+            with RecordFile(path, CellTurn, settings, "give another --out") as file:
+                run(arguments, file, fixed)
+        except ConfigError as error:
+            raise SystemExit(f"never_slower: {error}") from error
+        except KeyboardInterrupt:
+            print("stopped; these are the turns that were done", file=sys.stderr)
+    done = {cell: turns_of(cell, file.records) for cell in cells_of(arguments)}
+    found = report([Summary.of(cell, turns) for cell, turns in done.items() if turns], settings)
     print(found.tables, flush=True)
     return found.publish(arguments.out)
 

@@ -1,20 +1,27 @@
-"""The cells of the grid, and the record of a run in one."""
+"""The cells of the grid, their prompts, and the record of a run in one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from app.inputs.prompts import encode_chat
+from app.inputs.tokenizers import load_tokenizer
+from benchmarks.support.prompt_sets import halved, questions
 from engine.scheduling.drafting import AUTOREGRESSIVE
 
+RANDOM = "random"
+KINDS = (RANDOM, "chat", "code", "summarization", "edits")
+LONGEST = 1500  # characters of a prompt: reading thousands of tokens would hide the cost of decoding
+RANDOM_TOKENS = 96  # of a prompt of random tokens
 AUTO, NONE = "auto", AUTOREGRESSIVE
 CPU = "cpu"  # the machine that is not simulated
 CPU_STREAMS = (1, 4, 16)
 SIMULATED_STREAMS = (16, 64, 256)
-
-
 CPU_TEXTS, SIMULATED_TEXTS = 4, 32  # measured texts of a turn, at least
 MOST_CPU_TEXTS, MOST_SIMULATED_TEXTS = 96, 384  # of a cell, over all turns
 
@@ -48,9 +55,6 @@ class Cell(NamedTuple):
 class CellRecord(msgspec.Struct, frozen=True):
     """One method's run over the measured texts of a turn."""
 
-    cell: Cell
-    turn: int  # of the cell; methods of one turn have the same prompts and seeds, and ran in alternation
-    method: str
     seconds: list[float]  # of each text, from its submission to its last token
     first_s: list[float]  # of each text, from its submission to its first token
     tokens: int  # of all measured texts
@@ -58,11 +62,28 @@ class CellRecord(msgspec.Struct, frozen=True):
     trees: int  # decode steps of all streams, also of those that wrote fillers
     nodes: int  # of these trees, many of which have none
     host_s: float  # outside the target: drafting, scheduling, messages
-    wall_s: float
-    processor_s: float  # of this process
     digest: str  # of the measured texts
     failures: int  # exceptions of speculators in the turn; decoding continues without drafts after one
-    load: float  # of the machine, over the minute before
+
+
+Turn: TypeAlias = Mapping[str, CellRecord]  # method -> its run
+
+
+class CellTurn(msgspec.Struct, frozen=True):
+    """The runs of one turn: methods had the same prompts and seeds, and ran in alternation."""
+
+    cell: Cell
+    number: int  # of the turn, from 0 in each cell
+    runs: dict[str, CellRecord]  # by method
+
+    @property
+    def key(self) -> tuple[Cell, int]:
+        return self.cell, self.number
+
+
+def turns_of(cell: Cell, records: Iterable[CellTurn]) -> list[Turn]:
+    """Return the turns of a cell in order."""
+    return [record.runs for record in records if record.cell == cell]
 
 
 def grid(
@@ -77,3 +98,30 @@ def grid(
         for n in streams or (CPU_STREAMS if machine == CPU else SIMULATED_STREAMS)
     ]
     return sorted(cells, key=lambda cell: cell.streams)
+
+
+def prompts_of(
+    kinds: Sequence[str], folder: Path, model: Path, most: int, half: int | None
+) -> dict[str, Sequence[list[int]]]:
+    """Return the prompts by kind, as ids of the model's tokenizer.
+
+    Args:
+        kinds: of ``KINDS``.
+        folder: with the files of the kinds.
+        model: checkpoint directory.
+        most: prompts of a kind.
+        half: 0 or 1: only that half of each kind; None: all of it.
+
+    Raises:
+        ConfigError: a prompt file is missing, or the model has no chat template.
+    """
+    tokenizer = load_tokenizer(model)
+    found: dict[str, Sequence[list[int]]] = {}
+    for kind, some in questions(folder, most, [kind for kind in kinds if kind != RANDOM], half).items():
+        chats = ([{"role": "user", "content": question.text[:LONGEST]}] for question in some)
+        found[kind] = [encode_chat(tokenizer, chat) for chat in chats]
+    if RANDOM in kinds:
+        chance = random.Random(0)
+        prompts = [[chance.randrange(5, len(tokenizer)) for _ in range(RANDOM_TOKENS)] for _ in range(2 * most)]
+        found[RANDOM] = halved(prompts, half)[:most]
+    return found

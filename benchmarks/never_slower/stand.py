@@ -11,14 +11,13 @@ from tempfile import mkdtemp
 
 from app.bench.meter import FailureCount
 from app.bench.schedule import rotated
-from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell
-from benchmarks.never_slower.engines import Clock, ClockedEngine, VirtualEngine
+from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell, CellTurn
+from benchmarks.never_slower.engines import ClockedEngine, VirtualEngine, clock
 from benchmarks.never_slower.machines import MACHINES, costs_by, simulated_costs
-from benchmarks.never_slower.record_file import Turn
 from benchmarks.never_slower.streams import MethodRun, StreamWorkload
-from benchmarks.support.cache_eviction import CacheEviction
+from benchmarks.support.path_scorer import PathScorer, RecordedRows, blocks_of
 from benchmarks.support.recording import BATCH, TextArchive, TextJob
-from benchmarks.support.replay import RecordedRows, ReplayedTarget
+from benchmarks.support.replay import RecordedTarget
 from engine.model.identity import model_hash
 from engine.model.shard import ModelShard
 from engine.scheduling.scheduler import SchedulerOptions
@@ -46,9 +45,7 @@ class StandOptions:
     fixed: Mapping[str, Sequence[str]]  # machine -> methods in addition to none and auto; as ``MethodRun`` takes them
     tokens: Mapping[str, int]  # machine -> of a text, at most
     n_texts: int  # different texts of a kind and temperature, at most
-    clock: Clock  # of this process
     archive: Path | None = None  # folder of recorded texts; None: a temporary one
-    evicted_mb: int = 32  # of cache before every answer on a simulated machine
     is_cold: bool = False  # whether speculators forget everything before every turn
 
 
@@ -69,13 +66,12 @@ class MethodComparison:
         self._info = describe_target(self._target_options, options.model)
         self._longest = max(options.tokens.values()) + max(map(len, chain(*prompts.values())))
         self._archive = TextArchive(options.archive or Path(mkdtemp()), model_hash(options.model))
-        self._eviction = CacheEviction(options.evicted_mb)
         self._costs: dict[str, StepCosts] = {}
         self._pools: dict[tuple[str, str], SpeculatorPool] = {}
-        self._rows: dict[Sequence[TextJob], RecordedRows] = {}
+        self._replays: dict[Sequence[TextJob], tuple[RecordedRows, PathScorer]] = {}
         self._shard: ModelShard | None = None  # loaded when first used: replays run without it
 
-    def turn(self, cell: Cell, number: int, methods: Sequence[str]) -> Turn:
+    def turn(self, cell: Cell, number: int, methods: Sequence[str]) -> CellTurn:
         """Run one turn of a cell; its number decides prompts, seeds and the order of methods."""
         if self._options.is_cold:
             self._pools.clear()
@@ -83,12 +79,12 @@ class MethodComparison:
         workload = StreamWorkload(jobs, number * n % len(jobs), n, NODES.get(cell.machine, GPU_NODES))
         order = rotated(methods, number)[:: -1 if number % 2 else 1]
         with FailureCount() as failures:
-            runs = [self._run(cell, number, method, workload) for method in order]
+            runs = [self._run(cell, method, workload) for method in order]
             alternate(runs)
             for run in runs:
                 run.close()
             n_failures = failures.take()
-        return {run.method: run.record(n_failures) for run in runs}
+        return CellTurn(cell, number, {run.method: run.record(n_failures) for run in runs})
 
     def jobs(self, cell: Cell) -> tuple[TextJob, ...]:
         """Return the different texts of a cell: one of each prompt if greedy, otherwise also of several seeds."""
@@ -116,14 +112,14 @@ class MethodComparison:
                 jobs = tuple(job._replace(max_tokens=WARM_UP) for job in jobs)
             for method in (AUTO, NONE, *self._options.fixed[machine]):
                 workload = StreamWorkload(jobs, 0, 2, NODES.get(machine, GPU_NODES))
-                run = self._run(cell._replace(streams=2), 0, method, workload)
+                run = self._run(cell._replace(streams=2), method, workload)
                 run.advance(float("inf"))
                 run.close()
         self._pools.clear()  # a speculator's own timings include compiling
         gc.collect()
         gc.freeze()
 
-    def _run(self, cell: Cell, number: int, method: str, workload: StreamWorkload) -> MethodRun:
+    def _run(self, cell: Cell, method: str, workload: StreamWorkload) -> MethodRun:
         costs = self._costs_of(cell.machine)
         key = cell.machine, method
         if key not in self._pools:
@@ -131,19 +127,21 @@ class MethodComparison:
         n, pool, machine = cell.streams, self._pools[key], MACHINES.get(cell.machine)
         if machine is None:
             options = SchedulerOptions(max_sequences=n, max_waiting=n, prefix_cache=False)
-            clocked = ClockedEngine(self._local(self._with_room(n)), pool, options, costs, self._options.clock)
-            return MethodRun(cell, number, method, clocked, workload)
+            clocked = ClockedEngine(self._local(self._with_room(n)), pool, options, costs)
+            return MethodRun(n, method, clocked, workload)
         stages = machine.profile.stages
         options = SchedulerOptions(max_sequences=n, max_waiting=n, n_micro_batches=stages, prefix_cache=False)
         target = self._replay(workload.jobs, n)
-        engine = VirtualEngine(target, pool, options, costs, machine, self._options.clock, self._eviction)
-        return MethodRun(cell, number, method, engine, workload, target.assign)
+        engine = VirtualEngine(target, pool, options, costs, machine)
+        return MethodRun(n, method, engine, workload, target.assign)
 
-    def _replay(self, jobs: Sequence[TextJob], streams: int) -> ReplayedTarget:
+    def _replay(self, jobs: Sequence[TextJob], streams: int) -> RecordedTarget:
         """Return a fresh target that writes recorded texts."""
-        if jobs not in self._rows:
-            self._rows = {jobs: RecordedRows(self._archive.read(jobs), self._info.spec.vocab_size)}  # the latest alone
-        return ReplayedTarget(self._with_room(streams), self._rows[jobs])
+        if jobs not in self._replays:
+            rows, size = RecordedRows(self._archive.read(jobs)), self._info.block_size
+            info = replace(self._info, n_blocks=sum(blocks_of(rows.texts, size)))
+            self._replays = {jobs: (rows, PathScorer(lambda: self._local(info), rows, size))}  # the latest alone
+        return RecordedTarget(self._with_room(streams), *self._replays[jobs])
 
     def _local(self, info: TargetInfo) -> LocalTarget:
         """Return a fresh target on the weights of all."""
@@ -170,9 +168,9 @@ class MethodComparison:
         target = self._local(self._info)
 
         def taken(step: Step) -> float:
-            began = self._options.clock()
+            began = clock()
             target.step(step)
-            return self._options.clock() - began
+            return clock() - began
 
         return costs_by(taken, self._info)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.never_slower.cells import Cell, CellRecord
+from benchmarks.never_slower.cells import CellRecord
 from benchmarks.never_slower.engines import ClockedEngine, VirtualEngine
 from benchmarks.support.recording import TextJob
 from engine.events import StepEvent
@@ -56,8 +55,7 @@ class MethodRun:
     measured texts are written in a full batch, as on a loaded server.
 
     Args:
-        cell: of the run.
-        turn: of the cell.
+        streams: that decode at the same time.
         method: of speculation; ``METHOD@NODES`` replaces the default number of nodes.
         engine: fresh; its pool may know earlier requests.
         workload: the texts.
@@ -66,22 +64,20 @@ class MethodRun:
 
     def __init__(
         self,
-        cell: Cell,
-        turn: int,
+        streams: int,
         method: str,
         engine: ClockedEngine | VirtualEngine,
         workload: StreamWorkload,
         assign: Assign = lambda seq, number: None,
     ) -> None:
         self.method = method
-        self._cell, self._turn, self._engine, self._workload, self._assign = cell, turn, engine, workload, assign
+        self._engine, self._workload, self._assign = engine, workload, assign
         self._method, _, nodes = method.partition("@")
         self._max_nodes = int(nodes or workload.max_nodes)
-        self._wall = self._processor = 0.0
         self._running: dict[int, _RunningText] = {}
         self._measured: list[_RunningText] = []
         self._n_submitted = self._n_complete = 0
-        for _ in range(cell.streams):
+        for _ in range(streams):
             self._submit()
 
     @property
@@ -101,8 +97,8 @@ class MethodRun:
 
     def advance(self, seconds: float) -> None:
         """Continue for ``seconds`` of this process."""
-        wall, processor = time.perf_counter(), time.process_time()
-        while not self.is_done and time.process_time() - processor < seconds:
+        began = time.process_time()
+        while not self.is_done and time.process_time() - began < seconds:
             for seq, event in self._engine.step():
                 text = self._running[seq]
                 text.add(event, self._engine.now)
@@ -110,8 +106,6 @@ class MethodRun:
                     del self._running[seq]
                     self._n_complete += any(text is one for one in self._measured)
                     self._submit()
-        self._wall += time.perf_counter() - wall
-        self._processor += time.process_time() - processor
 
     def close(self) -> None:
         """Cancel the fillers; the engine is not used again."""
@@ -124,9 +118,6 @@ class MethodRun:
         for text in self.texts:
             digest.update(np.asarray([len(text), *text], np.int32).tobytes())
         return CellRecord(
-            self._cell,
-            self._turn,
-            self.method,
             seconds=[round(one.seconds, 6) for one in self._measured],
             first_s=[round(one.first_s, 6) for one in self._measured],
             tokens=sum(len(one.tokens) for one in self._measured),
@@ -134,11 +125,8 @@ class MethodRun:
             trees=self._engine.drafted.trees,
             nodes=self._engine.drafted.nodes,
             host_s=round(self._engine.host_s, 6),
-            wall_s=round(self._wall, 3),
-            processor_s=round(self._processor, 3),
             digest=digest.hexdigest(),
             failures=failures,
-            load=round(os.getloadavg()[0], 2),
         )
 
     def _submit(self) -> None:

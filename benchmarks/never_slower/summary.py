@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from app.reporting.summaries import grouped
-from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell, CellRecord
-from benchmarks.never_slower.record_file import Turn
+from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell, CellRecord, Turn
 from benchmarks.support.statistics import Comparison, Interval, compare, compare_with_best, pooled
 
 BAR_NONE = 0.98  # of no speculation: a cell whose whole interval lies below fails
@@ -100,15 +99,10 @@ def hopeful(turns: Sequence[Turn]) -> list[str]:
 
 def categories(summaries: Iterable[Summary]) -> dict[str, Interval]:
     """Return ``auto`` over the best fixed method by machine, kind of prompt and temperature."""
-    return _over_fixed(summaries, lambda one: f"{one.cell.machine} {one.cell.prompts} T={one.cell.temperature:g}")
 
+    def name(one: Summary) -> str:
+        return f"{one.cell.machine} {one.cell.prompts} T={one.cell.temperature:g}"
 
-def over_fixed_by_streams(summaries: Iterable[Summary]) -> dict[str, Interval]:
-    """Return ``auto`` over the best fixed method by machine and number of streams."""
-    return _over_fixed(summaries, lambda one: f"{one.cell.machine} x{one.cell.streams}")
-
-
-def _over_fixed(summaries: Iterable[Summary], name: Callable[[Summary], str]) -> dict[str, Interval]:
     rows = grouped((one for one in summaries if one.over_fixed is not None), name)
     return {name: pooled([one.over_fixed for one in row if one.over_fixed is not None]) for name, row in rows.items()}
 

@@ -1,1 +1,0 @@
-"""What predicted outputs save: answers edited in known ways, as predictions of themselves."""

@@ -1,14 +1,19 @@
-"""Edits that agents ask for: so many tokens changed, symbols renamed, functions inserted, values of JSON changed."""
+"""Answers edited in known ways, as predictions of themselves: tokens changed, symbols renamed, functions inserted."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
+import sysconfig
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+SHARES = (0.01, 0.1, 0.3)
+SOURCES = ("textwrap.py", "heapq.py", "shlex.py", "bisect.py", "fnmatch.py", "sched.py", "quopri.py", "cmd.py")
+CHARACTERS = 5000  # of a file
 CLUSTER = 12  # tokens of an edit where edits cluster
 RENAMED = 3  # symbols
 SYMBOL = re.compile(r"\b[a-z_][a-z_0-9]{3,}\b")
@@ -16,8 +21,52 @@ NAMES = ("Ada", "Bela", "Chen Wei", "Dora", "Émile", "Farid", "Grace Hopper", "
 FIELDS = ("name", "city", "email", "age", "balance", "active", "tags", "address", "since", "level")
 
 
+class Edit(NamedTuple):
+    """A file that an agent rewrites: the old one is the prediction, the new one the answer."""
+
+    kind: str
+    request: str
+    prediction: str
+    answer: str
+
+
+def edits(n_files: int, seed: int) -> list[Edit]:
+    """Return edits of all kinds, of modules of Python's standard library and of JSON documents."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    texts = [(folder / name).read_text(encoding="utf-8")[:CHARACTERS] for name in SOURCES[:n_files]]
+    found: list[Edit] = []
+    for i, text in enumerate(texts):
+        rng, other = random.Random(f"{seed}/{i}"), texts[(i + 1) % len(texts)]
+        for share in SHARES:
+            for name, change in (("clustered", clustered), ("scattered", scattered)):
+                words = _words(text)
+                kept = dict(enumerate(words))
+                edited = "".join(kept[place] for place in change(range(len(words)), share, rng))
+                found.append(Edit(f"{share:.0%} {name}", "Apply the patch.", text, edited))
+        found.append(Edit("renamed symbols", "Rename three symbols.", text, renamed(text, rng)))
+        found.append(Edit("inserted function", "Insert a function.", text, inserted(text, other, rng)))
+        records = document(rng, 12)
+        for share in (0.1, 0.3):
+            new = as_text(revalued(records, share, rng))
+            found.append(Edit(f"JSON, {share:.0%} of values", "Update the records.", as_text(records), new))
+        found.append(Edit("useless", "Write another file.", other, text))
+    return found
+
+
+def _words(text: str) -> list[str]:
+    """Return the words with the blanks before them, and everything else by character."""
+    words: list[str] = []
+    for character in text:
+        joins = words and (character.isalnum() or character == "_") and (words[-1][-1].isalnum() or words[-1] in " _")
+        if joins:
+            words[-1] += character
+        else:
+            words.append(character)
+    return words
+
+
 def scattered(tokens: Sequence[int], share: float, rng: random.Random) -> list[int]:
-    """So much of all tokens replaced, left out, or preceded by another; ``tokens`` have the others, too."""
+    """Return the tokens with a share of them replaced, left out, or preceded by another one of them."""
     changed = list(tokens)
     for place in sorted(rng.sample(range(len(tokens)), round(share * len(tokens))), reverse=True):
         kind = rng.randrange(3)
@@ -26,7 +75,7 @@ def scattered(tokens: Sequence[int], share: float, rng: random.Random) -> list[i
 
 
 def clustered(tokens: Sequence[int], share: float, rng: random.Random) -> list[int]:
-    """The same in runs of ``CLUSTER`` tokens."""
+    """Return the tokens with the same share changed in runs of ``CLUSTER`` tokens."""
     changed = list(tokens)
     size = min(CLUSTER, max(1, round(share * len(tokens))))
     n = max(1, round(share * len(tokens) / size))
@@ -38,7 +87,7 @@ def clustered(tokens: Sequence[int], share: float, rng: random.Random) -> list[i
 
 
 def renamed(text: str, rng: random.Random) -> str:
-    """Some of the most frequent names of a file become others."""
+    """Return a file with other names for some of its most frequent ones."""
     frequent = [name for name, _ in Counter(SYMBOL.findall(text)).most_common(12)]
     for name in rng.sample(frequent, min(RENAMED, len(frequent))):
         text = re.sub(rf"\b{name}\b", f"{rng.choice(('new', 'other', 'my'))}_{name[::-1][:5]}_{len(name)}", text)
@@ -46,7 +95,7 @@ def renamed(text: str, rng: random.Random) -> str:
 
 
 def inserted(text: str, other: str, rng: random.Random) -> str:
-    """A part of another file, some 15 lines, between two paragraphs."""
+    """Return a file with some 15 lines of another one between two paragraphs."""
     paragraphs, lines = text.split("\n\n"), other.split("\n")
     first = rng.randrange(max(1, len(lines) - 15))
     place = rng.randrange(1, max(2, len(paragraphs)))
@@ -54,12 +103,12 @@ def inserted(text: str, other: str, rng: random.Random) -> str:
 
 
 def document(rng: random.Random, n: int) -> list[dict[str, Any]]:
-    """Records with some fields."""
+    """Return ``n`` records with random values."""
     return [{"id": 1000 + i, **{field: _value(field, rng) for field in FIELDS}} for i in range(n)]
 
 
 def revalued(records: Sequence[dict[str, Any]], share: float, rng: random.Random) -> list[dict[str, Any]]:
-    """So much of all values drawn anew."""
+    """Return the records with a share of all values drawn again."""
     return [
         {key: _value(key, rng) if key in FIELDS and rng.random() < share else value for key, value in record.items()}
         for record in records
@@ -81,5 +130,5 @@ def _value(field: str, rng: random.Random) -> Any:
 
 
 def as_text(records: Sequence[dict[str, Any]]) -> str:
-    """As APIs write it."""
+    """Return the records as APIs write them."""
     return json.dumps(records, indent=2, ensure_ascii=False)

@@ -1,166 +1,249 @@
-"""Every process of a server is killed or stopped once while seeded streams run: does any text change?
+"""Does any text change when each process of a server is killed or stopped once?
 
-Starts ``spectra serve`` with a pipeline of --stages and speculators in an actor, and asks --streams questions once,
-undisturbed. Then every client asks its own question again and again (half of them greedy, half sampled, with six
-methods) while one fault after the other is injected:
+Starts ``spectra serve`` with a pipeline of --stages and one speculator actor. --streams clients ask one question each,
+undisturbed. Then they repeat their questions (half greedy, half sampled, with six methods) during one fault after the
+other:
 
     kill stage ..      SIGKILL to every stage in turn
     kill target        the replica that owns the pipeline; its stages die with it
-    kill speculator    drafts are missing until it is back
-    kill router        the ingress hands what it has emitted to the new router
+    kill speculator    its drafts are missing until it is replaced
+    kill router        the ingress passes its streams, with their output so far, to the new router
     kill ingress       breaks the connections: clients ask again with the same seed, as spectra load --retry does
-    stop stage         SIGSTOP to one in the middle: a hung process, found by a deadline, killed, replaced
+    stop stage         SIGSTOP to one in the middle: a deadline detects the hung process, which is killed and replaced
     stop speculator    SIGSTOP, then SIGCONT at the end of the phase
-    stop router        SIGSTOP: found by missing heartbeats, replaced
+    stop router        SIGSTOP: missing heartbeats detect it, and it is replaced
 
-All faults take about three minutes on two quiet cores. Columns, in seconds after the fault:
+All faults take about three minutes on two idle cores. Columns, in seconds after the fault:
 
-    replaced           the victim has gone and another process of its kind is there
-    not ready          from when to when /ready said so
+    replaced after     the victim has ended and another process of its kind runs
+    not ready          first and last moment at which /ready was not 200
     longest pause      of any stream
-    recovered          the end of the last pause above 0.5 s: every stream flows again. After the loss of an ingress,
-                       clients must first receive again what they had before
+    recovered after    end of the last pause above 0.5 s; clients of a lost ingress first receive their old text again
 
-Exit status 1: a request failed for good, a text differs from the undisturbed one, a stream broke that should not, a
-victim was not replaced, or blocks, sessions or processes are left over. With --out: timeline.png, tables.md,
-result.json. The last line of stdout is one JSON document.
+Exit status 1: a request failed for good, a text differs from the undisturbed one, a stream broke although its ingress
+lived, a victim was not replaced, or blocks, sessions or processes are left over. --out adds timeline.png. The last line
+of stdout is one JSON document.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import secrets
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
 import psutil
 from tqdm import tqdm
 
-from app.inputs.default_model import DEFAULT_MODEL
 from app.load.records import Break
-from benchmarks.resilience.faults import Fault, ServerCluster, faults, inject
-from benchmarks.resilience.observation import alive, is_running, left_over, sampled
-from benchmarks.resilience.phases import Phase
-from benchmarks.resilience.recovery import FLOW_S, SETTLE_S, question, report
-from benchmarks.resilience.streams import ClientStreams
-from benchmarks.support.reporting import BenchmarkReport
+from app.reporting.plotting import grid, save
+from benchmarks.resilience.observation import Sample, find_leaks, find_processes, sampling
+from benchmarks.resilience.streams import ClientStreams, find_pauses
+from benchmarks.support.reporting import BenchmarkReport, table
 from benchmarks.support.server_process import ServerProcess
 
-RETRIES = 50  # of one request; an ingress takes seconds to come back
-REPLACED_S = 90.0  # longest wait for a victim to be replaced
-COLUMNS = {
-    "fault": "fault",
-    "pid": "pid",
-    "replaced_seconds": "replaced s",
-    "not_ready": "not ready s",
-    "longest_pause": "longest pause s",
-    "recovered_seconds": "recovered s",
-    "broken_streams": "broken streams",
-    "notes": "notes",
-}
+# Set before Ray is imported and the server starts: with another address or token, this process cannot join its cluster.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+GCS_FLAG = "--gcs-address="  # in the command lines of Ray's processes
+ANSWER_TIMEOUT_S = 60
+RETRIES = 50  # of one request; a new ingress takes seconds to start
+RECOVERY_TIMEOUT_S, LEAK_TIMEOUT_S = 90.0, 15.0
+IN_FLIGHT_S = 0.3  # text that was sent before a fault has arrived after it
+CALM_S = 3.0  # between recovery and the next fault
+PERCEPTIBLE_S = 0.5  # shorter pauses do not count for the recovery
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A signal to one process of a part of the server."""
+
+    name: str
+    victim: str  # key of ``PARTS``
+    place: int = 0  # of the stage in its pipeline; the other parts have one process each
+    number: signal.Signals = signal.SIGKILL
+    breaks_streams: bool = False  # clients lose their connections and ask again
+    is_resumed: bool = False  # SIGCONT ends the fault; no other process replaces the victim
+
+
+def list_faults(stages: int) -> list[Fault]:
+    """Return SIGKILL for every stage and for each other kind of process, then SIGSTOP."""
+    return [
+        *(Fault(f"kill stage {i}", "stages", i) for i in range(stages)),
+        Fault("kill target", "target"),
+        Fault("kill speculator", "speculators"),
+        Fault("kill router", "router"),
+        Fault("kill ingress", "ingress", breaks_streams=True),
+        Fault("stop stage", "stages", stages // 2, signal.SIGSTOP),
+        Fault("stop speculator", "speculators", number=signal.SIGSTOP, is_resumed=True),
+        Fault("stop router", "router", number=signal.SIGSTOP),
+    ]
+
+
+def find_stages(root: int) -> list[int]:
+    """Return process ids of the stages, first to last; the first call joins the server's Ray cluster."""
+    import ray
+    from ray import serve
+
+    if not ray.is_initialized():
+        words = (word for process in psutil.Process(root).children(recursive=True) for word in process.cmdline())
+        address = next(word.removeprefix(GCS_FLAG) for word in words if word.startswith(GCS_FLAG))
+        ray.init(address, log_to_driver=False, configure_logging=False)
+    target = serve.get_deployment_handle("Target", "spectra")
+    pids: list[int] = target.stage_pids.remote().result(timeout_s=ANSWER_TIMEOUT_S)
+    return pids
 
 
 @dataclass
-class FaultPhase(Phase):
-    """A fault and how the server recovered from it."""
+class FaultPhase:
+    """A fault and the server's recovery; moments are in monotonic seconds."""
 
-    fault: Fault = field(kw_only=True)
-    pid: int = 0
-    replaced: float | None = None  # seconds from the fault until another process of the kind was there
+    fault: Fault
+    began: float = 0.0
+    ended: float = 0.0
+    pid: int = 0  # of the victim
+    replaced: float | None = None  # seconds from the fault until another process of the kind ran
+    wrong: list[str] = field(default_factory=list)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's own flags."""
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="(default: %(default)s)")
+    """Add the command's own flags."""
     parser.add_argument("--streams", type=int, default=32, help="clients (default: 32)")
     parser.add_argument("--stages", type=int, default=2, help="of the pipeline (default: 2)")
-    parser.add_argument("--method", default="auto", help="of every sixth stream (default: auto)")
     parser.add_argument("--max-tokens", type=int, default=200, help="of an answer (default: 200)")
-    parser.add_argument("--calm", type=float, default=3.0, help="seconds from recovery to the next fault (default: 3)")
     parser.add_argument("--only", help="faults to inject, comma-separated, such as 'kill router,stop stage'")
-    parser.add_argument("--flags", default="", help="further flags of spectra serve, in one string")
 
 
 def run(settings: argparse.Namespace) -> BenchmarkReport:
-    """Start a server and measure it."""
-    known = {fault.name: fault for fault in faults(settings.stages)}
+    """Start a server, inject the faults and return what they did."""
+    known = {fault.name: fault for fault in list_faults(settings.stages)}
     names = settings.only.split(",") if settings.only else list(known)
     if unknown := [name for name in names if name not in known]:
-        settings.fail(f"--only names {', '.join(unknown)}; there are {', '.join(known)}")
-    flags = ["--stages", str(settings.stages), "--speculator-actors", "1", "--method", settings.method]
+        raise SystemExit(f"--only names {', '.join(unknown)}; the faults are {', '.join(known)}")
+    flags = ["--stages", str(settings.stages), "--speculator-actors", "1", "--method", "auto"]
     flags += ["--max-sequences", str(settings.streams), "--kv-gib", "0.5", *settings.flags.split()]
     with ServerProcess(settings.model, flags) as server:
         return asyncio.run(_measure(settings, server, [known[name] for name in names]))
 
 
-async def _measure(settings: argparse.Namespace, server: ServerProcess, chosen: Sequence[Fault]) -> BenchmarkReport:
-    bodies = [question(server.model, client, settings.max_tokens) for client in range(settings.streams)]
-    streams = ClientStreams(server.url, len(bodies), lambda client: (client, bodies[client]), RETRIES)
-    print(f"{streams.n} streams undisturbed: {await streams.learn_reference(bodies, len(bodies)):.1f} s", flush=True)
-    cluster = ServerCluster(server.pid)
-    async with sampled(server.url, server.pid, period=0.1) as samples, streams.running():
-        phases = [
-            await _go_through(fault, streams, server.pid, cluster, settings.calm) for fault in tqdm(chosen, "faults")
-        ]
-    cluster.leave()
-    wrong_processes = partial(_wrong_processes, server.pid, settings.stages, phases)
-    leaks = await left_over(server.url, SETTLE_S, wrong_processes)
-    return report("phases", COLUMNS, phases, _row, streams, samples, leaks)
+async def _measure(settings: argparse.Namespace, server: ServerProcess, faults: Sequence[Fault]) -> BenchmarkReport:
+    import ray  # after the environment of faults.py is set
+
+    streams = ClientStreams(server, settings.streams, settings.max_tokens, RETRIES, headers={})
+    await streams.learn_reference()
+    async with sampling(server, period_s=0.1) as samples, streams.running():
+        phases = [await _inject(fault, streams, server.pid) for fault in tqdm(faults, "faults")]
+    ray.shutdown()
+    find_wrong_processes = partial(_find_wrong_processes, server.pid, settings.stages, phases)
+    leaks = await find_leaks(server.url, LEAK_TIMEOUT_S, find_wrong_processes)
+    return _report(phases, streams, samples, leaks)
 
 
-async def _go_through(
-    fault: Fault, streams: ClientStreams, root: int, cluster: ServerCluster, calm: float
-) -> FaultPhase:
-    """Inject a fault while all clients receive text, wait until they do again, then ``calm`` seconds more."""
-    phase = FaultPhase(fault.name, time.monotonic(), fault=fault)
-    await streams.all_flow(FLOW_S)
-    stages, n_before = await cluster.stage_pids(), len(alive(root, fault.victim))
-    phase.acted = time.monotonic()
-    phase.pid = inject(root, fault, stages)
-    replacing = asyncio.create_task(_replaced(phase, root, n_before))
-    await asyncio.sleep(0.3)  # text that was on its way has arrived
-    flowed = await streams.all_flow(FLOW_S)
+async def _inject(fault: Fault, streams: ClientStreams, root: int) -> FaultPhase:
+    """Send the signal while all clients receive text; return when they do again and the victim is replaced."""
+    phase = FaultPhase(fault)
+    await streams.wait_for_text(RECOVERY_TIMEOUT_S)
+    pids = [process.pid for process in find_processes(root, fault.victim)]
+    if fault.victim == "stages":
+        pids = await asyncio.to_thread(find_stages, root)
+    if len(pids) <= fault.place:
+        raise RuntimeError(f"{fault.name}: only {len(pids)} processes of {fault.victim} run")
+    phase.pid, phase.began = pids[fault.place], time.monotonic()
+    os.kill(phase.pid, fault.number)
+    replacing = asyncio.create_task(_measure_replacement(phase, root, len(pids)))
+    await asyncio.sleep(IN_FLIGHT_S)
+    if not await streams.wait_for_text(RECOVERY_TIMEOUT_S):
+        phase.wrong.append(f"not every stream continued within {RECOVERY_TIMEOUT_S:.0f} s")
     phase.replaced = await replacing
-    await asyncio.sleep(calm)
+    await asyncio.sleep(CALM_S)
     if fault.is_resumed:
         psutil.Process(phase.pid).resume()
     elif phase.replaced is None:
         phase.wrong.append("the victim was not replaced")
-    if not flowed:
-        phase.wrong.append(f"not every stream went on within {FLOW_S:.0f} s")
     phase.ended = time.monotonic()
     return phase
 
 
-async def _replaced(phase: FaultPhase, root: int, wanted: int) -> float | None:
-    """Seconds until the victim has gone and ``wanted`` processes of its kind are there; None: not replaced."""
-    while not phase.fault.is_resumed and time.monotonic() < phase.acted + REPLACED_S:
-        others = [process for process in alive(root, phase.fault.victim) if process.pid != phase.pid]
-        if len(others) >= wanted and not is_running(phase.pid):
-            return time.monotonic() - phase.acted
+async def _measure_replacement(phase: FaultPhase, root: int, n_before: int) -> float | None:
+    """Return seconds until the victim has ended and ``n_before`` of its kind run; None: it was not replaced."""
+    while not phase.fault.is_resumed and time.monotonic() < phase.began + RECOVERY_TIMEOUT_S:
+        pids = [process.pid for process in find_processes(root, phase.fault.victim)]
+        if phase.pid not in pids and len(pids) >= n_before:
+            return round(time.monotonic() - phase.began, 2)
         await asyncio.sleep(0.05)
     return None
 
 
-def _wrong_processes(root: int, stages: int, phases: Sequence[FaultPhase]) -> list[str]:
-    """Processes that are missing, and victims that still run."""
-    missing = []
-    for kind, wanted in {"stages": stages, "speculators": 1}.items():
-        if (found := len(alive(root, kind))) != wanted:
-            missing.append(f"{found} {kind} run instead of {wanted}")
-    victims = [phase for phase in phases if not phase.fault.is_resumed]
-    return missing + [f"{phase.name}: {phase.pid} still runs" for phase in victims if psutil.pid_exists(phase.pid)]
+def _find_wrong_processes(root: int, stages: int, phases: Sequence[FaultPhase]) -> list[str]:
+    """Return missing processes, and victims that still run."""
+    found = [(part, len(find_processes(root, part)), n) for part, n in (("stages", stages), ("speculators", 1))]
+    killed = [phase for phase in phases if not phase.fault.is_resumed]
+    wrong = [f"{n_found} {part} run instead of {n}" for part, n_found, n in found if n_found != n]
+    return wrong + [f"{phase.fault.name}: {phase.pid} still runs" for phase in killed if psutil.pid_exists(phase.pid)]
 
 
-def _row(phase: FaultPhase, broken: list[Break]) -> dict[str, Any]:
-    if broken and not phase.fault.breaks_streams:
-        phase.wrong.append(f"{len(broken)} streams broke, which only the loss of an ingress may do")
+def _report(
+    phases: Sequence[FaultPhase], streams: ClientStreams, samples: Sequence[Sample], leaks: list[str]
+) -> BenchmarkReport:
+    pauses = find_pauses(streams.received)
+    breaks = [found for record in streams.records for found in record.breaks]
+    rows = [_build_row(phase, breaks, samples, pauses) for phase in phases]
+    shown = table({key: key.replace("_", " ") for key in rows[0]}, rows)
+    print(shown)
+    failures, changed = streams.failures, streams.changed_clients
+    document: dict[str, Any] = {"requests": len(streams.records), "failed": len(failures), "different_texts": changed}
+    document |= {"retried": sum(record.retries for record in streams.records), "first_failures": failures[:3]}
+    document |= {"leaks": leaks, "phases": rows}
+    failed = bool(failures or changed or leaks or any(phase.wrong for phase in phases))
+    return BenchmarkReport(document, shown, failed, partial(_plot, phases, streams.received, samples))
+
+
+def _build_row(
+    phase: FaultPhase, breaks: Sequence[Break], samples: Sequence[Sample], pauses: Sequence[tuple[float, float]]
+) -> dict[str, Any]:
+    """Return the figures of a phase; streams that broke without the loss of an ingress are added to ``wrong``."""
+    began, ended = phase.began, phase.ended
+    n_broken = sum(began <= found.at <= ended for found in breaks)
+    if n_broken and not phase.fault.breaks_streams:
+        phase.wrong.append(f"{n_broken} streams broke, which only the loss of an ingress may cause")
+    down = [round(one.at - began, 2) for one in samples if began <= one.at <= ended and not one.is_ready]
+    own = [(end, seconds) for end, seconds in pauses if end >= began and end - seconds <= ended]
     return {
-        "fault": phase.name,
+        "fault": phase.fault.name,
         "pid": phase.pid,
-        "replaced_seconds": None if phase.replaced is None else round(phase.replaced, 2),
-        "broken_streams": len(broken),
+        "replaced_after": phase.replaced,
+        "not_ready": [down[0], down[-1]] if down else None,
+        "longest_pause": round(max((seconds for _, seconds in own), default=0.0), 2),
+        "recovered_after": round(max((end - began for end, seconds in own if seconds > PERCEPTIBLE_S), default=0.0), 2),
+        "broken_streams": n_broken,
+        "notes": "; ".join(phase.wrong),
     }
+
+
+def _plot(
+    phases: Sequence[FaultPhase], received: Sequence[Sequence[float]], samples: Sequence[Sample], folder: Path
+) -> None:
+    """Draw a row of dots per client (when it received text), a line per fault, and bars where /ready was not 200."""
+    start, end = (choose(chain(*received)) for choose in (min, max))
+    figure, (axes,) = grid(1, 1, (max(11.0, (end - start) / 8), 6.0))
+    for client, moments in enumerate(received):
+        axes.plot([at - start for at in moments], [client] * len(moments), ".", markersize=1.5, color="tab:blue")
+    for sample, following in pairwise(samples):
+        if not sample.is_ready:
+            axes.axvspan(sample.at - start, following.at - start, color="tab:orange", alpha=0.25, linewidth=0)
+    for phase in phases:
+        at, place = phase.began - start, axes.get_xaxis_transform()
+        axes.axvline(at, color="tab:red", linewidth=0.9)
+        axes.text(at, 1.02, phase.fault.name, transform=place, rotation=40, fontsize=8, color="tab:red")
+    axes.set(xlabel="seconds; orange: /ready is not 200", ylabel="stream", xlim=(0, end - start))
+    save(figure, folder / "timeline.png")

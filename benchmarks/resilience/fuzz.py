@@ -1,157 +1,137 @@
-"""Malformed and extreme requests, one after the other, while good streams run: does any of them notice?
+"""Do good streams notice malformed and extreme requests, and is anything left over?
 
-Starts ``spectra serve``; 32 clients ask questions whose undisturbed answers are known. First they do so alone, then
-beside --requests hostile requests, --rate a second: fields of wrong types and sizes (hypothesis, from the schemas),
-damaged bytes, deep nesting, odd headers, methods and paths, uploads that are slow or break off, clients that leave.
---seed makes the same requests again; whatever goes wrong is printed with the request.
+Starts ``spectra serve`` with API keys; every client has one. --streams clients repeat questions whose undisturbed
+answers are known: first alone, then alongside --requests hostile requests, --rate a second. Those have fields of wrong
+types and sizes (hypothesis, from the schemas), damaged bytes, deep nesting, odd headers, methods and paths, slow or
+broken uploads, or clients that leave. --seed repeats them; a failure is printed with its request. The default takes
+five minutes.
 
-Exit status 1: an answer was 5xx or not in OpenAI's form, a 400 to a JSON object names no field, a good text changed or
-failed, sessions, states, blocks or descriptors are left over, a part's memory has grown by more than --growth MiB in
-the second half, or the p99 pause of the good streams is above --factor times that without the hostile ones. The last
-line of stdout is one JSON document.
+Exit status 1: an answer was 5xx or not in OpenAI's form, a 400 to a JSON object names no field, or a good text changed
+or failed. Or sessions, states, blocks or descriptors are left over, a part's memory grew by more than 64 MiB in the
+second half, or the good streams' p99 pause is above twice the one without hostile requests. The last line of stdout is
+one JSON document.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import psutil
 
-from app.inputs.default_model import DEFAULT_MODEL
-from app.inputs.prompts import BUILTIN
-from benchmarks.resilience.hostile.clients import HostileOutcome, send_all
-from benchmarks.resilience.hostile.requests import Hostile, hostile_requests
-from benchmarks.resilience.observation import left_over, part_of, processes, resident, title
-from benchmarks.resilience.phases import pauses
-from benchmarks.resilience.streams import ClientStreams, chat
+from benchmarks.resilience.hostile_clients import HostileOutcome, send_all
+from benchmarks.resilience.hostile_requests import HostileRequest, build_requests
+from benchmarks.resilience.observation import find_leaks, measure_memory, sum_by_part
+from benchmarks.resilience.streams import ClientStreams, find_pauses
 from benchmarks.support.reporting import BenchmarkReport, table
 from benchmarks.support.server_process import ServerProcess
 
-SETTLE_S = 120.0  # longer than HTTP connections are kept open for the next request
+Checkpoint: TypeAlias = tuple[float, dict[str, float]]  # monotonic seconds, part -> MiB
+
+LEAK_TIMEOUT_S = 120.0  # longer than HTTP connections are kept open for the next request
+N_WARM_UP = 200  # requests that fill caches
+MAX_TOKENS = 200  # of a good answer
+MAX_P99_RATIO, MAX_GROWTH_MIB, MAX_NEW_DESCRIPTORS = 2.0, 64.0, 2.0
 COLUMNS = {"phase": "phase", "answers": "good answers", "median": "pause ms p50", "p99": "p99", "longest": "longest"}
-MOST_SHOWN = 20
-PARTS_OF_OURS = ("stages", "router", "ingress", "target")
+MAX_SHOWN = 20  # failures
+APPLICATION_PARTS = ("stages", "router", "ingress", "target")  # memory of Ray's own processes is not judged
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's own flags."""
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="(default: %(default)s)")
+    """Add the command's own flags."""
     parser.add_argument("--requests", type=int, default=10_000, help="hostile ones (default: 10000)")
-    parser.add_argument("--rate", type=float, default=50.0, help="of them per second (default: 50)")
+    parser.add_argument("--rate", type=float, default=50.0, help="hostile requests per second (default: 50)")
     parser.add_argument("--streams", type=int, default=32, help="good clients (default: 32)")
-    parser.add_argument("--max-tokens", type=int, default=200, help="of a good answer (default: 200)")
     parser.add_argument("--calm", type=float, default=20.0, help="seconds without hostile requests (default: 20)")
     parser.add_argument("--seed", type=int, default=1, help="of the hostile requests (default: 1)")
-    parser.add_argument("--growth", type=float, default=64.0, help="MiB that a part may grow (default: 64)")
-    parser.add_argument("--factor", type=float, default=2.0, help="of p99 that is allowed (default: 2)")
-    parser.add_argument("--keys", action="store_true", help="the server asks for API keys; hostile clients have one")
-    parser.add_argument("--flags", default="", help="further flags of spectra serve, in one string")
 
 
 def run(settings: argparse.Namespace) -> BenchmarkReport:
-    """Start a server and measure it."""
+    """Start a server, send it the requests and return what they did."""
     flags = ["--max-sequences", str(2 * settings.streams), "--kv-gib", "0.5", *settings.flags.split()]
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-        headers: dict[str, str] = {}
-        if settings.keys:
-            file = Path(folder) / "keys.jsonl"
-            headers = {"Authorization": f"Bearer {_new_key(file)}"}
-            flags += ["--api-keys", str(file)]
-        with ServerProcess(settings.model, flags) as server:
+        keys = Path(folder) / "keys.jsonl"
+        headers = {"Authorization": f"Bearer {_create_key(keys)}"}
+        with ServerProcess(settings.model, [*flags, "--api-keys", str(keys)]) as server:
             print(f"Making {settings.requests} requests of seed {settings.seed} ...", file=sys.stderr, flush=True)
-            hostile = hostile_requests(settings.requests, settings.seed, server.model, headers)
+            hostile = build_requests(settings.requests, settings.seed, server.model, headers)
             return asyncio.run(_measure(settings, server, hostile, headers))
 
 
-def _new_key(file: Path) -> str:
+def _create_key(file: Path) -> str:
     command = [sys.executable, "-m", "app.cli", "keys", "new", "--file", str(file), "--tenant", "fuzz"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
 
 
 async def _measure(
-    settings: argparse.Namespace, server: ServerProcess, hostile: Sequence[Hostile], headers: Mapping[str, str]
+    settings: argparse.Namespace, server: ServerProcess, hostile: Sequence[HostileRequest], headers: Mapping[str, str]
 ) -> BenchmarkReport:
-    bodies = [_question(server.model, client, settings.max_tokens) for client in range(settings.streams)]
-    streams = ClientStreams(server.url, len(bodies), lambda client: (client, bodies[client]), headers=headers)
-    await streams.learn_reference(bodies, len(bodies))
-    outcome = HostileOutcome()
-    warm = hostile[: min(len(hostile) // 4, 200)]  # memory that a first request of a kind takes for good
-    await send_all(server.url, warm, settings.rate, HostileOutcome())
-    await left_over(server.url, SETTLE_S)
-    files, half = _descriptors(server.pid), len(hostile) // 2
+    streams = ClientStreams(server, settings.streams, MAX_TOKENS, retries=0, headers=headers)
+    await streams.learn_reference()
+    await send_all(server.url, hostile[: min(len(hostile) // 4, N_WARM_UP)], settings.rate, HostileOutcome())
+    await find_leaks(server.url, LEAK_TIMEOUT_S)
+    descriptors, half = sum_by_part(server.pid, psutil.Process.num_fds), len(hostile) // 2
     async with streams.running():
-        began = time.monotonic()
+        outcome, checkpoints = HostileOutcome(), [_read_checkpoint(server)]
         await asyncio.sleep(settings.calm)
-        disturbed = time.monotonic()
-        memory = [resident(server.pid)]
+        checkpoints.append(_read_checkpoint(server))
         for part in (hostile[:half], hostile[half:]):
             await send_all(server.url, part, settings.rate, outcome)
-            memory.append(resident(server.pid))
-        ended = time.monotonic()
-    leaks = await left_over(server.url, SETTLE_S, lambda: _grown(files, _descriptors(server.pid), 2, "descriptors"))
-    leaks += _grown(memory[1], memory[2], settings.growth, "MiB")  # by then what is kept for later requests is full
-    return _report(settings, streams, outcome, leaks, memory, (began, disturbed, ended))
+            checkpoints.append(_read_checkpoint(server))
+
+    def find_descriptors() -> list[str]:
+        now = sum_by_part(server.pid, psutil.Process.num_fds)
+        return _find_growth(descriptors, now, MAX_NEW_DESCRIPTORS, "descriptors")
+
+    outcome.wrong += await find_leaks(server.url, LEAK_TIMEOUT_S, find_descriptors)
+    (_, before), (_, after) = checkpoints[2:]  # caches have filled in the first half
+    outcome.wrong += _find_growth(before, after, MAX_GROWTH_MIB, "MiB")
+    return _report(settings, streams, outcome, checkpoints)
 
 
-def _question(model: str, client: int, max_tokens: int) -> dict[str, Any]:
-    sampling = {"ignore_eos": True, "temperature": 0.8 if client % 2 else 0.0, "seed": 100 + client}
-    return chat(model, BUILTIN[client % len(BUILTIN)], max_tokens, **sampling)
+def _read_checkpoint(server: ServerProcess) -> Checkpoint:
+    return time.monotonic(), measure_memory(server.pid)
 
 
-def _descriptors(root: int) -> dict[str, float]:
-    """Open files and sockets of every part of the server."""
-    found: dict[str, float] = defaultdict(float)
-    for process in processes(root):
-        with contextlib.suppress(psutil.Error):
-            found[part_of(title(process))] += process.num_fds()
-    return dict(found)
-
-
-def _grown(before: Mapping[str, float], after: Mapping[str, float], most: float, unit: str) -> list[str]:
-    """Parts of the application that have grown by more than ``most``; what Ray keeps for itself is not ours."""
-    rises = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in PARTS_OF_OURS}
-    return [f"{part} has {rise:.0f} {unit} more" for part, rise in rises.items() if rise > most]
+def _find_growth(before: Mapping[str, float], after: Mapping[str, float], limit: float, unit: str) -> list[str]:
+    """Return the parts of the application that grew by more than ``limit``, in words."""
+    growth = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in APPLICATION_PARTS}
+    return [f"{part} has {rise:.0f} {unit} more" for part, rise in growth.items() if rise > limit]
 
 
 def _report(
-    settings: argparse.Namespace,
-    streams: ClientStreams,
-    outcome: HostileOutcome,
-    leaks: list[str],
-    memory: Sequence[Mapping[str, float]],
-    moments: tuple[float, float, float],
+    settings: argparse.Namespace, streams: ClientStreams, outcome: HostileOutcome, checkpoints: Sequence[Checkpoint]
 ) -> BenchmarkReport:
-    began, disturbed, ended = moments
-    gaps = pauses([record.chunks for record in streams.records])
-    rows = []
-    for name, first, last in (("alone", began, disturbed), ("beside them", disturbed, ended)):
-        own = [gap for at, gap in gaps if first <= at < last] or [float("nan")]
-        median, p99, longest = np.percentile(own, (50, 99, 100)) * 1000
-        answers = sum(first <= record.ended < last for record in streams.records)
-        rows.append({"phase": name, "answers": answers, "median": median, "p99": p99, "longest": longest})
-    wrong = [*outcome.wrong, *leaks, *streams.failures]
-    wrong += [f"another text of client {r.index}" for r in streams.records if streams.is_different(r)]
+    (began, _), (disturbed, _), _, (ended, _) = checkpoints
+    rows = [_build_row("alone", streams, began, disturbed), _build_row("attacked", streams, disturbed, ended)]
+    wrong = [*outcome.wrong, *streams.failures]
+    wrong += [f"client {client} received another text" for client in streams.changed_clients]
     ratio = rows[1]["p99"] / rows[0]["p99"]
-    if not ratio <= settings.factor:
+    if not ratio <= MAX_P99_RATIO:  # also if it is not a number
         wrong.append(f"p99 is {ratio:.2f} times that of the good streams alone")
-    for one in wrong[:MOST_SHOWN]:
-        print(one, file=sys.stderr)
-    shown = table(COLUMNS, [{k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()} for row in rows])
+    print(*wrong[:MAX_SHOWN], sep="\n", file=sys.stderr)
+    shown = table(COLUMNS, rows)
     print(shown)
-    document = {"requests": settings.requests, "seed": settings.seed, "seconds": ended - disturbed, "phases": rows}
-    document |= {"p99_ratio": ratio, "statuses": dict(outcome.statuses), "codes": dict(outcome.codes.most_common())}
-    shown_parts = [{part: round(one.get(part, 0.0)) for part in PARTS_OF_OURS} for one in memory]
-    document |= {"mib": dict(zip(("before", "half", "end"), shown_parts, strict=True))}
-    document |= {"n_wrong": len(wrong), "wrong": wrong[:MOST_SHOWN]}
+    document = {"requests": settings.requests, "seed": settings.seed, "seconds": ended - disturbed}
+    document |= {"phases": rows, "p99_ratio": ratio, "n_wrong": len(wrong), "wrong": wrong[:MAX_SHOWN]}
+    document |= {"statuses": dict(outcome.statuses), "codes": dict(outcome.codes.most_common())}
+    mib = [{part: round(one.get(part, 0.0)) for part in APPLICATION_PARTS} for _, one in checkpoints]
+    document |= {"mib": dict(zip(("alone", "before", "half", "end"), mib, strict=True))}
     return BenchmarkReport(document, shown, bool(wrong))
+
+
+def _build_row(phase: str, streams: ClientStreams, begin: float, end: float) -> dict[str, Any]:
+    """Return the good answers of a phase, and the pauses within answers in ms."""
+    pauses = find_pauses(record.chunks for record in streams.records)
+    own = [seconds for at, seconds in pauses if begin <= at < end] or [float("nan")]
+    figures = [round(1000 * float(one), 1) for one in np.percentile(own, (50, 99, 100))]
+    answers = sum(begin <= record.ended < end for record in streams.records)
+    return dict(zip(COLUMNS, (phase, answers, *figures), strict=True))

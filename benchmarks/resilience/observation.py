@@ -1,4 +1,4 @@
-"""What is seen of a server from outside: its processes and memory, what /health and /ready say. Judges nothing."""
+"""Processes and memory of a server, and its answers to /health and /ready, observed from outside."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from typing import Any
 import aiohttp
 import psutil
 
+from benchmarks.support.server_process import ServerProcess
+
 MIB = 1 << 20
-PARTS = {  # part -> beginning of its process titles
+PARTS = {  # part -> mark in the programs of its processes
     "stages": "ray::StageActor",
     "target": "ray::ServeReplica:spectra:Target",
     "router": "ray::ServeReplica:spectra:Router",
@@ -23,49 +25,42 @@ PARTS = {  # part -> beginning of its process titles
     "speculators": "ray::SpeculatorActor",
     "Serve's controller": "ray::ServeController",
     "Serve's proxy": "ray::HAProxyManager",
+    "Ray's GCS": "gcs_server",
+    "raylet": "raylet",
+    "HAProxy": "haproxy",
+    "Ray's agents": "dashboard",
 }
-FREED = ("sessions", "running", "waiting", "speculator_states")  # of /health: 0 when no request runs
-LOOK_S = 0.5
-PROGRAMS = {"Ray's GCS": "gcs_server", "raylet": "raylet", "HAProxy": "haproxy", "Ray's agents": "dashboard"}
+FREED = ("sessions", "running", "waiting", "speculator_states")  # fields of /health that are 0 without requests
+POLL_S = 0.5
+PROBE_TIMEOUT = aiohttp.ClientTimeout(total=6.0)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at a server."""
+    """The state of a server at one moment."""
 
     at: float  # monotonic seconds
-    health: dict[str, Any]  # empty: no answer
-    is_ready: bool  # /ready said that a request sent now would be served
+    is_ready: bool  # /ready answered 200
+    kv_use: float | None  # share of KV blocks in use; None: /health did not answer
     memory: dict[str, float]  # part -> MiB resident; empty: not measured
-
-    @property
-    def kv_use(self) -> float | None:
-        """Share of KV blocks in use; None: /health did not say."""
-        blocks = self.health.get("blocks")
-        return 1 - self.health["free_blocks"] / blocks if blocks else None
 
 
 @contextlib.asynccontextmanager
-async def sampled(url: str, root: int, period: float, with_memory: bool = False) -> AsyncIterator[list[Sample]]:
-    """Look at a server every ``period`` seconds within the block; the list that is given grows meanwhile.
-
-    Args:
-        url: of the server.
-        root: process id of ``spectra serve``.
-        period: seconds between two samples.
-        with_memory: whether to measure memory, which takes some milliseconds.
-    """
+async def sampling(server: ServerProcess, period_s: float, with_memory: bool = False) -> AsyncIterator[list[Sample]]:
+    """Add a sample every ``period_s`` seconds within the block; measuring memory takes some milliseconds."""
     samples: list[Sample] = []
 
-    async def look() -> None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=6.0)) as session:
+    async def observe() -> None:
+        async with aiohttp.ClientSession(timeout=PROBE_TIMEOUT) as session:
             while True:
-                health, is_ready = await ask_health(session, url), await ask_ready(session, url)
-                memory = resident(root) if with_memory else {}
-                samples.append(Sample(time.monotonic(), health, is_ready, memory))
-                await asyncio.sleep(period)
+                _, health = await probe(session, f"{server.url}/health")
+                status, _ = await probe(session, f"{server.url}/ready")
+                kv_use = 1 - health["free_blocks"] / health["blocks"] if health.get("blocks") else None
+                memory = measure_memory(server.pid) if with_memory else {}
+                samples.append(Sample(time.monotonic(), status == HTTPStatus.OK, kv_use, memory))
+                await asyncio.sleep(period_s)
 
-    task = asyncio.create_task(look())
+    task = asyncio.create_task(observe())
     try:
         yield samples
     finally:
@@ -74,88 +69,60 @@ async def sampled(url: str, root: int, period: float, with_memory: bool = False)
             await task
 
 
-async def ask_health(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    """What /health says; empty without an answer."""
+async def probe(session: aiohttp.ClientSession, url: str) -> tuple[int, dict[str, Any]]:
+    """Return status and JSON body of an answer; (0, {}) without one."""
     try:
-        async with session.get(f"{url}/health") as response:
-            found: dict[str, Any] = await response.json(content_type=None)
-            return found
+        async with session.get(url) as response:
+            return response.status, await response.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-        return {}
+        return 0, {}
 
 
-async def ask_ready(session: aiohttp.ClientSession, url: str) -> bool:
-    """Whether /ready says that a request sent now would be served."""
-    try:
-        async with session.get(f"{url}/ready") as response:
-            return response.status == HTTPStatus.OK
-    except (aiohttp.ClientError, TimeoutError, OSError):
-        return False
-
-
-async def left_over(url: str, within: float, more: Callable[[], list[str]] = list) -> list[str]:
-    """What should have gone and has not, in words.
-
-    Args:
-        url: of a server whose clients have ended.
-        within: seconds that it has to free everything.
-        more: names what else is left over; asked at every look.
-    """
-    deadline = time.monotonic() + within
-    async with aiohttp.ClientSession() as session:
+async def find_leaks(url: str, timeout_s: float, find_more: Callable[[], list[str]] = list) -> list[str]:
+    """Return what a server without clients has not freed after ``timeout_s``, and what ``find_more`` returns then."""
+    deadline = time.monotonic() + timeout_s
+    async with aiohttp.ClientSession(timeout=PROBE_TIMEOUT) as session:
         while True:
-            await asyncio.sleep(LOOK_S)
-            health = await ask_health(session, url)
+            await asyncio.sleep(POLL_S)
+            _, health = await probe(session, f"{url}/health")
             leaks = [f"{name} is {health.get(name)}" for name in FREED if health.get(name) != 0]
             if health.get("free_blocks") != health.get("blocks"):
                 leaks.append(f"{health.get('free_blocks')} of {health.get('blocks')} blocks are free")
-            leaks += more()
+            leaks += find_more()
             if not leaks or time.monotonic() > deadline:
                 return leaks
 
 
-def processes(root: int) -> list[psutil.Process]:
-    """The server and all its descendants, oldest first."""
+def list_processes(root: int) -> list[psutil.Process]:
+    """Return the server with process id ``root`` and all its descendants, oldest first."""
     parent = psutil.Process(root)
-    found = [parent, *parent.children(recursive=True)]
-    return sorted(found, key=lambda process: process.create_time())
+    return sorted([parent, *parent.children(recursive=True)], key=lambda process: process.create_time())
 
 
-def title(process: psutil.Process) -> str:
-    """The title of a process; empty when it has gone."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+def find_part(process: psutil.Process) -> str:
+    """Return the part of a server that a process belongs to; ``other``: idle workers and the command itself."""
+    title = ""  # of a process that has ended
+    with contextlib.suppress(psutil.Error):
+        title = " ".join(process.cmdline())
+    program = title.partition(" ")[0]
+    return next((part for part, mark in PARTS.items() if mark in program or f"ray/{mark}" in title), "other")
 
 
-def alive(root: int, part: str) -> list[psutil.Process]:
-    """Running processes of a part of the server, a key of ``PARTS``; oldest first."""
-    return [process for process in processes(root) if title(process).startswith(PARTS[part])]
+def find_processes(root: int, part: str) -> list[psutil.Process]:
+    """Return the running processes of a part of the server, a key of ``PARTS``; oldest first."""
+    return [process for process in list_processes(root) if find_part(process) == part]
 
 
-def is_running(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
-    try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and bool(title(process))
-    except psutil.Error:
-        return False
-
-
-def resident(root: int) -> dict[str, float]:
-    """MiB resident of every part of the server; ``other`` is idle workers and the command itself."""
-    found: dict[str, float] = defaultdict(float)
-    for process in processes(root):
-        part = part_of(title(process))
+def sum_by_part(root: int, measure: Callable[[psutil.Process], float]) -> dict[str, float]:
+    """Return the sum of ``measure`` over the processes of each part of the server."""
+    sums: dict[str, float] = defaultdict(float)
+    for process in list_processes(root):
+        part = find_part(process)
         with contextlib.suppress(psutil.Error):
-            found[part] += process.memory_info().rss / MIB
-    return dict(found)
+            sums[part] += measure(process)
+    return dict(sums)
 
 
-def part_of(name: str) -> str:
-    """The part of a server that a process with this title belongs to."""
-    if part := next((part for part, mark in PARTS.items() if name.startswith(mark)), None):
-        return part
-    program = name.partition(" ")[0]
-    return next((part for part, mark in PROGRAMS.items() if mark in program or f"ray/{mark}" in name), "other")
+def measure_memory(root: int) -> dict[str, float]:
+    """Return the resident MiB of each part of the server."""
+    return sum_by_part(root, lambda process: process.memory_info().rss / MIB)

@@ -1,134 +1,106 @@
-"""Clients that ask a server one question after the other, and what each of them received."""
+"""Clients that repeat seeded questions, the answers they received, and the pauses in those."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
+from app.inputs.prompts import BUILTIN
 from app.load.client import LoadClient
 from app.load.records import RequestRecord
 from app.load.stream import Endpoint, open_session
+from benchmarks.support.server_process import ServerProcess
 
-Body: TypeAlias = Mapping[str, Any]
+METHODS = (None, "autoregressive", "pld", "suffix", "spectra-core", "suffix+token-recycling")  # None: the server's
 FAILURE_PAUSE_S = 0.2
 
 
-def chat(model: str, question: str, max_tokens: int, **more: Any) -> dict[str, Any]:
-    """The body of a streamed chat request."""
-    messages = [{"role": "user", "content": question}]
-    body = {"model": model, "messages": messages, "max_tokens": max_tokens, "stream": True}
-    return body | {"stream_options": {"include_usage": True}} | more
+def build_question(model: str, client: int, max_tokens: int) -> dict[str, Any]:
+    """Return the body that a client repeats: half are greedy, half are sampled with a seed, with six methods."""
+    messages = [{"role": "user", "content": BUILTIN[client % len(BUILTIN)]}]
+    body = {"model": model, "messages": messages, "max_tokens": max_tokens, "ignore_eos": True}
+    body |= {"temperature": 0.8 if client % 2 else 0.0, "seed": 100 + client}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    method = METHODS[client % len(METHODS)]
+    return body if method is None else body | {"speculative": {"method": method}}
+
+
+def find_pauses(streams: Iterable[Sequence[float]]) -> list[tuple[float, float]]:
+    """Return (end, seconds) of each pause between neighbouring moments of a stream, sorted by end."""
+    return sorted((after, after - before) for moments in streams for before, after in pairwise(moments))
 
 
 class ClientStreams:
-    """Clients that ask without pause. In their records ``index`` is the client and ``prompt`` the question.
-
-    Args:
-        url: of the server.
-        n: number of clients.
-        choose: (question, body) that a client asks next.
-        retries: of a request that fails.
-        headers: of every request.
-    """
+    """``n`` clients that ask without pause, each its own question. In their records, ``index`` is the client."""
 
     def __init__(
-        self,
-        url: str,
-        n: int,
-        choose: Callable[[int], tuple[int, Body]],
-        retries: int = 0,
-        headers: Mapping[str, str] | None = None,
+        self, server: ServerProcess, n: int, max_tokens: int, retries: int, headers: Mapping[str, str]
     ) -> None:
         self.n = n
-        self.reference: list[str] = []  # the right answer to every question
-        self.records: list[RequestRecord] = []  # all requests, those that still run included
-        self._endpoint = Endpoint(f"{url}/v1/chat/completions", headers or {})
-        self._choose = choose
+        self.records: list[RequestRecord] = []  # of all requests, including running ones
+        self._reference: list[str] = []  # client -> its undisturbed answer
+        self._bodies = [build_question(server.model, client, max_tokens) for client in range(n)]
+        self._endpoint = Endpoint(f"{server.url}/v1/chat/completions", headers)
         self._retries = retries
         self._latest: dict[int, RequestRecord] = {}  # client -> its last request
         self._stopping = False
 
-    async def learn_reference(self, bodies: Sequence[Body], at_once: int) -> float:
-        """Ask every question once, ``at_once`` at a time, and keep the answers; returns the seconds it took.
-
-        Raises:
-            SystemExit: a request failed.
-        """
-        began, slots = time.monotonic(), asyncio.Semaphore(at_once)
+    async def learn_reference(self) -> None:
+        """Ask all questions once, at the same time, and keep the answers; a failure ends the benchmark."""
+        records = [RequestRecord(client, client, None, time.monotonic()) for client in range(self.n)]
         async with open_session() as session:
             client = LoadClient(session, self._endpoint)
-
-            async def ask(question: int) -> RequestRecord:
-                async with slots:
-                    return await client.ask(bodies[question], RequestRecord(question, question, None, began))
-
-            found = await asyncio.gather(*(ask(question) for question in range(len(bodies))))
-        if failed := [record.breaks[-1].message for record in found if not record.ok]:
+            await asyncio.gather(*map(client.ask, self._bodies, records))
+        if failed := [record.breaks[-1].message for record in records if not record.ok]:
             raise SystemExit(f"{len(failed)} undisturbed requests failed: {failed[:3]}")
-        self.reference = [record.text for record in found]
-        return time.monotonic() - began
+        self._reference = [record.text for record in records]
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """All clients ask within the block; at its end, requests that have begun are awaited."""
-        async with open_session() as session:
+        """Let all clients ask within the block, then wait until their last requests end."""
+        async with open_session() as session, asyncio.TaskGroup() as tasks:
             client = LoadClient(session, self._endpoint, self._retries)
-            tasks = [asyncio.create_task(self._ask_on(client, number)) for number in range(self.n)]
-            try:
-                yield
-                self._stopping = True
-                await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            for number in range(self.n):
+                tasks.create_task(self._repeat_question(client, number))
+            yield
+            self._stopping = True
 
-    async def _ask_on(self, client: LoadClient, number: int) -> None:
+    async def _repeat_question(self, client: LoadClient, number: int) -> None:
         while not self._stopping:
-            question, body = self._choose(number)
-            record = RequestRecord(number, question, None, time.monotonic())
+            self._latest[number] = record = RequestRecord(number, number, None, time.monotonic())
             self.records.append(record)
-            self._latest[number] = record
-            await client.ask(body, record)
+            await client.ask(self._bodies[number], record)
             if not record.ok:
                 await asyncio.sleep(FAILURE_PAUSE_S)
 
-    async def all_flow(self, within: float) -> bool:
-        """Whether every client receives text, counted from now, before ``within`` seconds have passed."""
+    async def wait_for_text(self, timeout_s: float) -> bool:
+        """Wait until every client has received new text; returns False after ``timeout_s`` seconds."""
         began = time.monotonic()
         flowing: set[int] = set()
-        while len(flowing) < self.n and time.monotonic() < began + within:
+        while len(flowing) < self.n and time.monotonic() < began + timeout_s:
             await asyncio.sleep(0.02)
             flowing |= {client for client, one in self._latest.items() if one.chunks and one.chunks[-1] > began}
         return len(flowing) == self.n
 
     @property
-    def received(self) -> dict[int, list[float]]:
-        """Client -> when it received text, in monotonic seconds."""
-        moments: dict[int, list[float]] = {client: [] for client in range(self.n)}
+    def received(self) -> list[list[float]]:
+        """When each client received text, in monotonic seconds."""
+        moments: list[list[float]] = [[] for _ in range(self.n)]
         for record in self.records:
             moments[record.index] += record.chunks
         return moments
-
-    def summary(self) -> dict[str, Any]:
-        """How many requests there were, failed, began anew, and whose texts differ, as documents have it."""
-        return {
-            "streams": self.n,
-            "requests": len(self.records),
-            "failed": len(self.failures),
-            "first_failures": self.failures[:3],
-            "different_texts": sorted({record.prompt for record in self.records if self.is_different(record)}),
-            "retried": sum(record.retries for record in self.records),
-        }
 
     @property
     def failures(self) -> list[str]:
         """Why requests failed for good."""
         return [f"client {r.index}: {r.outcome}: {r.breaks[-1].message}" for r in self.records if not r.ok]
 
-    def is_different(self, record: RequestRecord) -> bool:
-        """Whether the answer, or its beginning after a retry, is not the right one."""
-        return record.ok and (record.diverged or record.text != self.reference[record.prompt])
+    @property
+    def changed_clients(self) -> list[int]:
+        """Clients that received another text than undisturbed, also if it changed only in a retry."""
+        changed = (r for r in self.records if r.ok and (r.diverged or r.text != self._reference[r.index]))
+        return sorted({record.index for record in changed})

@@ -12,8 +12,6 @@ from engine.errors import ConfigError
 
 T = TypeVar("T")
 CONVERSATION = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-
-
 CHANGES = (
     "Add type hints to this code and change nothing else. Give all of the code.",
     "Rename the arguments of this function to single letters. Give all of the code.",
@@ -48,9 +46,7 @@ KINDS: Mapping[str, PromptKind] = MappingProxyType(
     }
 )
 USUAL = ("chat", "math", "code")
-TASKS = tuple(
-    kind for kind in KINDS if kind not in ("chat", "edits")
-)  # the tasks of Spec-Bench, and the four other files
+TASKS = tuple(kind for kind in KINDS if kind not in ("chat", "edits"))  # Spec-Bench's tasks and the four other files
 
 
 def questions(

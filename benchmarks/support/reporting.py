@@ -11,17 +11,6 @@ from app.reporting.plotting import can_plot
 from app.reporting.report import NOTHING, as_line, markdown, write_report
 
 
-def row(cells: Iterable[object]) -> str:
-    """One line of a Markdown table; None is shown as a dash."""
-    return f"| {' | '.join(NOTHING if cell is None else str(cell) for cell in cells)} |"
-
-
-def heading(names: Iterable[str]) -> str:
-    """The two lines that begin a Markdown table, for tables whose rows are printed as they are measured."""
-    names = list(names)
-    return f"{row(names)}\n{'|---' * len(names)}|"
-
-
 def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
     """A Markdown table of ``rows``; ``columns`` maps the keys that are shown to their headings."""
     cells = [[NOTHING if one[key] is None else str(one[key]) for key in columns] for one in rows]

@@ -13,16 +13,13 @@ import pytest
 from msgspec.structs import replace as replace_record
 
 from benchmarks.acceptance import __main__ as acceptance
-from benchmarks.acceptance.copies import copy_shares
 from benchmarks.acceptance.figures import row_figures
-from benchmarks.acceptance.plot import along_text
-from benchmarks.acceptance.report import Measurement, report
-from benchmarks.acceptance.row import AcceptanceRow, with_settings
-from benchmarks.acceptance.runs import AcceptanceRun, RowRecord, run_texts
-from benchmarks.support.computed_replay import ComputedTarget, PathScorer
+from benchmarks.acceptance.report import Measurement, along_text, report
+from benchmarks.acceptance.runs import AcceptanceRow, AcceptanceRun, RowRecord, run_texts, with_settings
+from benchmarks.support.path_scorer import PathScorer, RecordedRows
 from benchmarks.support.prompt_sets import KINDS
-from benchmarks.support.recording import RecordedText, TextArchive, TextJob
-from benchmarks.support.replay import RecordedRows
+from benchmarks.support.recording import TextArchive, TextJob
+from benchmarks.support.replay import RecordedTarget
 from engine.step import Step, StepResult
 from engine.target_model.local import LocalTarget
 from engine.target_model.options import TargetOptions
@@ -77,11 +74,11 @@ def test_a_computed_replay_gives_the_figures_of_the_model_and_scores_no_node_twi
     archive = TextArchive(tmp_path, "tiny")
     archive.record(model, jobs)
     texts = archive.read(jobs)
-    rows = RecordedRows(texts, model.info.spec.vocab_size)
+    rows = RecordedRows(texts)
     recording = RecordingTarget(local_target(tiny_checkpoint))
     scorer = PathScorer(lambda: recording, rows, model.info.block_size)
     for row in ROWS:
-        replayed = run_texts(ComputedTarget(model.info, rows, scorer), SpeculatorPool(row.options), row, jobs)
+        replayed = run_texts(RecordedTarget(model.info, rows, scorer), SpeculatorPool(row.options), row, jobs)
         computed = run_texts(model, SpeculatorPool(row.options), row, jobs)
         assert (
             [text for text, _ in replayed]
@@ -100,9 +97,9 @@ def test_off_the_text_rows_are_those_that_the_model_computes(tiny_checkpoint: Pa
     model, jobs = local_target(tiny_checkpoint), JOBS[:2]
     archive = TextArchive(tmp_path, "tiny")
     archive.record(model, jobs)
-    rows = RecordedRows(archive.read(jobs), model.info.spec.vocab_size)
+    rows = RecordedRows(archive.read(jobs))
     scorer = PathScorer(lambda: local_target(tiny_checkpoint), rows, model.info.block_size)
-    replayed = ComputedTarget(model.info, rows, scorer)
+    replayed = RecordedTarget(model.info, rows, scorer)
     row, n_compared = AcceptanceRow("stand"), 0
 
     class Both:
@@ -174,12 +171,12 @@ def test_a_run_continues_from_its_records_and_refuses_those_of_other_settings(
     for figure in ("tokens_per_forward", "pre_loop_over_first"):
         assert all(row[figure]["low"] <= row[figure]["ratio"] <= row[figure]["high"] for row in rows)
     assert rows[0]["pre_loop_over_first"] == {"ratio": 1.0, "low": 1.0, "high": 1.0}
-    assert (file.parent / "tables.md").read_text().count("\n") == 2 + 3 + 1 + 2 + 3
+    assert (file.parent / "tables.md").read_text().count("\n") == 2 + 3
     file.write_bytes(b"".join(lines[:5]))  # one row of the second kind
     monkeypatch.setattr(AcceptanceRun, "_run", interrupted)
-    partial = result([*flags, *few], capsys)["copies"]
-    assert isinstance(partial, dict)
-    assert list(partial) == ["math"]
+    partial = result([*flags, *few], capsys)["rows"]
+    assert isinstance(partial, list)
+    assert [list(row["pre_loop_by_kind"]) for row in partial] == [["math"]] * 3
     file.write_bytes(lines[0])
     with pytest.raises(SystemExit, match="no kind of prompt has all its rows yet"):
         acceptance.main([*flags, *few])
@@ -278,7 +275,7 @@ def test_the_first_text_of_a_warm_row_knows_no_other_prompt(tiny_checkpoint: Pat
 
 def test_a_method_that_fails_is_named_and_ends_with_status_1() -> None:
     bad = replace_record(record_of("pld", [[1, 1]], [None]), failures=3)
-    found = report(Measurement({}, {"pld": [bad]}, {"math": copy_shares([])}))
+    found = report(Measurement({}, {"pld": [bad]}, ["math"]))
     assert found.failed
     assert found.tables.endswith("pld: 0 texts differ, 3 failures")
 
@@ -287,13 +284,3 @@ def test_tokens_along_a_text_are_those_of_the_steps_that_begin_there() -> None:
     steps = [[15, 1, 15, 16], [7, 8, 4, 4, 4, 4, 4]]  # with the token of the prefill 48 and 36
     assert along_text([record_of("a", steps, [None, None])]) == [(15 + 7 + 8) / 3, (1 + 15 + 4 * 4) / 6, (16 + 4) / 2]
     assert along_text([record_of("a", steps, [None, 17])])[1] == (1 + 15 + 4) / 3
-
-
-def test_a_token_is_copied_from_where_it_followed_the_same_two_tokens_first() -> None:
-    prompt, answer = [1, 2, 3, 4], [1, 2, 3, 5, 6, 3, 5, 6, 7]
-    empty = np.empty((0, 32), np.int32)
-    text = RecordedText(len(prompt), np.array(prompt + answer, np.int32), empty, empty.astype(np.float32))
-    shares = copy_shares([text])
-    assert shares.prompt == 1 / 9  # the 3 after 1, 2
-    assert shares.answer == 1 / 9  # the second 6, after 3, 5
-    assert sum(shares) == 1.0

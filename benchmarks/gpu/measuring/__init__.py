@@ -1,1 +1,1 @@
-"""What checks measure with: rows of tables, profiles, steps made by hand, the same work without an engine."""
+"""Measures attention, products and steps, makes random models, and scores texts, for the commands."""

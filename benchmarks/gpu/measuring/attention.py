@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, product
 from unittest import mock
@@ -13,12 +13,14 @@ from torch import Tensor
 
 from benchmarks.gpu.measuring.clock import measure_throughput
 from benchmarks.gpu.measuring.models import BLOCK
-from benchmarks.gpu.measuring.steps import bushy
+from benchmarks.gpu.measuring.products import relative_error
+from benchmarks.gpu.measuring.steps import make_bushy_tree
 from benchmarks.gpu.setting import GpuSetting, Row
 from engine.attention.oracle import oracle_attention
 from engine.cuda.kernels import combine as merging
 from engine.cuda.kernels.attention import Partials, attend
 from engine.cuda.kernels.combine import combine
+from engine.cuda.occupancy import get_card
 from engine.cuda.operands import Heads
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.plan import PlanShape, make_plan
@@ -69,25 +71,21 @@ class AttentionCase:
 
         return attend_all, partial(combine, partials, ints, plan.layout, heads, every, out), out
 
-    def run(self) -> Tensor:
-        """Return attention ``[n_rows, n_heads, head_dim]``."""
+    def run(self, values: Tensor) -> Tensor:
+        """Return attention ``[n_rows, n_heads, head_dim]`` over other values."""
         attend_all, merge, out = self.prepare()
-        attend_all(self.keys, self.values, 16)
+        attend_all(self.keys, values, 16)
         merge()
         return out[: len(self.q)].view(self.q.shape)
 
-    def slots(self, work: PathWork) -> Tensor:
+    def find_slots(self, work: PathWork) -> Tensor:
         """Return the slots of a work's text and rows, in order."""
         blocks, place = torch.as_tensor(work.blocks), torch.arange(work.n_cached + work.n_rows)
         return blocks[place // BLOCK] * BLOCK + place % BLOCK
 
-    def expected(self) -> Tensor:
-        """Return the oracle's attention, in fp64."""
-        queries = torch.split(self.q, [work.n_rows for work in self.works])
-        return torch.cat(list(map(self._expected, self.works, queries)))
-
-    def _expected(self, work: PathWork, q: Tensor) -> Tensor:
-        heads, n, slots = self.heads, work.n_rows, self.slots(work)
+    def ask_oracle(self, work: PathWork, q: Tensor) -> Tensor:
+        """Return the oracle's attention of a work, in fp64."""
+        heads, n, slots = self.heads, work.n_rows, self.find_slots(work)
         tree = TokenTree([0] * (n - 1), list(range(-1, n - 2) if work.parents is None else work.parents))
         rows, own = (q, self.keys[slots], self.values[slots]), ([0, *tree.depths], tree.ancestor_mask())
         return oracle_attention(*rows, *own, heads.scale, heads.window, heads.softcap)
@@ -99,19 +97,16 @@ def make_case(setting: GpuSetting, heads: Heads, sizes: Sequence[tuple[int, int,
     needed = [-(-(n_cached + n_rows) // BLOCK) for n_cached, n_rows, _ in sizes]
     blocks = torch.split(torch.randperm(sum(needed), generator=torch.Generator().manual_seed(0)), needed)
     works = [
-        PathWork(n_cached, n_rows, bushy(n_rows - 1, 9).parents if is_tree else None, own.tolist())
+        PathWork(n_cached, n_rows, make_bushy_tree(n_rows - 1, 9).parents if is_tree else None, own.tolist())
         for (n_cached, n_rows, is_tree), own in zip(sizes, blocks, strict=True)
     ]
-
-    def normal(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=setting.dtype, device=setting.device).normal_(generator=random)
-
-    shape = (sum(needed) * BLOCK + 1, heads.n_kv_heads, heads.head_dim)
-    q = normal(sum(work.n_rows for work in works), heads.n_heads, heads.head_dim)
-    case = AttentionCase(works, heads, q, normal(*shape), normal(*shape))
-    is_free = torch.ones(shape[0], dtype=torch.bool)
-    is_free[torch.cat([case.slots(work) for work in works])] = False
-    case.keys[is_free.to(q.device)] = case.values[is_free.to(q.device)] = torch.nan
+    n_slots, n_rows, dim = sum(needed) * BLOCK + 1, sum(work.n_rows for work in works), heads.head_dim
+    shapes = (n_rows, heads.n_heads, dim), *[(n_slots, heads.n_kv_heads, dim)] * 2
+    empty = (torch.empty(shape, dtype=setting.dtype, device=setting.device) for shape in shapes)
+    case = AttentionCase(works, heads, *(one.normal_(generator=random) for one in empty))
+    is_free = torch.ones(n_slots, dtype=torch.bool, device=setting.device)
+    is_free[torch.cat([case.find_slots(work) for work in works]).to(setting.device)] = False
+    case.keys[is_free] = case.values[is_free] = torch.nan
     return case
 
 
@@ -120,9 +115,9 @@ def check_attention(setting: GpuSetting) -> Iterator[Row]:
     allowed = ALLOWED[setting.dtype]
     for name, heads in (TINY_HEADS if setting.is_tiny else HEADS).items():
         case = make_case(setting, heads, TINY_WORKS if setting.is_tiny else WORKS)
-        out, expected = case.run(), case.expected()
-        largest = expected.abs().amax((1, 2), keepdim=True)
-        error = float(((out.double() - expected).abs() / largest).max()) / torch.finfo(setting.dtype).eps
+        queries = torch.split(case.q, [work.n_rows for work in case.works])
+        out, expected = case.run(case.values), torch.cat(list(map(case.ask_oracle, case.works, queries)))
+        error = relative_error(out.flatten(1), expected.flatten(1))
         nans, changed = int(out.isnan().sum()), _count_changed(case)
         yield {
             "heads": name, "rows": len(out), "error": error, "allowed error": allowed, "NaNs": nans,
@@ -132,11 +127,11 @@ def check_attention(setting: GpuSetting) -> Iterator[Row]:
 
 def _count_changed(case: AttentionCase) -> int:
     """Count rows, but the last of each work, that change with the work's last value, which kernels multiply by 0."""
-    lasts, outs = torch.stack([case.slots(work)[-1] for work in case.works]), list[Tensor]()
+    lasts, outs = torch.stack([case.find_slots(work)[-1] for work in case.works]), list[Tensor]()
     for value in (0.0, HUGE):
         values = case.values.clone()
         values[lasts] = value
-        outs.append(replace(case, values=values).run())
+        outs.append(case.run(values))
     differs = (outs[0] != outs[1]).flatten(1).any(1)
     differs[torch.tensor([work.n_rows for work in case.works]).cumsum(0) - 1] = False
     return int(differs.sum())
@@ -144,11 +139,9 @@ def _count_changed(case: AttentionCase) -> int:
 
 def tune_attention(setting: GpuSetting) -> Iterator[Row]:
     """Yield the time of attention, and the speed at which it reads keys and values, by stages and programs."""
-    heads, processors = TINY_HEADS["grouped"] if setting.is_tiny else HEADS["8B"], 4
-    if setting.is_cuda:
-        processors = torch.cuda.get_device_properties(setting.device).multi_processor_count
-    cases = product((300,), ((1, 3),)) if setting.is_tiny else product(CONTEXTS, STEPS)
-    for context, (sequences, rows) in cases:
+    heads = TINY_HEADS["grouped"] if setting.is_tiny else HEADS["8B"]
+    processors = 4 if setting.is_tiny else get_card(setting.device).multiprocessors
+    for context, (sequences, rows) in product((300,), ((1, 3),)) if setting.is_tiny else product(CONTEXTS, STEPS):
         case = make_case(setting, heads, [(context, rows, rows > 1)] * sequences)
         attend_all, merge, _ = case.prepare()
         n_bytes = case.keys.nbytes + case.values.nbytes

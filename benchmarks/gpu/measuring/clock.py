@@ -33,7 +33,7 @@ def measure_latency(setting: GpuSetting, call: Callable[[], object], runs: int, 
 
 def measure_throughput(setting: GpuSetting, call: Callable[[], object], calls: int = 1) -> float:
     """Return the device's seconds for one of ``calls`` calls, which on CUDA are one graph: the median of five runs."""
-    if not setting.is_cuda:
+    if setting.is_tiny:
         return measure_latency(setting, call, 1, warmup=0)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
@@ -73,15 +73,15 @@ class Kernel(NamedTuple):
 def profile_kernels(setting: GpuSetting, call: Callable[[], object]) -> list[Kernel]:
     """Return the kernels of a call in the order of their starts; none where the driver hides them."""
     setting.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA if setting.is_cuda else ProfilerActivity.CPU]) as trace:
+    with profile(activities=[ProfilerActivity.CPU if setting.is_tiny else ProfilerActivity.CUDA]) as trace:
         call()
         setting.synchronize()
-    events = [one for one in trace.events() if one.device_type.name != "CPU" or not setting.is_cuda]
+    events = [one for one in trace.events() if one.device_type.name != "CPU" or setting.is_tiny]
     kernels = [Kernel(one.name, one.time_range.start, one.time_range.end) for one in events]
     return sorted(kernels, key=lambda kernel: kernel.start)
 
 
-def kernel_rows(step: str, kernels: Sequence[Kernel]) -> Iterator[Row]:
+def list_kernels(step: str, kernels: Sequence[Kernel]) -> Iterator[Row]:
     """Yield the kernels of a layer by their place in it, then the longest ones outside the layers.
 
     A layer begins at its attention. Products have one name, and their places tell them apart: after attention come o,
@@ -93,14 +93,13 @@ def kernel_rows(step: str, kernels: Sequence[Kernel]) -> Iterator[Row]:
     layers = [first for first, n in zip(anchors, lengths, strict=False) if n == length]
     for place in range(length):
         runs = [(kernels[first + place - 1], kernels[first + place]) for first in layers]
-        times = [(run.end - run.start, run.start - previous.end) for previous, run in runs]
-        each, gap = (statistics.median(some) for some in zip(*times, strict=True))
-        name = f"layer, {place + 1}: {runs[0][1].name}"
-        yield {"step": step, "kernel": name, "runs": len(runs), "us each": each, "gap, us": gap}
+        row: Row = {"step": step, "kernel": f"layer, {place + 1}: {runs[0][1].name}", "runs": len(runs)}
+        gap = statistics.median(run.start - previous.end for previous, run in runs)
+        yield {**row, "us each": statistics.median(run.end - run.start for _, run in runs), "gap, us": gap}
     inside, others = {first + place for first in layers for place in range(length)}, defaultdict[str, list[float]](list)
     for place, kernel in enumerate(kernels):
         if place not in inside:
             others[kernel.name].append(kernel.end - kernel.start)
     for name, taken in sorted(others.items(), key=lambda item: -sum(item[1]))[:LONGEST]:
-        row: Row = {"step": step, "kernel": name[:60], "runs": len(taken)}
+        row = {"step": step, "kernel": name[:60], "runs": len(taken)}
         yield {**row, "us each": statistics.mean(taken), "gap, us": None}

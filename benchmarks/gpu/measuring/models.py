@@ -6,15 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from benchmarks.gpu.setting import GpuSetting
-from engine.model.build import empty_model
-from engine.model.linears import ScaledLinear, is_layer_matrix
+from engine.model.build import random_model
+from engine.model.quantization import FP8, INT8
 
 BLOCK = 64  # tokens of a KV block
-SPREAD = 0.02  # standard deviation of a weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +31,19 @@ class Geometry:
     def matrices(self) -> dict[str, tuple[int, int]]:
         """Return (outputs, inputs) of each weight matrix that a step reads; q, k, v are one, gate and up another."""
         queries, keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        of_layer = {"qkv": (queries + 2 * keys, self.hidden), "o": (self.hidden, queries)}
-        of_mlp = {"gate_up": (2 * self.intermediate, self.hidden), "down": (self.hidden, self.intermediate)}
-        return of_layer | of_mlp | {"head": (self.vocab, self.hidden)}
+        return {
+            "qkv": (queries + 2 * keys, self.hidden), "o": (self.hidden, queries),
+            "gate_up": (2 * self.intermediate, self.hidden), "down": (self.hidden, self.intermediate),
+            "head": (self.vocab, self.hidden),
+        }  # fmt: skip
+
+    def config_fields(self) -> dict[str, Any]:
+        """Return the sizes as arguments of a Hugging Face config."""
+        return {
+            "hidden_size": self.hidden, "intermediate_size": self.intermediate, "num_hidden_layers": self.n_layers,
+            "num_attention_heads": self.n_heads, "num_key_value_heads": self.n_kv_heads, "head_dim": self.head_dim,
+            "vocab_size": self.vocab, "max_position_embeddings": 131072,
+        }  # fmt: skip
 
     @property
     def layer_weights(self) -> int:
@@ -74,34 +82,8 @@ def fit_layers(geometry: Geometry, free_bytes: int, weight_bytes: int, cached_to
     return replace(geometry, n_layers=min(geometry.n_layers, fitting))
 
 
-def make_random_model(geometry: Geometry, device: torch.device, dtype: torch.dtype, is_int8: bool = False) -> Any:
-    """Return a Hugging Face causal LM on ``device``, its matrices normal with ``SPREAD`` and its norms 1.
-
-    The same geometry gives the same weights on the same kind of device. With ``is_int8`` the matrices of the layers are
-    random bytes with one scale per output; they never exist in full precision.
-    """
-    model, random = empty_model(_make_config(geometry), dtype), torch.Generator(device).manual_seed(0)
-    for name, parameter in list(model.named_parameters()):
-        owner, _, last = name.rpartition(".")
-        if is_int8 and is_layer_matrix(model, name):
-            weight = torch.randint(-127, 128, parameter.shape, dtype=torch.int8, device=device, generator=random)
-            scales = torch.full((len(weight),), SPREAD * 3**0.5 / 127, device=device)
-            model.set_submodule(owner, ScaledLinear(weight, scales, None))
-            continue
-        value: Tensor = torch.ones(parameter.shape, dtype=dtype, device=device)
-        value = value.normal_(0, SPREAD, generator=random) if value.dim() > 1 else value
-        setattr(model.get_submodule(owner), last, nn.Parameter(value, requires_grad=False))
-    rotary = model.model.rotary_emb
-    for name, buffer in rotary.named_buffers(recurse=False):
-        rotary._buffers[name] = buffer.to(device)
-    return model.eval()
-
-
-def _make_config(geometry: Geometry) -> LlamaConfig:
-    return LlamaConfig(
-        hidden_size=geometry.hidden, intermediate_size=geometry.intermediate, num_hidden_layers=geometry.n_layers,
-        num_attention_heads=geometry.n_heads, num_key_value_heads=geometry.n_kv_heads, head_dim=geometry.head_dim,
-        vocab_size=geometry.vocab, max_position_embeddings=131072, rms_norm_eps=1e-5, tie_word_embeddings=False,
-        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-        bos_token_id=0, eos_token_id=None,  # texts reach the length that was requested
-    )  # fmt: skip
+def make_llama(setting: GpuSetting, geometry: Geometry, is_int8: bool = False) -> Any:
+    """Return a Hugging Face causal LM with seeded random weights; with ``is_int8`` layers have one byte a weight."""
+    one_byte = FP8 if setting.is_tiny else INT8  # int8 on a CPU is another package's
+    config = LlamaConfig(**geometry.config_fields(), tie_word_embeddings=False, bos_token_id=0, eos_token_id=None)
+    return random_model(config, setting.dtype, setting.device, one_byte if is_int8 else None).eval()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.measuring.clock import measure_copy_bandwidth, measure_throughput
-from benchmarks.gpu.measuring.models import LLAMA_8B, SPREAD, Geometry, shrink
+from benchmarks.gpu.measuring.models import LLAMA_8B, Geometry, shrink
 from benchmarks.gpu.setting import GpuSetting, Row
 from engine.cuda.kernels.gemm import INPUT_LEAVES, choose_leaves
 from engine.cuda.operands import Matrix
@@ -25,11 +25,10 @@ ALLOWED = {torch.float32: 100.0, torch.bfloat16: 2.0}  # steps of the dtype at a
 
 def make_matrix(setting: GpuSetting, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
     """Return a random matrix ``[n_out, n_in]`` in ``dtype``, with the leaves of its place in a layer."""
-    weight = torch.empty(shape, dtype=setting.dtype, device=setting.device).normal_(0, SPREAD)
+    weight = torch.empty(shape, dtype=setting.dtype, device=setting.device).normal_(0, shape[1] ** -0.5)
     leaves = INPUT_LEAVES if name in SHARDED_INPUTS else choose_leaves(shape[0])
-    if dtype == setting.dtype:
-        return Matrix(weight, None, None, leaves)
-    return Matrix(*quantize_rows(weight, dtype), None, leaves)
+    values, scales = (weight, None) if dtype == setting.dtype else quantize_rows(weight, dtype)
+    return Matrix(values, scales, None, leaves)
 
 
 def expected_product(rows: Tensor, matrix: Matrix) -> Tensor:
@@ -73,9 +72,9 @@ def measure_products(setting: GpuSetting) -> Iterator[Row]:
         n = 1 if setting.is_tiny else -(-READ_BYTES // n_bytes)
         matrices = [make_matrix(setting, name, shape, dtype) for _ in range(n)]
         for n_rows in TIMED[: 1 if setting.is_tiny else None] + (PROMPT,) * (not setting.is_tiny and name != "head"):
-            seconds, library = time_product(setting, Products(), matrices, n_rows), None
+            seconds, library = _time_product(setting, Products(), matrices, n_rows), None
             if dtype == setting.dtype:
-                library = time_product(setting, Products(by_library=True), matrices, n_rows)
+                library = _time_product(setting, Products(by_library=True), matrices, n_rows)
             flops = 2e-12 * n_rows * shape[0] * shape[1]
             yield {
                 "product": f"{name}, {str(dtype).removeprefix('torch.')}", "rows": n_rows,
@@ -85,7 +84,7 @@ def measure_products(setting: GpuSetting) -> Iterator[Row]:
             }  # fmt: skip
 
 
-def time_product(setting: GpuSetting, products: Products, matrices: list[Matrix], n_rows: int) -> float:
+def _time_product(setting: GpuSetting, products: Products, matrices: list[Matrix], n_rows: int) -> float:
     """Return the seconds of one product, whose weights are read from memory."""
     x = torch.empty(n_rows, matrices[0].weight.shape[1], dtype=setting.dtype, device=setting.device).normal_()
     turns = cycle(matrices)

@@ -11,11 +11,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from benchmarks.gpu.measuring.clock import kernel_rows, measure_copy_bandwidth, profile_kernels
-from benchmarks.gpu.measuring.models import BLOCK, Geometry, fit_layers, make_random_model, shrink
+from benchmarks.gpu.measuring.clock import list_kernels, measure_copy_bandwidth, profile_kernels
+from benchmarks.gpu.measuring.models import BLOCK, Geometry, fit_layers, make_llama, shrink
 from benchmarks.gpu.setting import GpuSetting, Row
+from engine.cuda.executor import Executor
+from engine.cuda.products import Products
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
@@ -26,21 +28,8 @@ from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.tree import ROOT, TokenTree
 
-if TYPE_CHECKING:  # needs Triton
-    from engine.cuda.executor import Executor
-
 ENDLESS = 1 << 30  # tokens
 EXACT, FAST = "exact", "fast"
-
-MakeExecutor = Callable[[ModelShard], "Executor"]
-
-
-def executor_maker(mode: str, **options: Any) -> MakeExecutor:
-    """Return what makes executors of a mode, ``EXACT`` or ``FAST``, with these options."""
-    from engine.cuda.executor import Executor
-    from engine.cuda.products import Products
-
-    return lambda shard: Executor(shard, Products(by_library=mode == FAST), **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +42,14 @@ class Shape:
     is_sampled: bool = False
 
     @property
-    def name(self) -> str:
-        """For tables."""
-        return f"{self.sequences} x {self.nodes} nodes"
-
-    @property
     def blocks_each(self) -> int:
         """KV blocks of a sequence with its tree."""
         return -(-(self.context + 1 + self.nodes) // BLOCK)
 
 
-def bushy(n_nodes: int, vocab: int, seed: int = 0) -> TokenTree:
+def make_bushy_tree(n_nodes: int, vocab: int) -> TokenTree:
     """Return a tree with eight children of the root; every other node's parent is one of the twelve before it."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     parents = [ROOT] * min(8, n_nodes)
     parents += [rng.randrange(max(0, node - 12), node) for node in range(len(parents), n_nodes)]
     return TokenTree([rng.randrange(vocab) for _ in range(n_nodes)], parents)
@@ -83,25 +67,22 @@ class StepTimes(NamedTuple):
 class StageBench:
     """One stage of a model with random weights and room for ``shapes``, cut to as many layers as fit the card.
 
-    Its graphs are recorded when a step first needs them. With ``is_int8`` weights of layers have one byte.
+    Its graphs are recorded when a step first needs them. ``mode`` is ``EXACT`` or ``FAST``; with ``is_int8`` weights of
+    layers have one byte; ``options`` are the executor's.
     """
 
     def __init__(
-        self,
-        setting: GpuSetting,
-        geometry: Geometry,
-        make: MakeExecutor,
-        shapes: Sequence[Shape],
-        is_int8: bool = False,
-    ) -> None:
+        self, setting: GpuSetting, geometry: Geometry, shapes: Sequence[Shape], mode: str = EXACT,
+        is_int8: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
         self.setting, n_blocks = setting, max(shape.sequences * shape.blocks_each for shape in shapes)
         self.weight_bytes = 1 if is_int8 else setting.dtype.itemsize
         fitting = fit_layers(geometry, setting.free_bytes, self.weight_bytes, n_blocks * BLOCK)
         self.geometry = shrink(setting, fitting)
-        self.model = make_random_model(self.geometry, setting.device, setting.dtype, is_int8)
+        self.model = make_llama(setting, self.geometry, is_int8)
         spec, longest = read_spec(self.model.config, ()), max(shape.context + shape.nodes + 2 for shape in shapes)
         shard = ModelShard(self.model, spec, split_layers(spec.n_layers, 1)[0], longest + BLOCK)
-        self.executor, self._number = make(shard), 0
+        self.executor, self._number = Executor(shard, Products(by_library=mode == FAST), **options), 0
         self.stage = Stage(shard, n_blocks, BLOCK, executor=self.executor)
 
     def forward(self, work: list[Work], starts: Sequence[SequenceStart] = ()) -> tuple[Activations, float]:
@@ -124,53 +105,50 @@ class StageBench:
         self.stage.verify(activations)
         return StepTimes(time.perf_counter() - began, planned - began, queued - began, layers - began)
 
-    def decode(self, shape: Shape) -> Callable[..., StepTimes]:
-        """Return what runs a step of a shape, always from the same place; earlier sequences are forgotten."""
+    def prepare(self, shape: Shape) -> Callable[..., StepTimes]:
+        """Return a function that runs a step of a shape, always from the same place; forgets earlier sequences."""
         self.stage.reset()
         params = SamplingParams(max_tokens=ENDLESS, temperature=0.8 if shape.is_sampled else 0.0, seed=1)
         vocab, each, sequences = self.geometry.vocab, shape.blocks_each, range(shape.sequences)
         starts = [SequenceStart(seq, params, shape.context, Needs()) for seq in sequences]
         blocks = [list(range(seq * each, (seq + 1) * each)) for seq in sequences]
         self.run([Work(seq, 0, [0], new_blocks=blocks[seq], draw=False) for seq in sequences], starts)
-        drafted = bushy(shape.nodes, vocab)
+        drafted = make_bushy_tree(shape.nodes, vocab)
 
-        def step(waits: bool = False) -> StepTimes:
+        def run_step(waits: bool = False) -> StepTimes:
             trees = [TokenTree(drafted.tokens, drafted.parents) for _ in sequences]  # what a tree caches is new work
             given = shape.context, [self._number % vocab]
             return self.run([Work(seq, *given, trees[seq], max_new=ENDLESS) for seq in sequences], waits=waits)
 
-        return step
+        return run_step
 
 
-def time_steps(bench: StageBench, shapes: Sequence[Shape], way: str) -> Iterator[Row]:
-    """Yield a row for each shape, with times as in ``StepTimes``.
+def time_steps(bench: StageBench, shapes: Sequence[Shape], way: str, n_profiled: int = 0) -> Iterator[Row]:
+    """Yield a row for each shape, with times as in ``StepTimes``, then the kernels of the first ``n_profiled`` steps.
 
     "limit": weights, keys and values at the speed of a copy; "of copy": the speed at which weights of layers are read,
     over a copy's; "device": from the first kernel's start to the last one's end, by a profiler.
     """
     setting, geometry, copy = bench.setting, bench.geometry, measure_copy_bandwidth(bench.setting)
-    runs, warmup = (1, 0) if setting.is_tiny else (20, 3)
+    (runs, warmup), profiles = (1, 0) if setting.is_tiny else (20, 3), list[list[Row]]()
     for shape in shapes:
-        step = bench.decode(shape)
-        taken = [step() for _ in range(warmup + runs)][warmup:]
+        run_step, name = bench.prepare(shape), f"{shape.sequences} x {shape.nodes} nodes"
+        taken = [run_step() for _ in range(warmup + runs)][warmup:]
         total, plan, host, _ = map(statistics.median, zip(*taken, strict=True))
-        layers = statistics.median(step(waits=True).layers for _ in range(runs))
-        kernels = profile_kernels(setting, step)
+        layers = statistics.median(run_step(waits=True).layers for _ in range(runs))
+        kernels = profile_kernels(setting, run_step)
+        profiles.append(list(list_kernels(name, kernels)))
         device = (max(kernel.end for kernel in kernels) - kernels[0].start) / 1e3 if kernels else None
         limit = geometry.bytes_read(setting.dtype, bench.weight_bytes, shape.sequences * shape.context) / copy
         of_copy = bench.weight_bytes * geometry.n_layers * geometry.layer_weights / layers / copy
         yield {
-            "way": way, "layers": geometry.n_layers, "step": shape.name, "context": shape.context,
+            "way": way, "layers": geometry.n_layers, "step": name, "context": shape.context,
             "limit, ms": limit * 1e3, "step, ms": total * 1e3, "of limit": total / limit,
             "layers, ms": layers * 1e3, "of copy": of_copy,
             "device, ms": device, "host, ms": host * 1e3, "plan, ms": plan * 1e3,
         }  # fmt: skip
-
-
-def profile_steps(bench: StageBench, shapes: Sequence[Shape]) -> Iterator[Row]:
-    """Yield the kernels of a step of each shape."""
-    for shape in shapes:
-        yield from kernel_rows(shape.name, profile_kernels(bench.setting, bench.decode(shape)))
+    for rows in profiles[:n_profiled]:
+        yield from rows
 
 
 def time_prompt(bench: StageBench, n_tokens: int, way: str) -> Iterator[Row]:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import yaml
 
-from benchmarks.support.ray_head import RayHead
+from tests.support.ray_head import RayHead
 from tests.support.serve_application import ServeApplication
 from tests.support.tiny_models import saved_checkpoint
 from tests.support.waiting import LIMIT_S

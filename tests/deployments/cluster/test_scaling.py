@@ -8,9 +8,9 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.resilience.observation import alive
-from benchmarks.support.ray_head import RayHead
+from benchmarks.resilience.observation import find_processes
 from tests.deployments.cluster.serve_site import ServeSite
+from tests.support.ray_head import RayHead
 from tests.support.serve_application import is_running
 from tests.support.server_process import StreamedCompletion
 from tests.support.waiting import wait_until
@@ -72,7 +72,7 @@ def lanes(site: ServeSite, wanted: int) -> None:
 
 
 def stages(site: ServeSite) -> set[int]:
-    return {process.pid for process in alive(site.head.pid, "stages")}
+    return {process.pid for process in find_processes(site.head.pid, "stages")}
 
 
 def test_a_config_changes_the_number_of_pipelines_in_place_under_streams(
@@ -129,7 +129,7 @@ def test_a_router_that_is_lost_is_followed_by_one_that_wants_the_same_pipelines(
     before, running = stages(site), streams(site)
     for stream in running[:4]:
         stream.until(5)
-    [router] = alive(site.head.pid, "router")
+    [router] = find_processes(site.head.pid, "router")
     router.kill()
     assert [stream.all_ids() for stream in running] == wanted
     lanes(site, 2)

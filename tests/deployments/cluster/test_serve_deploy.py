@@ -12,9 +12,9 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.resilience.observation import alive
-from benchmarks.support.ray_head import RayHead
+from benchmarks.resilience.observation import find_processes
 from tests.deployments.cluster.serve_site import ServeSite
+from tests.support.ray_head import RayHead
 from tests.support.serve_application import is_running, replicas_of
 from tests.support.server_process import StreamedCompletion
 from tests.support.tiny_models import saved_checkpoint
@@ -100,8 +100,8 @@ def test_router_and_ingress_are_replaced_under_streams(site: ServeSite, expected
 
 @pytest.mark.matrix  # needs a look at an ingress while it drains
 def test_a_draining_ingress_is_not_ready_and_a_proxy_that_does_not_know_asks_another(site: ServeSite) -> None:
-    [manager] = alive(site.head.pid, "Serve's proxy")
-    ports, before = http_ports(alive(site.head.pid, "ingress")), site.replicas("Ingress")
+    [manager] = find_processes(site.head.pid, "Serve's proxy")
+    ports, before = http_ports(find_processes(site.head.pid, "ingress")), site.replicas("Ingress")
     assert len(ports) == len(before) == 2
     site.config = site.changed({"Ingress": {"ray_actor_options": {"num_cpus": 0.12}}})
     with ThreadPoolExecutor(2) as pool:

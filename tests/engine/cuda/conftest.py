@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu.running.interpreter import prepare_interpreter
+from benchmarks.gpu.interpreter import prepare_interpreter
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -23,8 +23,8 @@ PRODUCTS = {"_product", "_add_leaves"}  # whose tiles depend on the number of ro
 PIPELINED = {"_product", "_attend", "_combine"}
 COMPILE = """
 import json, sys
-from benchmarks.gpu.compiled import compile_kernels
-from benchmarks.gpu.compiled_cases import CASES, REPEATED
+from tests.engine.cuda.compiled import compile_kernels
+from tests.engine.cuda.compiled_cases import CASES, REPEATED
 cases = CASES | REPEATED
 print(json.dumps(compile_kernels({name: cases[name] for name in sys.argv[1:] or cases})))
 """

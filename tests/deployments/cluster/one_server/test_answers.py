@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from app.cli import main
-from benchmarks.resilience.hostile.clients import HostileOutcome, send_all
-from benchmarks.resilience.hostile.requests import hostile_requests
+from benchmarks.resilience.hostile_clients import HostileOutcome, send_all
+from benchmarks.resilience.hostile_requests import build_requests
 from tests.deployments.cluster.one_server.conftest import MAX_SEQUENCES, MAX_WAITING
 from tests.support.metrics import documented, exposed, values
 from tests.support.server_process import SpectraServer, StreamedCompletion
@@ -118,7 +118,7 @@ def test_bad_requests_are_refused_and_a_running_stream_does_not_notice(server: S
     assert server.http.post("/v1/completions", content=b'{"model": ', headers=json_type).status_code == 400
     assert server.http.post("/v1/completions", content=b"x" * 10_000_000, headers=json_type).status_code == 413
     outcome = HostileOutcome()
-    asyncio.run(send_all(server.base, hostile_requests(100, 7, "tiny", {}), 50, outcome))
+    asyncio.run(send_all(server.base, build_requests(100, 7, "tiny", {}), 50, outcome))
     assert not outcome.wrong
     assert stream.all_ids() == expected
     server.settled()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from engine.cuda.kernels.attention import Partials
 from engine.cuda.kernels.best import best_ids
 from engine.cuda.kernels.draw import draw
-from engine.cuda.kernels.gemm import INPUT_LEAVES, ROW_TILES, choose_leaves, choose_tile, multiply
+from engine.cuda.kernels.gemm import INPUT_LEAVES, choose_leaves
 from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.rows import embed, move_rows
 from engine.cuda.kernels.truncation import Truncation
@@ -29,15 +28,17 @@ BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 
 
 def make_meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    """A tensor without memory."""
+    """Return a tensor without memory."""
     return torch.empty(shape, dtype=dtype, device=META)
 
 
 make_ints = partial(make_meta, dtype=torch.int32)
 
 
-def make_matrix(n_out: int, n_in: int, dtype: torch.dtype, leaves: int | None = None, has_bias: bool = False) -> Matrix:
-    """The matrix ``[n_out, n_in]``; ``leaves`` of its sums, by default those of a matrix with sharded outputs."""
+def make_meta_matrix(
+    n_out: int, n_in: int, dtype: torch.dtype, leaves: int | None = None, has_bias: bool = False
+) -> Matrix:
+    """Return a matrix ``[n_out, n_in]``; ``leaves`` of its sums, by default those of a matrix with sharded outputs."""
     scales = make_meta(n_out, dtype=FP32) if dtype.itemsize == 1 else None
     bias = make_meta(n_out) if has_bias else None
     return Matrix(make_meta(n_out, n_in, dtype=dtype), scales, bias, leaves or choose_leaves(n_out))
@@ -46,7 +47,7 @@ def make_matrix(n_out: int, n_in: int, dtype: torch.dtype, leaves: int | None = 
 def make_layer(
     hidden: int, width: int, heads: Heads, dtype: torch.dtype = BF16, is_gemma: bool = False, has_bias: bool = False
 ) -> LayerWeights:
-    """A decoder layer whose MLP has ``width`` inner numbers, of Llama's kind or of Gemma's."""
+    """Return a decoder layer whose MLP has ``width`` inner numbers, of Llama's kind or of Gemma's."""
     dim = heads.head_dim
     norm, head_norm = Norm(make_meta(hidden), 1e-6, float(is_gemma)), Norm(make_meta(dim), 1e-6, float(is_gemma))
     return LayerWeights(
@@ -54,13 +55,13 @@ def make_layer(
         rotary=RotaryFrequencies(make_meta(dim // 2, dtype=FP32), 1.0),
         activation="gelu_tanh" if is_gemma else "silu",
         before_attention=norm,
-        qkv=make_matrix((heads.n_heads + 2 * heads.n_kv_heads) * dim, hidden, dtype, has_bias=has_bias),
+        qkv=make_meta_matrix((heads.n_heads + 2 * heads.n_kv_heads) * dim, hidden, dtype, has_bias=has_bias),
         head_norms=(head_norm, head_norm) if is_gemma else None,
-        attention_out=make_matrix(hidden, heads.n_heads * dim, dtype, INPUT_LEAVES),
+        attention_out=make_meta_matrix(hidden, heads.n_heads * dim, dtype, INPUT_LEAVES),
         after_attention=norm if is_gemma else None,
         before_mlp=norm,
-        gate_up=make_matrix(2 * width, hidden, dtype),
-        down=make_matrix(hidden, width, dtype, INPUT_LEAVES),
+        gate_up=make_meta_matrix(2 * width, hidden, dtype),
+        down=make_meta_matrix(hidden, width, dtype, INPUT_LEAVES),
         after_mlp=norm if is_gemma else None,
     )
 
@@ -90,25 +91,10 @@ def run(weights: LayerWeights, n_rows: int, n_pieces: int = 1, n_layers: int = 1
 
 def run_head(vocab: int, dtype: torch.dtype, n_rows: int) -> None:
     """Launch the embedding, the last norm and the product of a head."""
-    head, normed = make_matrix(vocab, 4096, dtype), make_meta(n_rows, 4096)
+    head, normed = make_meta_matrix(vocab, 4096, dtype), make_meta(n_rows, 4096)
     rms_norm(make_meta(n_rows, 4096), Norm(make_meta(4096), 1e-6), normed)
     embed(make_ints(n_rows), make_meta(vocab, 4096), make_meta(n_rows, 4096))
     Products().multiply(normed, head, make_meta(n_rows, vocab, dtype=FP32))
-
-
-def run_product(rows: int, leaves: int) -> None:
-    """Launch a product whose programs add up ``leaves`` leaves each."""
-    x, out, matrix = make_meta(rows, 4096), make_meta(rows, 128256), make_matrix(128256, 4096, BF16, leaves)
-    multiply(x, matrix, out, tile=replace(choose_tile(rows, BF16, BF16, rows), most_leaves=leaves))
-
-
-def count_leaf_bytes(weights: LayerWeights, n_rows: int) -> tuple[int, int]:
-    """Bytes of leaves that a step writes and reads in one layer, and bytes of the layer's weights."""
-    matrices, leaf_bytes = (weights.qkv, weights.attention_out, weights.gate_up, weights.down), 0
-    for matrix in matrices:
-        programs = choose_tile(n_rows, BF16, matrix.weight.dtype).programs(n_rows, len(matrix.weight), matrix.leaves)
-        leaf_bytes += 2 * 4 * programs * n_rows * len(matrix.weight) if programs > 1 else 0
-    return leaf_bytes, sum(matrix.weight.nbytes for matrix in matrices)
 
 
 def run_draws(vocab: int, has_mask: bool, rules: str, n_rows: int = 64) -> None:
@@ -144,7 +130,6 @@ CASES: dict[str, Callable[[], None]] = {
     "nucleus of 151,936": partial(run_draws, 151936, False, "top_p"),
     **{f"{n} moves": partial(run_moves, n) for n in (1, 1024)},
 }
-LEAVES = {f"{n} leaves, {rows} rows": partial(run_product, rows, n) for rows in (*ROW_TILES, 256) for n in (1, 2, 4, 8)}
 # Triton compiles apart for integers that are 1, or multiples of 16: another kernel might sum in another order. So other
 # numbers of rows, layers and pieces must launch the kernels of ``CASES``.
 REPEATED: dict[str, Callable[[], None]] = {
