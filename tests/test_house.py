@@ -23,6 +23,7 @@ GENERATED = re.compile(
 ABSENT = re.compile(r"(METHODS|FACTS|DESIGN|HOUSE)\.md|\.\./shared|\bpaper 00\d|\bissue \d+\b")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 PLACE = re.compile(rf"`((?:{'|'.join((*PACKAGES, 'tests', 'docs'))})/[\w/.-]*)")
+BENCHMARK = re.compile(r"python3? -m (benchmarks\.[\w.]+)([^`#|]*)(?!.* of commit)")
 COMMAND = re.compile(r"python -m ((?:benchmarks|tools)[\w.]*)(?!.* of commit)")
 
 
@@ -80,6 +81,20 @@ def test_what_a_document_names_is_there(document: Path) -> None:
             if not (place.with_suffix(".py").exists() or place.is_dir()):
                 missing.append(module)
     assert not missing
+
+
+def test_documented_benchmark_commands_have_known_flags() -> None:
+    n_flags = 0
+    for document in DOCUMENTS:
+        for line in document.read_text().replace("\\\n", " ").split("\n"):
+            for found in BENCHMARK.finditer(line):
+                place = ROOT / found[1].replace(".", "/")
+                files = [*place.rglob("*.py")] if place.is_dir() else [place.with_suffix(".py")]
+                source = "".join(file.read_text() for file in files)
+                flags = re.findall(r"--[a-z][a-z-]*", found[2])
+                n_flags += len(flags)
+                assert [flag for flag in flags if f'"{flag}"' not in source] == ["--help"] * ("--help" in flags), line
+    assert n_flags > 50
 
 
 def test_nothing_cites_a_document_that_readers_do_not_have() -> None:

@@ -26,9 +26,9 @@ def check_ports(host: str, port: int) -> Iterator[Finding]:
         with closing(claim_ports()) as claimed:
             first = claimed.getsockname()[1]
         says = f"{PORTS_EACH} ports from {first} on are free, within {PORTS[0]} to {PORTS[1]}"
-        yield Finding("ports behind", "ok", says)
+        yield Finding("replica ports", "ok", says)
     except ConfigError as error:
-        yield Finding("ports behind", "problem", str(error), "stop another server of this machine")
+        yield Finding("replica ports", "problem", str(error), "stop another server of this machine")
 
 
 def check_ray_token() -> Finding:

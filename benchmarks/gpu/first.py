@@ -89,7 +89,7 @@ def _time(
 
 PARTS = (
     MeasurementPart("card", 1, "How fast is the memory, and how long do kernels compile?", measure_card),
-    MeasurementPart("attention", 1, "Is it what fp64 says, whatever stands after a row's end?", check_attention),
+    MeasurementPart("attention", 1, "Does it equal fp64, with any values after the end of a row?", check_attention),
     MeasurementPart("products", 1.5, "Are rows equal in every row tile? How fast are weights read?", measure_products),
     MeasurementPart("tuning", 0.5, "Which stages and programs make attention fast?", tune_attention),
     MeasurementPart("executor", 1.5, "Are texts the oracle's, and equal by tree, chain and chunk?", check_executor),

@@ -137,7 +137,7 @@ def run(settings: argparse.Namespace) -> BenchmarkReport:
 
 
 async def _measure(settings: argparse.Namespace, server: ServerProcess, faults: Sequence[Fault]) -> BenchmarkReport:
-    import ray  # after the environment of faults.py is set
+    import ray  # reads the environment that is set above
 
     streams = ClientStreams(server, settings.streams, settings.max_tokens, RETRIES, headers={})
     await streams.learn_reference()

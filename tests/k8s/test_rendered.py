@@ -17,8 +17,8 @@ from jsonschema import Draft202012Validator
 
 from app.serving.kubernetes.render import GENERATED, render
 from engine.errors import ConfigError
-from tests.support.manifests import FOLDER, OVERLAYS, documents, ray_service
-from tools.monitoring.files import BOARDS, made
+from tests.support.manifests import FOLDER, OVERLAYS, complete_folder, documents, ray_service
+from tools.monitoring.files import BOARDS
 
 OTHER_SCHEMAS = {"RayService", "Gateway", "HTTPRoute", "ScrapeConfig", "PodMonitor", "PrometheusRule"}
 
@@ -61,12 +61,10 @@ def test_an_overlay_deploys_its_serve_config_and_fits_the_schemas(overlay: str) 
             kubernetes_validate.validate(document, "1.33", strict=True)
 
 
-def test_dashboards_become_one_config_map_each(tmp_path: Path) -> None:
-    shutil.copytree(FOLDER, tmp_path / "k8s")
-    for path, text in made().items():
-        (tmp_path / path).write_text(text)
-    command = [Path(sys.executable).with_name("kubectl"), "kustomize", tmp_path / "k8s" / "dashboards"]
-    maps = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, check=True).stdout))
+def test_dashboards_become_one_config_map_each() -> None:
+    with complete_folder() as folder:
+        command = [Path(sys.executable).with_name("kubectl"), "kustomize", folder / "dashboards"]
+        maps = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, check=True).stdout))
     assert {name for one in maps for name in one["data"]} == {f"{board.name}.json" for board in BOARDS}
 
 

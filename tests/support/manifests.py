@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,21 @@ OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
 Document = dict[str, Any]
 
 
-@cache
-def rendered(overlay: str) -> str:
-    """Return the manifests of an overlay as `spectra k8s render` prints them after `python -m tools.monitoring`."""
+@contextmanager
+def complete_folder() -> Iterator[Path]:
+    """Yield a copy of k8s/ with the files that `python -m tools.monitoring` writes."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(FOLDER, Path(folder) / "k8s")
         for path, text in made().items():
             (Path(folder) / path).write_text(text)
-        return render(Path(folder) / "k8s", overlay)
+        yield Path(folder) / "k8s"
+
+
+@cache
+def rendered(overlay: str) -> str:
+    """Return the manifests of an overlay as `spectra k8s render` prints them."""
+    with complete_folder() as folder:
+        return render(folder, overlay)
 
 
 def documents(overlay: str) -> list[Document]:

@@ -47,7 +47,17 @@ def findings(*flags: object, status: int = 0) -> dict[str, dict[str, Any]]:
 def test_the_machine_of_these_tests_has_no_problem(port: int, tiny_checkpoint: Path, tmp_path: Path) -> None:
     found = findings("--port", port, "--model", tiny_checkpoint, "--redis", tmp_path)
     assert found["spectra-serve"]["says"] == VERSION
-    assert {"python", "torch", "ray", "packages", "haproxy", "numerics", "cache", "port", "ports behind"} < found.keys()
+    assert {
+        "python",
+        "torch",
+        "ray",
+        "packages",
+        "haproxy",
+        "numerics",
+        "cache",
+        "port",
+        "replica ports",
+    } < found.keys()
     assert found["numerics"]["says"].startswith("no GPU: auto is Hugging Face's layers on a CPU")
     assert "no version is published" in found["redis"]["says"]
     assert "layers 0 to 3" in found["stage 0"]["says"]
