@@ -35,6 +35,11 @@ def is_host(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the elements of a contiguous host tensor as bytes, without a copy; the view keeps the tensor alive."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy has no bfloat16
+
+
 def fetch(tensors: Sequence[Tensor]) -> list[Array]:
     """Return host arrays of int32 and fp32 tensors of one device; the host waits for one copy.
 

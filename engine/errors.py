@@ -59,6 +59,10 @@ class TargetLostError(SpectraError):
     """The process that runs the target died or no longer answers."""
 
 
+class RankLostError(EOFError):
+    """A tensor-parallel rank of a stage died, hangs or failed; the stage's ranks have to be connected again."""
+
+
 class ModelChangedError(SpectraError):
     """The request was started with, or encoded for, another model than the one served now."""
 

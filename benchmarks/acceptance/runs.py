@@ -107,7 +107,7 @@ class AcceptanceRun:
         """Return a target with a cache of so many tokens, on the weights of all."""
         shard, drafter = self._parts
         info = replace(self.info, n_blocks=-(-n_slots // self.info.block_size))
-        return LocalTarget(info, [shard], [drafter])
+        return LocalTarget.of_shards(info, [shard], [drafter])
 
     def measure(
         self,

@@ -139,7 +139,7 @@ class VariantWriter:
         info = TargetInfo(read_spec(self._model.config, ()), n_blocks, BLOCK, self._longest)
         layers = split_layers(info.spec.n_layers, min(way.stages, info.spec.n_layers))
         shards = [ModelShard(self._model, info.spec, some, positions(info)) for some in layers]
-        return LocalTarget(info, shards, executors=list(map(Executor, shards)))
+        return LocalTarget.of_shards(info, shards, executors=list(map(Executor, shards)))
 
 
 @torch.inference_mode()

@@ -149,7 +149,7 @@ class MethodComparison:
             self._shard = load_layers(
                 self._target_options, self._options.model, whole_range(self._info.spec), self._info
             )
-        return LocalTarget(info, [self._shard])
+        return LocalTarget.of_shards(info, [self._shard])
 
     def _with_room(self, streams: int) -> TargetInfo:
         """Return the description of a target with a cache for so many streams."""

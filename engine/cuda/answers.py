@@ -18,7 +18,6 @@ from engine.cuda.head import Head, RowsOnDevice
 from engine.cuda.kernels.rows import embed
 from engine.cuda.plan.answer import MOST_BEST, WIDTHS, AnswerKind, AnswerPlan
 from engine.cuda.plan.answer_layout import AnswerLayout, arrange_answer
-from engine.cuda.products import Products
 from engine.model.shard import ModelShard
 
 LOGIT_BYTES = 256 << 20  # of logits that graphs have room for: 512 rows of 128,256 ids
@@ -39,18 +38,15 @@ class LogitsReader:
     """Answers rows of the last stage's hidden states.
 
     Args:
-        shard: has norm and head.
+        shard: of the stage.
+        head: of the shard; one that ranks share runs before the graphs.
         buckets: of rows, ascending.
         recorder: of graphs; None: everything runs launch by launch.
-        products: multiplies by the head.
     """
 
-    def __init__(
-        self, shard: ModelShard, buckets: tuple[int, ...], recorder: GraphRecorder | None, products: Products
-    ) -> None:
+    def __init__(self, shard: ModelShard, head: Head, buckets: tuple[int, ...], recorder: GraphRecorder | None) -> None:
         self.buckets, self._recorder = buckets, recorder
-        self._head = Head(shard, products)
-        self.vocab = self._head.vocab
+        self._head, self.vocab = head, head.vocab
         self._width, self._dtype, self.device = shard.spec.hidden_size, shard.dtype, shard.device
         fit = [size for size in buckets if 4 * size * self.vocab <= LOGIT_BYTES]
         self._most = max(fit, default=0)
@@ -88,7 +84,10 @@ class LogitsReader:
                 rows.plan.copy_(ints)
                 if mask is not None and rows.mask is not None:
                     rows.mask.copy_(mask)
-                self._graph(self._recorder, rows, kind).replay()
+                graph = self._graph(self._recorder, rows, kind)
+                if self._head.is_sharded:
+                    self._head.logits(rows.hidden, rows.logits)
+                graph.replay()
         return rows.table[: plan.n_rows], rows.logits[: plan.n_rows]
 
     def warm_up(self) -> Iterator[str]:
@@ -105,6 +104,9 @@ class LogitsReader:
             for kind, is_masked in self._usual(size):
                 self._graph(self._recorder, self._fixed(arrange_answer(size), kind, is_masked), kind)
             yield f"answers to {size} rows"
+
+    def forget_graphs(self) -> None:
+        self._graphs.clear()
 
     def _usual(self, n_rows: int) -> Iterator[tuple[AnswerKind, bool]]:
         """Kinds of answers to record before the first step, and whether grammars mask them."""
@@ -133,7 +135,7 @@ class LogitsReader:
                 torch.zeros(most, self._width, dtype=self._dtype, device=self.device),
                 torch.zeros(arrange_answer(most).size, dtype=torch.int32, device=self.device),
                 torch.full((most, words), -1, dtype=torch.int32, device=self.device),
-                self._empty(torch.float32, most, self.vocab),
+                torch.zeros(most, self.vocab, device=self.device),  # recording reads them
                 self._empty(torch.int32, most * AnswerKind(True, True, min(MOST_BEST, self.vocab)).columns),
             )
         n_rows, buffers = layout.n_rows, self._buffers
@@ -145,7 +147,8 @@ class LogitsReader:
     def _graph(self, recorder: GraphRecorder, rows: RowsOnDevice, kind: AnswerKind) -> torch.cuda.CUDAGraph:
         key = rows.layout.n_rows, kind, rows.mask is not None
         if key not in self._graphs:
-            self._graphs[key], _ = recorder.record(lambda: self._head.answer(rows, kind))
+            run = self._head.read_logits if self._head.is_sharded else self._head.answer
+            self._graphs[key], _ = recorder.record(lambda: run(rows, kind))
         return self._graphs[key]
 
     def _empty(self, dtype: torch.dtype, *shape: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.attention.packed_step import CapturedQuery, PackedStep
 from engine.cuda.answers import LogitsReader
 from engine.cuda.graphs import GraphRecorder, Graphs, RowFunction
+from engine.cuda.head import Head
 from engine.cuda.kernels.rows import MOST_MOVES, embed, move_rows
 from engine.cuda.layer import StepOnDevice, run_layer
 from engine.cuda.operands import Embedding
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 class Executor:
     """Runs one stage: the embedding (first stage only), its layers, and ``answers`` (last stage only).
+
+    Ranks of a stage run the same steps; ``answers`` is rank 0's, and the others give it ``head_part``.
 
     Args:
         shard: has the weights; its modules share them from now on.
@@ -68,13 +71,16 @@ class Executor:
             torch.cuda.empty_cache()  # frees the unfused matrices: NCCL and graphs use memory outside it
         self._split, self._buckets, self._partial_bytes = split, buckets, partial_bytes
         records = shard.device.type == "cuda" if records is None else records
-        recorder = GraphRecorder() if records else None
+        self._recorder = recorder = GraphRecorder() if records else None
         self._graphs = None
         if recorder is not None:
             widths = () if shard.range.is_first else (shard.spec.hidden_size,)
             function = RowFunction(self._run_static, widths, self._layers[0].heads, shard.dtype, shard.device, overlaps)
             self._graphs = Graphs(function, buckets, recorder, partial_bytes)
-        self.answers = LogitsReader(shard, buckets, recorder, self._products) if shard.range.is_last else None
+        self._head = Head(shard, self._products) if shard.range.is_last else None
+        self.answers = None
+        if self._head is not None and shard.share.rank == 0:
+            self.answers = LogitsReader(shard, self._head, buckets, recorder)
 
     def plan_shape(self, arena: KVArena) -> PlanShape:
         """Return how steps are planned; the arena's last row belongs to no sequence."""
@@ -92,8 +98,26 @@ class Executor:
         began = time.monotonic()
         with torch.cuda.device_of(arena.layer(0).keys):  # type: ignore[no-untyped-call]
             done = map("layers over {}".format, self._graphs.warm_up(self.plan_shape(arena), arena))
-            for name in chain(done, self.answers.warm_up() if answers and self.answers is not None else (), more_work):
+            of_answers = self.answers.warm_up() if answers and self.answers is not None else ()
+            for name in chain(done, self._warm_up_head_part(), of_answers, more_work):
                 logger.info("recorded %s, %.1f s after the beginning", name, time.monotonic() - began)
+
+    def _warm_up_head_part(self) -> Iterator[str]:
+        """Compile the products by a head that ranks share, which graphs of answers leave out."""
+        shard = self._shard
+        if self._head is not None and self._head.is_sharded:
+            for size in self._buckets:
+                self._head.part(torch.zeros(size, shard.spec.hidden_size, dtype=shard.dtype, device=shard.device))
+            yield "the part of the head"
+
+    def forget_graphs(self) -> None:
+        """Drop all graphs, whose exchanges belong to a lost connection between ranks; ``warm_up`` records new ones."""
+        if self._graphs is not None:
+            self._graphs.forget_graphs()
+        if self.answers is not None:
+            self.answers.forget_graphs()
+        if self._recorder is not None:
+            self._recorder.forget_graphs()
 
     def embed(self, packed: PackedStep) -> Tensor:
         """Return the embeddings of the step's tokens, ``[1, n, hidden]``, for a trained drafter that reads them."""
@@ -137,6 +161,11 @@ class Executor:
         """Return the logits of ``[n, hidden]``, fp32 ``[n, vocab]``, soft-capped if the model does so."""
         assert self.answers is not None, "only the last stage has a head"
         return self.answers.logits(hidden)
+
+    def head_part(self, normed: Tensor) -> Tensor:
+        """Return normalized rows ``[n, hidden]`` times this rank's part of the head, fp32 ``[n, width]``."""
+        assert self._head is not None, "only the last stage has a head"
+        return self._head.part(normed)
 
     def _run_static(self, inputs: Sequence[Tensor], step: StepOnDevice, arena: KVArena) -> tuple[Tensor, ...]:
         """Return the outputs of the last layer and of taps; ``inputs`` are a bucket's rows, or none: it embeds them."""

@@ -50,6 +50,10 @@ class GraphRecorder:
         self._first = self._first or graph
         return graph, outcome
 
+    def forget_graphs(self) -> None:
+        """Give new graphs a new memory pool; the old one is freed with the last of its graphs."""
+        self._first = None
+
 
 @dataclass(frozen=True, slots=True)
 class RowFunction:
@@ -119,6 +123,9 @@ class Graphs:
             if self._fits(plan):
                 self._record(plan, torch.from_numpy(plan.ints).to(self._function.device), arena)
                 yield f"{size} rows"
+
+    def forget_graphs(self) -> None:
+        self._recorded.clear()
 
     def _fits(self, plan: StepPlan) -> bool:
         has_room = plan.n_partials <= self._n_partials and len(plan.ints) <= PLAN_INTS

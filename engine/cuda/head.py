@@ -14,7 +14,8 @@ from engine.cuda.kernels.truncation import Truncation
 from engine.cuda.plan.answer import AnswerKind
 from engine.cuda.plan.answer_layout import AnswerLayout
 from engine.cuda.products import Products
-from engine.cuda.weights import pack_matrix, pack_norm
+from engine.cuda.weights import pack_head, pack_norm
+from engine.model.exchange import ShardedHead
 from engine.model.shard import ModelShard
 
 
@@ -31,29 +32,51 @@ class RowsOnDevice:
 
 
 class Head:
-    """Final norm and head of a stage's shard."""
+    """Final norm and head of a stage's shard; ranks that share the head multiply by its parts from now on."""
 
     def __init__(self, shard: ModelShard, products: Products) -> None:
+        module = shard.head_module
         self._products = products
-        self._norm, self._head = pack_norm(shard.final_norm, shard.spec), pack_matrix(shard.head_module)
+        self._norm, self._head = pack_norm(shard.final_norm, shard.spec), pack_head(module)
         self._cap = shard.spec.logit_softcap
+        self._sharded = module if isinstance(module, ShardedHead) else None
+        if self._sharded is not None:
+            self._sharded.multiply = self.part
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether logits need the other ranks; no graph may hold such logits, since these ranks await a command."""
+        return self._sharded is not None
 
     @property
     def vocab(self) -> int:
         """Width of the logits."""
-        return len(self._head.weight)
+        return len(self._head.weight) if self._sharded is None else self._sharded.n_out
+
+    def part(self, normed: Tensor) -> Tensor:
+        """Return normalized rows ``[n, hidden]`` times this rank's outputs, fp32 ``[n, width]``."""
+        out = torch.empty(len(normed), len(self._head.weight), dtype=torch.float32, device=normed.device)
+        with torch.cuda.device_of(normed):  # type: ignore[no-untyped-call]
+            return self._products.multiply(normed, self._head, out)
 
     def logits(self, hidden: Tensor, out: Tensor) -> None:
         """Write the logits of ``[n, hidden]``, soft-capped if the model does so, to fp32 ``out`` ``[n, vocab]``."""
         normed = torch.empty_like(hidden)
         rms_norm(hidden, self._norm, normed)
-        self._products.multiply(normed, self._head, out)
+        if self._sharded is None:
+            self._products.multiply(normed, self._head, out)
+        else:
+            out.copy_(self._sharded(normed))
         if self._cap is not None:
             out.div_(self._cap).tanh_().mul_(self._cap)
 
     def answer(self, rows: RowsOnDevice, kind: AnswerKind) -> None:
         """Write the logits and the answer table of the rows."""
         self.logits(rows.hidden, rows.logits)
+        self.read_logits(rows, kind)
+
+    def read_logits(self, rows: RowsOnDevice, kind: AnswerKind) -> None:
+        """Write the answer table of rows that have their logits."""
         plan, layout, table, width = rows.plan, rows.layout, rows.table, kind.width
         if kind.draws:
             truncation = None

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from engine.model.exchange import Ranks
+
 
 @dataclass(frozen=True, slots=True)
 class Heads:
@@ -49,6 +51,7 @@ class Matrix:
     scales: Tensor | None  # fp32 [n_out], of a one-byte weight
     bias: Tensor | None  # [n_out]
     leaves: int  # of its sums over inputs, a power of two; see ``kernels.leaves``
+    ranks: Ranks | None = None  # that share the inputs, and have to add their sums; None: it has all inputs
 
 
 @dataclass(frozen=True, slots=True)

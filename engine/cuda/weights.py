@@ -7,6 +7,7 @@ parameters become views of the fused matrices, so no weight is held twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from engine.cuda.kernels.gemm import INPUT_LEAVES, choose_leaves
 from engine.cuda.operands import Heads, LayerWeights, Matrix, Norm, RotaryFrequencies
 from engine.errors import UnsupportedModelError
+from engine.model.exchange import ShardedHead, SummedLinear
 from engine.model.families import get_family
 from engine.model.linears import ScaledLinear
 from engine.model.shard import ModelShard, window_of
@@ -33,8 +35,11 @@ def pack_layers(shard: ModelShard) -> list[LayerWeights]:
         return [_pack(layer, shard, local) for local, layer in enumerate(shard.layers)]
 
 
-def pack_matrix(module: nn.Module) -> Matrix:
-    return _fuse([module])
+def pack_head(module: nn.Module) -> Matrix:
+    """Return the head, or this rank's part of it."""
+    if isinstance(module, ShardedHead):
+        return _fuse([module.linear], choose_leaves(module.n_out))
+    return _fuse([module], choose_leaves(len(module.weight)))  # type: ignore[arg-type]
 
 
 def pack_norm(module: Any, spec: ModelSpec) -> Norm:
@@ -49,6 +54,9 @@ def _pack(layer: Any, shard: ModelShard, local: int) -> LayerWeights:
     name = getattr(config, get_family(spec.family).activation_field)
     if name not in ACTIVATIONS:
         raise UnsupportedModelError(f"the activation {name!r} has no kernel; there are {', '.join(ACTIVATIONS)}")
+    whole, size = (spec, 1) if shard.ranks is None else (shard.ranks.whole, shard.ranks.share.size)
+    n_qkv = (whole.n_heads + 2 * whole.n_kv_heads) * whole.head_dim  # key heads of several ranks count once
+    n_gate_up = size * (len(mlp.gate_proj.weight) + len(mlp.up_proj.weight))
     heads = Heads(spec.n_heads, spec.n_kv_heads, spec.head_dim, attention.scaling, window_of(attention))
     head_norms = None
     if hasattr(attention, "q_norm"):
@@ -60,22 +68,29 @@ def _pack(layer: Any, shard: ModelShard, local: int) -> LayerWeights:
         rotary=RotaryFrequencies(*shard.frequencies(local)),
         activation=ACTIVATIONS[name],
         before_attention=pack_norm(layer.input_layernorm, spec),
-        qkv=_fuse([attention.q_proj, attention.k_proj, attention.v_proj]),
+        qkv=_fuse([attention.q_proj, attention.k_proj, attention.v_proj], choose_leaves(n_qkv)),
         head_norms=head_norms,
-        attention_out=_fuse([attention.o_proj], INPUT_LEAVES),
+        attention_out=_pack_summed(attention.o_proj),
         after_attention=None if second is None else pack_norm(layer.post_attention_layernorm, spec),
         before_mlp=pack_norm(layer.post_attention_layernorm if second is None else second, spec),
-        gate_up=_fuse([mlp.gate_proj, mlp.up_proj]),
-        down=_fuse([mlp.down_proj], INPUT_LEAVES),
+        gate_up=_fuse([mlp.gate_proj, mlp.up_proj], choose_leaves(n_gate_up)),
+        down=_pack_summed(mlp.down_proj),
         after_mlp=None if second is None else pack_norm(layer.post_feedforward_layernorm, spec),
     )
 
 
-def _fuse(modules: Sequence[Any], leaves: int | None = None) -> Matrix:
+def _pack_summed(module: nn.Module) -> Matrix:
+    """Return a matrix whose inputs ranks may share; together they have ``INPUT_LEAVES`` leaves."""
+    if not isinstance(module, SummedLinear):
+        return _fuse([module], INPUT_LEAVES)
+    part = _fuse([module.linear], max(1, INPUT_LEAVES // module.ranks.share.size))
+    return replace(part, bias=None if module.bias is None else module.bias.detach(), ranks=module.ranks)
+
+
+def _fuse(modules: Sequence[Any], leaves: int) -> Matrix:
     """Return one matrix with the outputs of all modules; either all of them have a bias, or none.
 
     If only some modules have one-byte weights, as in some checkpoints, these are converted to the dtype of the others.
-    ``leaves`` defaults to those of a matrix whose outputs may be sharded.
     """
     wide = [module.weight.dtype for module in modules if module.weight.dtype.itemsize > 1]
     for module in modules if wide else ():
@@ -95,7 +110,7 @@ def _fuse(modules: Sequence[Any], leaves: int | None = None) -> Matrix:
         if bias is not None:
             module.bias = nn.Parameter(bias[first:last], requires_grad=False)
         first = last
-    return Matrix(weight, scales, bias, leaves or choose_leaves(len(weight)))
+    return Matrix(weight, scales, bias, leaves)
 
 
 def _concatenate(tensors: Sequence[Tensor]) -> Tensor | None:

@@ -90,7 +90,10 @@ def random_model(config: Any, dtype: torch.dtype, device: torch.device, quantiza
 def put_weight(model: nn.Module, parameter: str, weight: torch.Tensor) -> None:
     """Replace a parameter by one with values, which needs no gradient."""
     owner, _, name = parameter.rpartition(".")
-    setattr(model.get_submodule(owner), name, nn.Parameter(weight, requires_grad=False))
+    module = model.get_submodule(owner)
+    setattr(module, name, nn.Parameter(weight, requires_grad=False))
+    if isinstance(module, nn.Linear) and weight.ndim == 2:  # may be a rank's part
+        module.out_features, module.in_features = weight.shape
 
 
 def one_layer_config(config: Any, kind: str) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers import AutoConfig, GenerationConfig
 
 from engine.errors import UnsupportedModelError
@@ -23,12 +24,14 @@ from engine.model.checkpoint_files import (
     read_json_object,
     reason_of,
 )
+from engine.model.exchange import Ranks, put_ranks
 from engine.model.gguf.folder import SOURCE, refers_to_gguf
 from engine.model.linears import SCALES, is_layer_matrix, put_matrix, scale_of
 from engine.model.quantization import INT8, check_quantization, stored_quantization
 from engine.model.ranges import LayerRange
 from engine.model.resolve import revision_of
 from engine.model.shard import ModelShard
+from engine.model.share import WHOLE
 from engine.model.spec import ModelSpec, check_values, declared_dtype, read_spec, token_ids
 from engine.model.weights.meter import Meter
 from engine.model.weights.tensors import CheckpointTensors
@@ -110,8 +113,9 @@ def load_shard(
     quantization: str | None = None,
     embeds: bool = False,
     meter: Meter | None = None,
+    ranks: Ranks | None = None,
 ) -> ModelShard:
-    """Build the model without memory, then read only the tensors of the range.
+    """Build the model without memory, then read only the tensors of the range, and of these a rank's share.
 
     Args:
         path: checkpoint directory.
@@ -122,6 +126,7 @@ def load_shard(
         quantization: "int8" or "fp8" for the decoder layers' matrices; None: the checkpoint's.
         embeds: whether a shard that is not the first embeds tokens as well.
         meter: counts the bytes; None: a new one.
+        ranks: of the stage, if it has several.
 
     Raises:
         UnsupportedModelError: the model is not supported, or a tensor of the range is missing, has another shape than
@@ -132,24 +137,33 @@ def load_shard(
     requested = check_quantization(quantization, config, device)
     is_made = requested is not None and (requested.name == INT8 or stored_quantization(config) is None)
     model, embeds = empty_model(config, dtype), embeds or layers.is_first
+    share = WHOLE if ranks is None else ranks.share
+    is_gathered = requested is not None and requested.threshold is not None  # it scales whole rows
     with closing(CheckpointTensors(path, device)) as tensors:
         sources = _find_sources(model, layers, tensors, embeds)
         for name, source in sources.items():
             shape, is_matrix = model.get_parameter(name).shape, is_layer_matrix(model, name)
+            part = share.part(name, shape, spec, is_gathered)
             # A checkpoint in fp8 may have matrices without scales, which keep its other dtype.
             if requested is not None and is_matrix and (is_made or scale_of(source) in tensors):
-                put_matrix(model, name, *tensors.request_quantized(source, shape, requested), requested)
+                put_matrix(model, name, *tensors.request_quantized(source, shape, requested, part), requested)
             else:
-                put_weight(model, name, tensors.request(source, dtype, shape))
+                put_weight(model, name, tensors.request(source, dtype, shape, part))
         tensors.read(meter or Meter(f"layers {layers.first} to {layers.last - 1}"))
     if _is_tied(config) and embeds and layers.is_last:
         embedding = model.model.embed_tokens.weight
+        if part := share.part(HEAD, embedding.shape, spec):
+            rows = part.of(embedding)
+            n_padding = part.last - part.first - len(rows)
+            embedding = functional.pad(rows, (0, 0, 0, n_padding)) if n_padding else rows
         if HEAD not in sources or torch.equal(model.lm_head.weight, embedding):
-            model.lm_head.weight = embedding
+            put_weight(model, HEAD, embedding)
     for buffer_owner in (model.model.rotary_emb, model.model.embed_tokens):
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             buffer_owner._buffers[name] = buffer.to(device)
-    return ModelShard(model, spec, layers, n_positions, embeds)
+    if ranks is not None:
+        put_ranks(model, ranks, layers.numbers, spec.vocab_size if layers.is_last else 0, is_gathered)
+    return ModelShard(model, spec, layers, n_positions, embeds, ranks)
 
 
 def layer_files(path: Path, layers: LayerRange, embeds: bool) -> set[str]:

@@ -26,6 +26,7 @@ class ModelParts:
     embed: float  # on the first stage
     head: float  # norm, head and verification: on the last stage
     shared: float = 0  # counted once instead of twice where one stage is first and last: a tied head's bytes
+    n_ranks: int = 1  # of a stage; bytes are those of the first
 
     def of(self, first: int, last: int) -> float:
         """Sum the stage that runs layers ``first`` to ``last - 1``."""
@@ -75,7 +76,7 @@ def check_ranges(ranges: Sequence[LayerRange], memory: ModelParts, limits: Seque
         taken = memory.of(layers.first, layers.last)
         if taken > limits[stage]:
             counts = ",".join(str(len(one)) for one in ranges)
-            raise ConfigError(_lacking(f"with split {counts}", stage, taken, limits[stage]))
+            raise ConfigError(_lacking(f"with split {counts}", stage, memory.n_ranks, taken, limits[stage]))
 
 
 def _check_fit(memory: ModelParts, limits: Sequence[float]) -> None:
@@ -87,13 +88,14 @@ def _check_fit(memory: ModelParts, limits: Sequence[float]) -> None:
     lacks = [taken(s, i, j) - limits[s] for s, (i, j) in enumerate(pairwise(bounds))]
     stage = lacks.index(max(lacks))
     counts = ",".join(str(j - i) for i, j in pairwise(bounds))
-    needed = lacks[stage] + limits[stage]
-    raise ConfigError(_lacking(f"no split fits; with the one that lacks least, {counts}", stage, needed, limits[stage]))
+    needed, split = lacks[stage] + limits[stage], f"no split fits; with the one that lacks least, {counts}"
+    raise ConfigError(_lacking(split, stage, memory.n_ranks, needed, limits[stage]))
 
 
-def _lacking(split: str, stage: int, taken: float, limit: float) -> str:
+def _lacking(split: str, stage: int, n_ranks: int, taken: float, limit: float) -> str:
+    process = f"stage {stage}" if n_ranks == 1 else f"a rank of stage {stage}"
     return (
-        f"stage_memory_gib is {limit / GIB:.4g} for stage {stage}, but {split}, it takes {taken / GIB:.4g} GiB of "
+        f"stage_memory_gib is {limit / GIB:.4g} for {process}, but {split}, it takes {taken / GIB:.4g} GiB of "
         f"weights and KV cache: {(taken - limit) / GIB:.3g} GiB are missing; more stages, a smaller kv_gib or "
         f"quantization int8 or fp8 take less"
     )

@@ -22,6 +22,10 @@ class LayerRange:
     def is_last(self) -> bool:
         return self.last == self.n_layers
 
+    @property
+    def numbers(self) -> range:
+        return range(self.first, self.last)
+
     def __len__(self) -> int:
         return self.last - self.first
 

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from engine.attention.packed_step import NAME, PackedStep
 from engine.device import set_precision
+from engine.model.exchange import Ranks
 from engine.model.families import get_family
 from engine.model.linears import pack_linears
 from engine.model.ranges import LayerRange
+from engine.model.share import WHOLE, RankShare
 from engine.model.spec import ModelSpec
 
 
@@ -42,7 +44,7 @@ class RotaryTable:
 
 
 class ModelShard:
-    """The weights of one stage; knows nothing of sequences.
+    """The weights of one stage, or a rank's share of them; knows nothing of sequences.
 
     Args:
         model: a Hugging Face causal LM with the weights of the range; its other modules may be on the meta device.
@@ -50,11 +52,21 @@ class ModelShard:
         layers: the range this shard runs; its modules' ``layer_idx`` become local to the shard.
         n_positions: length of the longest text, tokens.
         embeds: whether a shard that is not the first embeds tokens as well, for a drafter on the last stage.
+        ranks: of the stage, whose share the model has (``put_ranks``); None: it has all weights.
     """
 
-    def __init__(self, model: Any, spec: ModelSpec, layers: LayerRange, n_positions: int, embeds: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        spec: ModelSpec,
+        layers: LayerRange,
+        n_positions: int,
+        embeds: bool = False,
+        ranks: Ranks | None = None,
+    ) -> None:
         inner = model.model
-        self.spec = spec
+        self.ranks = ranks
+        self.spec = self.share.spec(spec)  # with the heads of this rank
         self.range = layers
         self.layers: list[nn.Module] = list(inner.layers[layers.first : layers.last])
         weight = next(self.layers[0].parameters())  # int8 matrices are buffers, so this may be a norm
@@ -70,6 +82,10 @@ class ModelShard:
             layer.self_attn.layer_idx = local  # type: ignore[union-attr]
             layer.self_attn.config._attn_implementation = NAME  # type: ignore[union-attr]
         self.windows = {window_of(layer.self_attn) for layer in self.layers}
+
+    @property
+    def share(self) -> RankShare:
+        return WHOLE if self.ranks is None else self.ranks.share
 
     def pack_linears(self) -> None:
         """Pack the fp32 matrices of layers and head on a CPU."""
@@ -139,7 +155,7 @@ class ModelShard:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def head_rows(self, tokens: Tensor) -> Tensor:
-        """Return the head's rows ``[n, hidden]`` of token ids int64 ``[n]``; fails for a packed head."""
+        """Return the head's rows ``[n, hidden]`` of token ids int64 ``[n]``; fails for a packed or shared head."""
         rows: Tensor = self.head_module.weight[tokens.to(self.device)]  # type: ignore[index]
         return rows
 

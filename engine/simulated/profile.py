@@ -35,12 +35,18 @@ class PipelineProfile:
     link_latency_s: float = 0.0  # seconds of a hop between stages
     link_bytes_per_s: float = 0.0  # 0: no limit
     row_bytes: int = 16_384  # hidden state of one row: 8192 values of 2 bytes, a 70B's
+    # Ranks of a stage exchange sums in the faster of two ways: all partial sums, or in two messages by rows.
+    exchange_s: float = 0.0  # seconds per step and stage until one-message exchanges of no row are done
+    exchange_rows: int = 1  # least rows that are exchanged: steps of CUDA graphs are padded
+    gather_row_s: float = 0.0  # seconds per row and stage, with one message
+    scatter_row_s: float = 0.0  # seconds per row and stage, with two messages
 
     def __post_init__(self) -> None:
         for least, names in (
-            (1, ("stages", "flat_sequences", "flat_rows")),
+            (1, ("stages", "flat_sequences", "flat_rows", "exchange_rows")),
             (0, ("base_s", "node_s", "prompt_row_s", "context_s", "verify_s")),
             (0, ("link_latency_s", "link_bytes_per_s", "row_bytes")),
+            (0, ("exchange_s", "gather_row_s", "scatter_row_s")),
         ):
             for name in names:
                 value = getattr(self, name)
@@ -51,7 +57,13 @@ class PipelineProfile:
         """Seconds one stage takes for ``sequences`` trees with ``nodes`` nodes in all, and for rows of prompt."""
         load = max(1.0, sequences / self.flat_sequences, (sequences + nodes) / self.flat_rows)
         seconds = self.base_s * load + self.node_s * nodes + self.prompt_row_s * prompt_rows
+        seconds += self.exchange_seconds(sequences + nodes + prompt_rows)
         return seconds + (self.verify_s if is_last else 0.0)
+
+    def exchange_seconds(self, rows: int) -> float:
+        """Return the seconds that the ranks of a stage exchange sums of ``rows`` rows."""
+        n = max(rows, self.exchange_rows)
+        return min(self.exchange_s + self.gather_row_s * n, 2 * self.exchange_s + self.scatter_row_s * n)
 
     def wire_seconds(self, rows: int) -> float:
         """Seconds a link is busy with the hidden states of a step, latency not included."""

@@ -6,9 +6,11 @@ is recomputed for the few heads that a speculator needs.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -21,14 +23,22 @@ from engine.kv.arena import BlockTable
 from engine.model.ranges import LayerRange
 from engine.protocol import Needs
 from engine.stage.packing import Span
-from engine.step import Work, WorkResult
+from engine.step import StepResult, Work, WorkResult
 from engine.tree import FloatArray
 from engine.upload import Upload
 from engine.verify.walk import Walk
 
 AttentionRows = dict[tuple[int, int], FloatArray]  # (sequence, place in its needs.heads) -> [n_positions]
+MAX_KEPT = 64  # steps; a pipeline has far fewer in flight, but rows of failed steps are never requested
 EAGER_FETCH = 1 << 20  # values fetched before the accepted rows are known: 4 MB, faster than waiting twice
 _SEED = 3  # the same everywhere, so that all states of a sequence get the same projection
+
+
+class Captured(Protocol):
+    """Data of a step from which attention rows are computed once verification has accepted nodes."""
+
+    def rows(self, results: Sequence[WorkResult]) -> AttentionRows:
+        """Rows of this stage's heads for every work that drew a token; ``results`` are those of the step's work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +53,7 @@ class CapturedWork:
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """Data of a step from which a stage computes attention rows once verification has accepted nodes.
-
-    Valid until the next step of its sequences, which writes to their blocks.
-    """
+    """Implements ``Captured``; valid until the next step of its sequences, which writes to their blocks."""
 
     step: PackedStep
     layers: LayerRange
@@ -54,7 +61,7 @@ class CapturedStep:
 
     @torch.inference_mode()
     def rows(self, results: Sequence[WorkResult]) -> AttentionRows:
-        """Rows of this stage's heads for every work that drew a token; ``results`` are those of the step's work."""
+        """See ``Captured.rows``."""
         asked = [pair for pair in zip(self.works, results, strict=True) if pair[0].heads and pair[1].tokens]
         kept = [kept_rows(captured.work, result.accepted) for captured, result in asked]
         upload = Upload(self.step.arena.layer(0).keys.device)
@@ -95,11 +102,40 @@ class CapturedStep:
         """Places in ``heads`` by (local layer, key head), for the layers of this stage."""
         groups: dict[tuple[int, int], list[int]] = {}
         for place, (layer, head) in enumerate(heads):
-            if self.layers.first <= layer < self.layers.last:
+            if layer in self.layers.numbers and head >= 0:
                 local = layer - self.layers.first
                 n_keys = self.step.arena.layer(local).keys.shape[1]
                 groups.setdefault((local, head // (self.step.captured[local].n_heads // n_keys)), []).append(place)
         return groups
+
+
+class KeptCaptures:
+    """Captures of the newest steps, until their rows are requested. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Captured] = {}  # step id -> capture, oldest first
+        self._lock = threading.Lock()
+
+    def keep(self, step_id: int, captured: Captured) -> None:
+        """Keep the capture of a step until its rows are requested."""
+        with self._lock:
+            self._kept[step_id] = captured
+            if len(self._kept) > MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+
+    def clear(self) -> None:
+        """Drop all captures."""
+        with self._lock:
+            self._kept.clear()
+
+    def take_rows(self, asked: StepResult) -> AttentionRows | None:
+        """Return a step's attention rows, and drop its capture and older ones; None: the step is not known."""
+        with self._lock:
+            captured = self._kept.get(asked.step_id)
+            while captured is not None and next(iter(self._kept)) != asked.step_id:
+                del self._kept[next(iter(self._kept))]  # requests come in order of the steps: earlier steps have failed
+            self._kept.pop(asked.step_id, None)
+        return None if captured is None else captured.rows(asked.results)
 
 
 def _cached(keys: Tensor, table: BlockTable, n_cached: int) -> Tensor:
@@ -205,10 +241,10 @@ def tap_dims(needs: Sequence[Needs]) -> int:
 
 
 def local_heads(needs: Sequence[Needs], layers: LayerRange) -> dict[int, list[int]]:
-    """Heads whose attention rows any sequence needs, by local layer."""
+    """Heads whose attention rows any sequence needs, by local layer; a layer whose heads other ranks have has none."""
     heads_of: dict[int, set[int]] = {}
     for need in needs:
         for layer, head in need.heads:
-            if layers.first <= layer < layers.last:
-                heads_of.setdefault(layer - layers.first, set()).add(head)
+            if layer in layers.numbers:
+                heads_of.setdefault(layer - layers.first, set()).update([head] if head >= 0 else ())
     return {layer: sorted(heads) for layer, heads in heads_of.items()}

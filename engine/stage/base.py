@@ -14,7 +14,7 @@ from engine.step import Step, WorkResult
 if TYPE_CHECKING:  # a router's frames have no tensors: it starts without torch
     from torch import Tensor
 
-    from engine.stage.artefacts import AttentionRows, CapturedStep
+    from engine.stage.artefacts import AttentionRows, Captured
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class StageLike(Protocol):
     def verify(self, activations: Activations) -> list[WorkResult]:
         """Last stage, after ``forward``: walk all trees; returns the results of the step's work, in order."""
 
-    def captured(self) -> CapturedStep | None:
+    def captured(self) -> Captured | None:
         """Data to compute the step's attention rows from later, when another stage knows the results.
 
         None when no sequence of the step needs a row of this stage.

@@ -7,15 +7,18 @@ removes them when a step ends them. One thread runs it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from engine.device import is_host
 from engine.drafter.part import NO_DRAFTER, DrafterPart
 from engine.grammar.compiler import Grammars
 from engine.kv.arena import BlockTable, KVArena
+from engine.model.exchange import Ranks
+from engine.model.ranges import LayerRange
 from engine.model.shard import ModelShard
 from engine.protocol import Needs
 from engine.sampling.noise import gumbel_row
@@ -33,7 +36,7 @@ from engine.stage.base import Activations, Computing
 from engine.stage.device_work import DeviceWork, begin
 from engine.stage.drafts import StageDrafts
 from engine.stage.packing import Packed, RowMoves, pack, pack_plan, plan_moves
-from engine.step import Step, Work, WorkResult
+from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.upload import Upload
 
 if TYPE_CHECKING:  # needs Triton
@@ -73,7 +76,8 @@ class Stage:
         executor: Executor | None = None,
     ) -> None:
         self._shard, self._executor = shard, executor
-        self._grammars = grammars if shard.range.is_last else None
+        self._answers = shard.range.is_last and shard.share.rank == 0
+        self._grammars = grammars if self._answers else None
         self._spec = shard.spec
         self._arena = KVArena(
             len(shard.range),
@@ -92,6 +96,24 @@ class Stage:
         self._drafts = None if drafter.runtime is None else StageDrafts(drafter.runtime, shard.norm)
 
     @property
+    def ranks(self) -> Ranks:
+        """This rank and its connection to the others; fails without tensor parallelism."""
+        assert self._shard.ranks is not None, "this stage has one rank"
+        return self._shard.ranks
+
+    @property
+    def layers(self) -> LayerRange:
+        return self._shard.range
+
+    @property
+    def device(self) -> torch.device:
+        return self._shard.device
+
+    @property
+    def has_executor(self) -> bool:
+        return self._executor is not None
+
+    @property
     def n_sequences(self) -> int:
         """Sequences the stage holds state of."""
         return len(self._sequences)
@@ -99,7 +121,7 @@ class Stage:
     @torch.inference_mode()
     def warm_up(self, answers: bool = True) -> None:
         """Do now what the first step would wait for; ``answers``: what its verification would wait for, too."""
-        if self._shard.range.is_last and is_host(self._shard.device):
+        if self._answers and is_host(self._shard.device):
             gumbel_row((0, 0, 0), 1)  # compiles the noise
         if self._executor is not None:
             drafter = () if self._drafts is None else self._drafts.runtime.warm_up()
@@ -139,7 +161,7 @@ class Stage:
         self._move(step.work)
         for start in step.starts:
             table = self._tables[start.seq] = BlockTable(self._arena.block_size)
-            self._sequences[start.seq] = StageSequence(start, [*start.text])
+            self._sequences[start.seq] = StageSequence(self._own(start), [*start.text])
             if self._grammars is not None and start.params.grammar is not None:
                 self._grammars.prepare(start.params.grammar)  # while the prompt is read
             if self._drafts is not None and start.needs.drafter:
@@ -147,6 +169,14 @@ class Stage:
         for work in step.work:
             if work.seq in self._tables and not work.moved:
                 self._tables[work.seq].extend(work.new_blocks)
+
+    def _own(self, start: SequenceStart) -> SequenceStart:
+        """Return a start whose needs name the query heads of this rank by its own numbers."""
+        share, needs = self._shard.share, start.needs
+        if share.size == 1 or not needs.heads:
+            return start
+        heads = share.own_heads(needs.heads, self._spec.n_heads)
+        return msgspec.structs.replace(start, needs=replace(needs, heads=heads))
 
     def _move(self, works: Sequence[Work]) -> None:
         """Copy the rows of sequences that the scheduler has moved to other blocks."""
@@ -172,7 +202,7 @@ class Stage:
         packed.step.capture_heads = local_heads(needs, self._shard.range)
         packed.step.capture_index = {layer: upload.add(heads) for layer, heads in packed.step.capture_heads.items()}
         answer = None
-        if self._shard.range.is_last:
+        if self._answers:
             sequences = [self._sequences[work.seq] for work in works]
             answers = None if self._executor is None else self._executor.answers
             answer = StepAnswer(works, packed.spans, sequences, upload, self._shard, answers, self._grammars)
@@ -232,6 +262,23 @@ class Stage:
         if relay is not None:
             fused = relay.add(read, outputs, fused)
         return Activations(hidden, tapped, fused)
+
+    @torch.inference_mode()
+    def head_part(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return normalized rows ``[n, hidden]`` times this rank's part of the head, ``[n, width]``."""
+        if self._executor is not None:
+            return self._executor.head_part(rows)
+        part: torch.Tensor = self._shard.head_module.linear(rows)  # type: ignore[operator]
+        return part
+
+    def forget_graphs(self) -> None:
+        """Drop recorded steps: their exchanges belong to a lost connection. ``warm_up`` records new ones."""
+        if self._executor is not None:
+            self._executor.forget_graphs()
+
+    def new_rows(self, n: int) -> torch.Tensor:
+        """Return uninitialised hidden states ``[1, n, hidden]``."""
+        return torch.empty(1, n, self._spec.hidden_size, dtype=self._shard.dtype, device=self._shard.device)
 
     def computing(self) -> Computing | None:
         """The unfinished work of a GPU on the last ``forward``; None on a CPU."""

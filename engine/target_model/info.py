@@ -9,6 +9,7 @@ from engine.drafter.settings import DrafterInfo
 from engine.errors import ConfigError
 from engine.kv.blocks import block_bytes
 from engine.model.identity import UNKNOWN, ModelIdentity
+from engine.model.share import RankShare
 from engine.model.spec import ModelSpec
 from engine.simulated.profile import SIMULATED
 from engine.step import Step, StepResult
@@ -65,8 +66,7 @@ def plan_cache(
     """
     assert options.kv_bytes is not None, "with_cache comes before"
     size = options.block_size
-    per_block = block_bytes(spec.n_layers, size, spec.n_kv_heads, spec.head_dim, item_bytes)
-    per_block += 0 if drafter is None else size * drafter.cache_bytes
+    per_block = bytes_of_block(spec, options, item_bytes, drafter)
     n_blocks = options.kv_bytes // per_block
     if n_blocks < 4:
         raise ConfigError(f"kv_bytes is {options.kv_bytes}: a block takes {per_block} bytes, at least 4 are needed")
@@ -78,6 +78,13 @@ def plan_cache(
     fits = (n_blocks - 1) * size
     longest = min(options.max_model_len or spec.max_positions, fits)
     return TargetInfo(spec, n_blocks, size, longest, drafter=drafter)
+
+
+def bytes_of_block(spec: ModelSpec, options: TargetOptions, item_bytes: int, drafter: DrafterInfo | None = None) -> int:
+    """Return the bytes of a KV block over all stages and ranks; arguments as for ``plan_cache``."""
+    own, size = RankShare(0, options.tensor_parallel).spec(spec), options.block_size
+    of_ranks = options.tensor_parallel * block_bytes(spec.n_layers, size, own.n_kv_heads, spec.head_dim, item_bytes)
+    return of_ranks + (0 if drafter is None else size * drafter.cache_bytes)
 
 
 def simulated_spec(spec: ModelSpec, options: TargetOptions) -> ModelSpec:

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.drafter.part import NO_DRAFTER, DrafterPart
+from engine.errors import ConfigError
 from engine.grammar.compiler import Grammars
 from engine.model.shard import ModelShard
 from engine.stage.artefacts import AttentionRows, attach_attention
-from engine.stage.base import Activations
+from engine.stage.base import Activations, StageLike
 from engine.stage.stage import Stage
 from engine.step import Step, StepResult
 from engine.target_model.info import TargetInfo
 from engine.target_model.loading import describe_target, grammars_of, load_parts
+from engine.target_model.local_ranks import load_ranks
 from engine.target_model.memory import room_of, with_cache
 from engine.target_model.numerics import executors_of, with_numerics
 from engine.target_model.options import TargetOptions
@@ -31,25 +33,30 @@ if TYPE_CHECKING:  # its kernels need Triton
 class LocalTarget:
     """A target whose stages live in this process."""
 
-    def __init__(
-        self,
+    def __init__(self, info: TargetInfo, stages: Sequence[StageLike]) -> None:
+        self.info, self._stages = info, stages
+
+    @classmethod
+    def of_shards(
+        cls,
         info: TargetInfo,
         shards: Sequence[ModelShard],
         drafter: Sequence[DrafterPart] = (),
         grammars: Grammars | None = None,
         executors: Sequence[Executor | None] = (),
-    ) -> None:
-        self.info = info
+    ) -> LocalTarget:
+        """Return a target of these shards, one for each stage, with their parts of a drafter and their executors."""
         parts = drafter or [NO_DRAFTER] * len(shards)
         run = executors or [None] * len(shards)
-        self._stages = [
+        stages = [
             Stage(shard, info.n_blocks, info.block_size, part, grammars, executor)
             for shard, part, executor in zip(shards, parts, run, strict=True)
         ]
+        return cls(info, stages)
 
     @classmethod
     def load(cls, options: TargetOptions, path: Path) -> LocalTarget:
-        """Load a checkpoint directory.
+        """Load a checkpoint directory. The other tensor-parallel ranks of its one stage are processes of this machine.
 
         Raises:
             UnsupportedModelError: the checkpoint cannot be run.
@@ -57,12 +64,19 @@ class LocalTarget:
         """
         options = with_numerics(options, path)
         rooms = [] if options.kv_bytes is not None else [room_of(options.device) - options.beside]
+        rooms *= options.tensor_parallel
         options = with_cache(options, path, rooms)
         info = describe_target(options, path)
-        shards, drafter = zip(*load_parts(options, path, stage_ranges(options, path, info), info), strict=True)
+        ranges = stage_ranges(options, path, info)
+        if options.tensor_parallel > 1:
+            if len(ranges) > 1:
+                raise ConfigError(f"stages is {len(ranges)}; with tensor_parallel above 1 it must be 1 here")
+            return cls(info, [load_ranks(options, path, ranges[0], info)])
+        shards, drafter = zip(*load_parts(options, path, ranges, info), strict=True)
         executors = executors_of(options, shards, drafter)
-        target = cls(info, shards, drafter, grammars_of(path, info.spec), executors)
+        target = cls.of_shards(info, shards, drafter, grammars_of(path, info.spec), executors)
         for stage in target._stages:
+            assert isinstance(stage, Stage), "they were made of shards"
             stage.warm_up()
         return target
 

@@ -17,11 +17,11 @@ import torch
 from engine.cuda.plan.layout import DRAFTER_PARTIAL_BYTES, PARTIAL_BYTES
 from engine.device import is_host
 from engine.errors import ConfigError
-from engine.kv.blocks import block_bytes
 from engine.model.loader import load_config
 from engine.model.ranges import LayerRange
+from engine.model.share import RankShare
 from engine.model.spec import ModelSpec
-from engine.target_model.info import TargetInfo
+from engine.target_model.info import TargetInfo, bytes_of_block
 from engine.target_model.loading import describe_target
 from engine.target_model.numerics import resolve_dtype
 from engine.target_model.options import ANY, CPU_CACHE, GIB, TargetOptions, check_memory
@@ -45,12 +45,13 @@ def with_cache(options: TargetOptions, path: Path, rooms: Sequence[int]) -> Targ
     """Return options with the size of the KV cache, and with the layers of every stage if the size depends on them.
 
     On a GPU the cache gets the memory that weights, the drafter and the largest step leave; the stage with the fewest
-    blocks decides. On a CPU it is ``CPU_CACHE``, because weights are pages of files that processes share.
+    blocks decides, and the rank of a stage with the least room. On a CPU it is ``CPU_CACHE``, because weights are pages
+    of files that processes share.
 
     Args:
         options: of the target; returned unchanged if they name a size.
         path: checkpoint directory.
-        rooms: bytes that each stage may fill, or all stages together.
+        rooms: bytes that each process may fill, all ranks of a stage adjacent; or one number for all stages together.
 
     Raises:
         ConfigError: an option is wrong, or too little is left.
@@ -63,39 +64,40 @@ def with_cache(options: TargetOptions, path: Path, rooms: Sequence[int]) -> Targ
     info = replace(describe_target(replace(options, kv_bytes=ANY), path), n_blocks=0)
     ranges = stage_ranges(options, path, info)
     stages = _stage_bytes(options, path, info, ranges)
-    devices = stages if len(rooms) == len(stages) else [_together(stages)]
-    found = [_blocks(held, room) for held, room in zip(devices, rooms, strict=True)]
+    n_ranks, item_bytes = options.tensor_parallel, resolve_dtype(options.dtype, info.spec, options.device).itemsize
+    least = [min(rooms[first : first + n_ranks]) for first in range(0, len(rooms), n_ranks)]
+    devices = stages if len(rooms) == n_ranks * len(stages) else [_together(stages)]
+    found = [_blocks(held, room) for held, room in zip(devices, least, strict=True)]
     found += [_blocks(replace(one, step=0), one.limit) for one in stages]
     split = ",".join(str(len(layers)) for layers in ranges)
-    return replace(options, kv_bytes=min(*found, MOST_BLOCKS) * sum(one.block for one in stages), split=split)
+    n_bytes = min(*found, MOST_BLOCKS) * bytes_of_block(info.spec, options, item_bytes, info.drafter)
+    return replace(options, kv_bytes=n_bytes, split=split)
 
 
 @dataclass(frozen=True, slots=True)
 class _DeviceBytes:
-    """Bytes on one device."""
+    """Bytes on one device: a stage's, or those of its first rank, which has most."""
 
     name: str
     weights: int  # with the drafter's
     step: int  # of the largest step
-    block: int  # of a KV block in all layers
+    block: int  # of a KV block in its layers
     limit: int  # for weights and cache
 
 
 def _stage_bytes(
     options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence[LayerRange]
 ) -> list[_DeviceBytes]:
-    spec, size, config = info.spec, options.block_size, load_config(path)
-    dtype = resolve_dtype(options.dtype, spec, options.device)
+    config, n_ranks = load_config(path), options.tensor_parallel
     limits = check_memory(options.stage_memory, len(ranges)) or (ANY,) * len(ranges)
-    memory = memory_of_stages(options, path, info, ranges)
+    memory = memory_of_stages(options, path, replace(info, n_blocks=1), ranges)
     found = []
     for i, (layers, one, limit) in enumerate(zip(ranges, memory, limits, strict=True)):
-        block = block_bytes(len(layers), size, spec.n_kv_heads, spec.head_dim, dtype.itemsize)
-        step = step_bytes(config, spec, options.step_rows, layers.is_last, options.has_executor)
+        step = step_bytes(config, info.spec, options.step_rows, layers.is_last, options.has_executor, n_ranks)
         if layers.is_last and info.drafter is not None:
-            block += size * info.drafter.cache_bytes
             step += DRAFTER_PARTIAL_BYTES if info.drafter.cache_bytes and options.has_executor else 0
-        found.append(_DeviceBytes(f"stage {i}", one.weights, step, block, limit))
+        name = f"stage {i}" if n_ranks == 1 else f"a rank of stage {i}"
+        found.append(_DeviceBytes(name, one.weights, step, one.kv, limit))
     return found
 
 
@@ -116,13 +118,15 @@ def _blocks(held: _DeviceBytes, room: int) -> int:
     return n_blocks
 
 
-def step_bytes(config: Any, spec: ModelSpec, n_rows: int, is_last: bool, has_executor: bool) -> int:
-    """Estimate the bytes of a step of ``n_rows`` on a stage, without weights and cache.
+def step_bytes(config: Any, spec: ModelSpec, n_rows: int, is_last: bool, has_executor: bool, n_ranks: int = 1) -> int:
+    """Estimate the bytes of a step of ``n_rows`` on a stage, or on the leader of its ranks, without weights and cache.
 
     A row takes the states of a layer in fp32. On the last stage it also takes its logits, and two arrays of their size
-    while tokens are sampled. An executor also has partial softmaxes.
+    while tokens are sampled. An executor also has partial softmaxes. One of several ranks
+    also has its sums and those of the others.
     """
-    heads = (spec.n_heads + 2 * spec.n_kv_heads) * spec.head_dim
-    row: int = 4 * (4 * spec.hidden_size + 2 * heads + 3 * config.intermediate_size)
+    own, n_states = RankShare(0, n_ranks).spec(spec), 4 if n_ranks == 1 else 6
+    heads = (own.n_heads + 2 * own.n_kv_heads) * spec.head_dim
+    row: int = 4 * (n_states * spec.hidden_size + 2 * heads + 3 * config.intermediate_size // n_ranks)
     row += 3 * 4 * spec.vocab_size if is_last else 0
     return n_rows * row + (PARTIAL_BYTES if has_executor else 0)

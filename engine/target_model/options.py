@@ -84,20 +84,23 @@ class TargetOptions:
     stages: int = 1
     dtype: str | None = None  # None: float32 on a CPU, the checkpoint's on a GPU
     device: str = "cpu"
-    kv_bytes: int | None = GIB  # over all stages; None: what the devices have left (``memory.with_cache``)
+    kv_bytes: int | None = GIB  # over all processes; None: what the devices have left (``memory.with_cache``)
     block_size: int = 64  # tokens
     step_rows: int = STEP_ROWS  # of the largest step, for which a GPU keeps memory where kv_bytes is None
     beside: int = 0  # bytes that others will take of the device in this process, where kv_bytes is None
     max_model_len: int | None = None  # tokens; None: the model's, or what the cache holds
     quantization: str | None = None  # the decoder layers' matrices: "int8" (on a CPU bitsandbytes') or "fp8"
     split: str = "auto"  # auto, even, measured, or a layer count for every stage: "22,20,20,18"
-    stage_memory: tuple[int, ...] = ()  # bytes per stage for weights and KV, or one number for all; none: no limit
+    stage_memory: tuple[
+        int, ...
+    ] = ()  # bytes of a process for weights and KV, per stage or one number for all; none: no limit
     cost_folder: str = ""  # in the cache, where split "measured" keeps what it measured; "": nowhere
     simulation: Simulation | None = None  # stages sleep instead of computing; ``model`` gives the vocabulary
     drafter: DrafterSettings | None = None  # trained for the model; on the last stage
     numerics: str = AUTO  # on cuda; ``Resolution`` says what it is there
     resolution: Resolution | None = None  # of ``numerics``, in the process that runs them (``numerics.with_numerics``)
     revision: str | None = None  # branch, tag or commit of ``model`` on the hub; None: the main branch
+    tensor_parallel: int = 1  # ranks of a stage, each a process with its own device
 
     @property
     def has_executor(self) -> bool:

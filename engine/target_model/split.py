@@ -20,6 +20,7 @@ from engine.model.loader import load_config
 from engine.model.partition import ModelParts, check_ranges, partition
 from engine.model.quantization import check_quantization
 from engine.model.ranges import LayerRange, split_layers
+from engine.model.share import RankShare
 from engine.model.sizes import StageMemory, parameters, stage_memory, weight_bytes, with_kv
 from engine.model.spec import ModelSpec
 from engine.target_model.info import TargetInfo
@@ -56,7 +57,8 @@ def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[L
     limits = check_memory(options.stage_memory, n_stages)
     config = load_config(path)
     check_quantization(options.quantization, config, device)  # a package may be missing
-    memory = with_kv(weight_bytes(config, spec, dtype, options.quantization), kv_per_layer(info, dtype))
+    share = RankShare(0, options.tensor_parallel)
+    memory = with_kv(weight_bytes(config, spec, dtype, options.quantization, share), kv_per_layer(info, dtype, share))
     if info.drafter is not None:
         memory = replace(memory, head=memory.head + info.drafter.weight_bytes + _drafter_cache(info))
     if options.split in (AUTO, MEASURED):
@@ -89,12 +91,16 @@ def _costs(
 def memory_of_stages(
     options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence[LayerRange]
 ) -> list[StageMemory]:
-    """Return the bytes of weights and KV cache of every stage; nothing for a simulated target."""
+    """Return the bytes of weights and KV cache of every stage; nothing for a simulated target.
+
+    Of a stage with several ranks they are the leader's, which has the drafter.
+    """
     if options.simulation is not None:
         return []
     dtype = resolve_dtype(options.dtype, info.spec, options.device)
-    weights = weight_bytes(load_config(path), info.spec, dtype, options.quantization)
-    stages = stage_memory(weights, kv_per_layer(info, dtype), ranges)
+    share = RankShare(0, options.tensor_parallel)
+    weights = weight_bytes(load_config(path), info.spec, dtype, options.quantization, share)
+    stages = stage_memory(weights, kv_per_layer(info, dtype, share), ranges)
     if info.drafter is not None:
         last = stages[-1]
         kv = last.kv + _drafter_cache(info)
@@ -102,9 +108,9 @@ def memory_of_stages(
     return stages
 
 
-def kv_per_layer(info: TargetInfo, dtype: torch.dtype) -> int:
-    """Return the bytes of KV cache of each layer."""
-    spec = info.spec
+def kv_per_layer(info: TargetInfo, dtype: torch.dtype, share: RankShare) -> int:
+    """Return the bytes of KV cache of each layer on a rank."""
+    spec = share.spec(info.spec)
     return info.n_blocks * block_bytes(1, info.block_size, spec.n_kv_heads, spec.head_dim, dtype.itemsize)
 
 

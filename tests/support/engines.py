@@ -41,7 +41,7 @@ PLD_PLUS = PldPlusConfig(layer=1, dims=16, heads=((0, 1), (1, 0), (3, 2)))  # he
 def make_target(family: str, *, stages: int = 1, n_blocks: int = 200, block_size: int = 16) -> LocalTarget:
     """A fresh target on a tiny model."""
     shards = tiny_shards(family, stages)
-    return LocalTarget(TargetInfo(shards[0].spec, n_blocks, block_size, 500), shards)
+    return LocalTarget.of_shards(TargetInfo(shards[0].spec, n_blocks, block_size, 500), shards)
 
 
 @cache

@@ -93,7 +93,7 @@ def with_drafter(
     drafter = describe_drafter(checkpoint, SETTINGS, torch.float32)
     info = TargetInfo(shards[0].spec, n_blocks, block_size, 500, drafter=drafter)
     parts = [drafter_part(checkpoint, SETTINGS, shard, info) for shard in shards]
-    return LocalTarget(info, shards, parts)
+    return LocalTarget.of_shards(info, shards, parts)
 
 
 class Recording(TrainedDrafts):

@@ -24,8 +24,9 @@ def add_tree(  # type: ignore[no-untyped-def]  # Triton resolves annotations, an
     if parts == 1:
         return tl.load(values + (first * n_rows + rows) * stride + outs, mask=inside, other=0.0)
     else:  # noqa: RET505  # Triton compiles only the branch that a constant chooses
-        left = add_tree(values, rows, outs, inside, n_rows, stride, first, parts // 2)
-        right = add_tree(values, rows, outs, inside, n_rows, stride, first + parts // 2, parts // 2)
+        half: tl.constexpr = parts // 2
+        left = add_tree(values, rows, outs, inside, n_rows, stride, first, parts - half)
+        right = add_tree(values, rows, outs, inside, n_rows, stride, first + parts - half, half)
         return left + right
 
 
@@ -99,7 +100,7 @@ def add_leaves(
     """Write ``tree(sums) * scales + bias``, rounded once, or ``residual +`` that, to ``out``.
 
     Args:
-        sums: fp32 ``[n_parts * rows, n_out]``, one part's rows after another's; ``n_parts`` is a power of two.
+        sums: fp32 ``[n_parts * rows, n_out]``, one part's rows after another's.
         out: ``[rows, n_out]``, rows contiguous, of any float dtype; may be ``residual``.
         scales: fp32 ``[n_out]``.
         bias: ``[n_out]``.

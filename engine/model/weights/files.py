@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -41,6 +41,15 @@ class TensorLocation:
     shape: tuple[int, ...]
     first: int  # byte of the file
     n_bytes: int
+
+    def rows(self, first: int, last: int) -> TensorLocation:
+        """Return the location of rows ``first`` to ``last - 1``, of which the tensor may have fewer or none."""
+        n_rows, row_bytes = self.shape[0], self.n_bytes // max(1, self.shape[0])
+        first, last = min(first, n_rows), min(last, n_rows)
+        n_bytes = (last - first) * row_bytes
+        return replace(
+            self, shape=(last - first, *self.shape[1:]), first=self.first + first * row_bytes, n_bytes=n_bytes
+        )
 
 
 class OpenFile:

@@ -35,11 +35,20 @@ class Sink:
 
 
 class CopySink(Sink):
-    """Fills a tensor that has its own memory."""
+    """Fills a tensor that has its own memory.
 
-    def __init__(self, place: TensorLocation, device: torch.device, dtype: torch.dtype) -> None:
+    Args:
+        place: of the tensor.
+        device: of the result.
+        dtype: of the result.
+        n_padding: rows of zeros after the tensor's.
+    """
+
+    def __init__(self, place: TensorLocation, device: torch.device, dtype: torch.dtype, n_padding: int = 0) -> None:
         super().__init__(place)
         self.tensor = torch.empty(place.shape, dtype=dtype, device=device)
+        if n_padding:
+            self.tensor = torch.zeros(place.shape[0] + n_padding, *place.shape[1:], dtype=dtype, device=device)
         self._flat = self.tensor.view(-1)
         as_stored = dtype == place.dtype
         self._is_cast_on_device = device.type != "cpu" and not as_stored
@@ -55,6 +64,28 @@ class CopySink(Sink):
         begin = first // self.unit
         values = stored.to(self._flat.device) if self._is_cast_on_device else stored
         self._flat[begin : begin + len(stored)].copy_(values)
+
+
+class ColumnSink(Sink):
+    """Keeps some columns of a matrix, whose rows it receives whole.
+
+    Args:
+        place: of the matrix.
+        columns: that are kept.
+        device: of the result.
+        dtype: of the result.
+    """
+
+    def __init__(self, place: TensorLocation, columns: slice, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(place, place.shape[1] * place.dtype.itemsize)
+        self._columns = columns
+        self.tensor = torch.empty(place.shape[0], columns.stop - columns.start, dtype=dtype, device=device)
+
+    def put(self, first: int, stored: Tensor) -> None:
+        """Copy the columns, and wait until a device has them."""
+        kept = stored.view(-1, self.place.shape[1])[:, self._columns].contiguous()
+        begin = first // self.unit
+        self.tensor[begin : begin + len(kept)] = kept.to(self.tensor.device)
 
 
 class ScaleSink(Sink):
@@ -101,6 +132,7 @@ class QuantizeSink(Sink):
         dtype: int8 or fp8.
         lock: held while rows are quantized, because the temporary memory is several times the result.
         quantize_rows: rows -> their numbers and scales on the device.
+        columns: whose numbers are kept; the scales are those of whole rows.
     """
 
     def __init__(
@@ -110,10 +142,12 @@ class QuantizeSink(Sink):
         dtype: torch.dtype,
         lock: threading.Lock,
         quantize_rows: Callable[[Tensor], tuple[Tensor, Tensor]],
+        columns: slice | None = None,
     ) -> None:
         n_out, self._n_in = place.shape
         super().__init__(place, self._n_in * place.dtype.itemsize)
-        self.tensor = torch.empty(place.shape, dtype=dtype, device=device)
+        self._columns = columns or slice(0, self._n_in)
+        self.tensor = torch.empty(n_out, self._columns.stop - self._columns.start, dtype=dtype, device=device)
         self.scales = torch.empty(n_out, dtype=torch.float32, device=device)
         self._lock, self._quantize_rows = lock, quantize_rows
 
@@ -121,7 +155,8 @@ class QuantizeSink(Sink):
         rows = slice(first // self.unit, first // self.unit + len(stored) // self._n_in)
         matrix = stored.view(-1, self._n_in).to(self.tensor.device)
         with self._lock:
-            self.tensor[rows], self.scales[rows] = self._quantize_rows(matrix)
+            numbers, self.scales[rows] = self._quantize_rows(matrix)
+            self.tensor[rows] = numbers[:, self._columns]
 
 
 class DequantizeSink(Sink):
@@ -129,12 +164,13 @@ class DequantizeSink(Sink):
 
     Args:
         gguf: the tensor.
-        sink: receives fp32.
+        sink: receives fp32; its place may be some rows of the tensor, whole units of it.
     """
 
     def __init__(self, gguf: GgufTensor, sink: Sink) -> None:
         info = gguf.info
-        place = TensorLocation(sink.place.file, torch.uint8, (info.n_bytes,), info.first, info.n_bytes)
+        first, n_bytes = (n * info.n_bytes // (4 * prod(info.shape)) for n in (sink.place.first, sink.place.n_bytes))
+        place = TensorLocation(sink.place.file, torch.uint8, (n_bytes,), info.first + first, n_bytes)
         super().__init__(place, gguf.unit_bytes)
         self._gguf, self._sink = gguf, sink
         self._unit_weights = prod(info.shape) * self.unit // info.n_bytes
@@ -146,10 +182,13 @@ class DequantizeSink(Sink):
             self._sink.put(4 * self._unit_weights * ((first + begin) // self.unit), rows)
 
 
-def load_sink(place: TensorLocation, device: torch.device, dtype: torch.dtype) -> Sink:
-    """Return a sink for a tensor of ``dtype``: mapped if a CPU keeps the file's dtype and the bytes are aligned."""
-    as_stored = device.type == "cpu" and dtype == place.dtype
+def load_sink(place: TensorLocation, device: torch.device, dtype: torch.dtype, n_padding: int = 0) -> Sink:
+    """Return a sink for a tensor of ``dtype``: mapped if a CPU keeps the file's dtype and the bytes are aligned.
+
+    ``n_padding``: rows of zeros after the tensor's, which then is not mapped.
+    """
+    as_stored = device.type == "cpu" and dtype == place.dtype and not n_padding
     file, is_aligned = place.file, place.first % dtype.itemsize == 0
     if isinstance(file, TensorFile) and as_stored and is_aligned and place.n_bytes:
         return MapSink(place, file)
-    return CopySink(place, device, dtype)
+    return CopySink(place, device, dtype, n_padding)

@@ -15,10 +15,11 @@ from engine.model.checkpoint_files import SINGLE, check_format, files_of_tensors
 from engine.model.gguf.folder import referred_file, refers_to_gguf
 from engine.model.linears import DTYPES, FP8_DTYPE, SCALES, quantize, scale_of
 from engine.model.quantization import FP8, Quantization
+from engine.model.share import INNER, OUTER, WeightPart
 from engine.model.weights.files import GgufFile, TensorFile, TensorLocation
 from engine.model.weights.meter import Meter
 from engine.model.weights.reader import read_tensors
-from engine.model.weights.sinks import CopySink, DequantizeSink, QuantizeSink, ScaleSink, Sink, load_sink
+from engine.model.weights.sinks import ColumnSink, CopySink, DequantizeSink, QuantizeSink, ScaleSink, Sink, load_sink
 
 Shape = Sequence[int]
 
@@ -57,10 +58,11 @@ class CheckpointTensors:
         """
         self._locate(name, shape)
 
-    def request(self, name: str, dtype: torch.dtype, shape: Shape) -> Tensor:
-        """Return a tensor on the device, whose values ``read`` fills in.
+    def request(self, name: str, dtype: torch.dtype, shape: Shape, part: WeightPart | None = None) -> Tensor:
+        """Return a tensor, or ``part`` of it, on the device, whose values ``read`` fills in.
 
-        On a CPU, a tensor in the file's dtype is mapped from the file, so processes share its pages.
+        On a CPU, a tensor in the file's dtype is mapped from the file, so processes share its pages. Of a part by rows
+        only its bytes are read.
 
         Raises:
             UnsupportedModelError: the checkpoint lacks the tensor or its file, the file is damaged, the tensor has
@@ -69,25 +71,39 @@ class CheckpointTensors:
         place = self._locate(name, shape)
         if place.dtype == FP8_DTYPE != dtype:
             raise UnsupportedModelError(f"{name!r} in {self._path} is fp8, which only matrices of its layers may be")
-        sink = load_sink(place, self._device, dtype)
+        if part is None or len(shape) == 1:  # a GGUF file may only have a vector as a whole
+            sink = load_sink(place, self._device, dtype)
+        elif part.dim == INNER:
+            sink = ColumnSink(place, slice(part.first, part.last), self._device, dtype)
+        else:
+            own = place.rows(part.first, part.last)
+            sink = load_sink(own, self._device, dtype, part.last - part.first - own.shape[0])
         self._add(name, sink, sink.tensor)
-        return sink.tensor
+        return sink.tensor if part is None or len(shape) > 1 else part.of(sink.tensor)
 
-    def request_quantized(self, name: str, shape: Shape, quantization: Quantization) -> tuple[Tensor, Tensor]:
+    def request_quantized(
+        self, name: str, shape: Shape, quantization: Quantization, part: WeightPart | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return a matrix with one byte a weight and its scales fp32 ``[n_out]``: stored, or quantized during ``read``.
+
+        Of ``part`` of a matrix, numbers and scales are those that the whole matrix has there.
 
         Raises:
             UnsupportedModelError: as ``request``; or the scales are neither one nor one for each output.
         """
         is_fp8, n_out, dtype = quantization.name == FP8, shape[0], DTYPES[quantization.name]
         scales = scale_of(name) if is_fp8 else name.removesuffix("weight") + SCALES
+        rows = part if part is not None and part.dim == OUTER else None
         if scales not in self:
             by = partial(quantize, quantization=quantization, device=self._device)
-            made = QuantizeSink(self._locate(name, shape), self._device, dtype, self._quantizing, by)
+            place = self._locate(name, shape)
+            own = place if rows is None else place.rows(rows.first, rows.last)
+            columns = None if part is None or rows is not None else slice(part.first, part.last)
+            made = QuantizeSink(own, self._device, dtype, self._quantizing, by, columns)
             self._add(name, made, made.scales)
             return made.tensor, made.scales
         if quantization.threshold is not None:  # bitsandbytes' kernels take its scales as they are
-            return self.request(name, dtype, shape), self.request(scales, torch.float32, shape[:1])
+            return self.request(name, dtype, shape, part), self.request(scales, torch.float32, shape[:1], rows)
         place = self._opened(scales).locate(scales)
         if place.shape not in ((), (1,), (n_out,), (n_out, 1)):
             raise UnsupportedModelError(
@@ -96,7 +112,7 @@ class CheckpointTensors:
             )
         spread = ScaleSink(place, n_out, self._device, 1.0 if is_fp8 else 127.0)
         self._add(scales, spread, spread.tensor)
-        return self.request(name, dtype, shape), spread.tensor
+        return self.request(name, dtype, shape, part), spread.tensor if rows is None else rows.of(spread.tensor)
 
     def read(self, meter: Meter) -> None:
         """Read all requested tensors.

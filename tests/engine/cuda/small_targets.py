@@ -77,7 +77,7 @@ def small_target(
     """A target whose stages have executors if it is ``exact``; they record graphs if ``records``."""
     shards = small_shards(family, stages)
     executors = [Executor(shard, None, SPLIT, buckets, records=records) for shard in shards] if exact else []
-    return LocalTarget(TargetInfo(shards[0].spec, 80, 4, 120), shards, grammars=grammars, executors=executors)
+    return LocalTarget.of_shards(TargetInfo(shards[0].spec, 80, 4, 120), shards, grammars=grammars, executors=executors)
 
 
 BLOCK, N_BLOCKS = 4, 80
@@ -119,9 +119,15 @@ class ShuffledPipeline:
         new, self._blocks = self._blocks[:n_new], self._blocks[n_new:]
         return Work(seq, n_cached, tokens, tree, [*keep], new)
 
-    @torch.inference_mode()
     def score(self, works: list[Work]) -> Tensor:
         """Logits of all rows, ``[n_rows, vocab]``."""
+        hidden, last = self.run(works), self._executors[-1]
+        with torch.inference_mode():
+            return (self._shards[-1] if last is None else last).logits(hidden).clone()
+
+    @torch.inference_mode()
+    def run(self, works: list[Work]) -> Tensor:
+        """Hidden states of all rows, ``[n_rows, hidden]``."""
         starts = [
             SequenceStart(work.seq, SamplingParams(), 1, self._needs) for work in works if work.seq not in self._given
         ]
@@ -135,5 +141,4 @@ class ShuffledPipeline:
             activations = stage.forward(step, activations)
         self.activations = activations
         assert isinstance(activations, Activations)
-        last = self._executors[-1]
-        return (self._shards[-1] if last is None else last).logits(activations.hidden[0]).clone()
+        return activations.hidden[0]

@@ -67,7 +67,7 @@ def drafted(
     info = TargetInfo(shard.spec, 80, 4, 120, drafter=drafter)
     part = drafter_part(checkpoint, SETTINGS, shard, info, forwards=forwards)
     executors = [Executor(shard, None, SPLIT, BUCKETS, records=True, taps=part.taps)] if executes else []
-    target = LocalTarget(info, [shard], drafter=[part], executors=executors)
+    target = LocalTarget.of_shards(info, [shard], drafter=[part], executors=executors)
     recording = Recording(method, every)
     engine = Engine(target, SpeculatorPool(extra={method: lambda _: recording}), SchedulerOptions(prefill_chunk=13))
     params = SamplingParams(max_tokens=N_TOKENS, stop_ids=(), seed=5, **sampling)

@@ -48,7 +48,7 @@ def test_texts_are_those_of_hugging_face_layers(
             quantization=quantization,
         )
         executors = [Executor(shard, products, split=16, buckets=(1, 8))] if has_executor else []
-        target = LocalTarget(TargetInfo(load_spec(path), 80, 4, 60), [shard], executors=executors)
+        target = LocalTarget.of_shards(TargetInfo(load_spec(path), 80, 4, 60), [shard], executors=executors)
         jobs = [Request(TEXT, SamplingParams(max_tokens=4), method) for method in ("autoregressive", "always-right")]
         engine = make_engine(target, answers)
         found.append([done.token_ids for done in complete_all(engine, jobs)])

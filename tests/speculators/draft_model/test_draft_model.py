@@ -70,7 +70,7 @@ def test_a_target_of_the_same_weights_accepts_every_chain(tree_nodes: int, at_le
     A tree may leave the end of the chain out for something more probable, its beginning never.
     """
     model = draft_model(tree_nodes=tree_nodes, tree_beam=3)
-    engine = Engine(LocalTarget(info(), [shard()]), SpeculatorPool(extra={"draft-model": lambda _: model}))
+    engine = Engine(LocalTarget.of_shards(info(), [shard()]), SpeculatorPool(extra={"draft-model": lambda _: model}))
     params = [_with(one, max_tokens=20) for one in SETTINGS.values()]
     jobs = [Request(text(30 + 9 * i, i), one, "draft-model") for i, one in enumerate(params)]
     for _, done in engine.run(jobs, 3):

@@ -85,6 +85,14 @@ def test_sums_have_the_promised_order(leaves: int) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("n_parts", [1, 2, 3, 6])
+def test_all_parts_of_a_sum_are_added(n_parts: int) -> None:
+    sums, out = torch.randn(n_parts * 5, 70), torch.empty(5, 70)
+    add_leaves(sums, out)
+    assert torch.allclose(out, sums.view(n_parts, 5, 70).sum(0), atol=1e-5)
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize(("n_in", "dtype"), [(900, torch.float32), (1400, torch.int8)], ids=str)
 def test_tiles_and_programs_change_no_bit(n_in: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row tiles 16 to 256, 64 or 128 outputs, and 1, 2, 4 or 8 programs for the leaves of an output."""
