@@ -65,9 +65,9 @@ class SpeculatorPlacement:
 class PipelineOptions:
     """Resources, transport and supervision of a pipeline's stages."""
 
-    cpus: float = 0.1  # per stage
-    gpus: float = 0.0  # per stage
-    threads: int = 1  # intra-op threads per stage
+    cpus: float = 0.1  # per process: a stage, or one of its tensor-parallel ranks
+    gpus: float = 0.0  # per process
+    threads: int = 1  # intra-op threads per process
     # "unix" and "tcp" allow that transport only. "auto" uses unix within a node, tcp between nodes, and nccl for hidden
     # states if both stages can. "nccl" and "gloo" set the transport of hidden states, and are like "auto" otherwise.
     transport: str = "auto"

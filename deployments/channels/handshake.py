@@ -29,7 +29,8 @@ _SERVER = b"server"  # replaces the role in the server's proof
 STEPS, RESULTS = "steps", "results"  # of the router: steps go in, results come out
 STAGE = "stage"  # of the previous stage
 ROWS = "rows"  # of the last stage, which requests attention rows
-STAGE_ROLES = (STEPS, RESULTS, STAGE, ROWS)
+RANK = "rank"  # of the leader of this stage's tensor-parallel ranks
+STAGE_ROLES = (STEPS, RESULTS, STAGE, ROWS, RANK)
 
 
 class UnauthenticatedError(TargetLostError):

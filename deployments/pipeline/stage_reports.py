@@ -35,11 +35,12 @@ class StagePlan:
     memory: tuple[str, ...] = ()  # memory of each stage, one log line each; empty for simulated stages
     files: Mapping[str, str] = field(default_factory=dict)  # ``file_hashes`` of the checkpoint; of simulated ones none
     numerics: str = LAYERS  # of every stage, as in ``Resolution``
+    tensor_parallel: int = 1  # ranks of a stage; process ``stage * tensor_parallel + rank`` runs a rank
 
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """Load times of the newest process of one stage.
+    """Load times of the newest process of a stage, or of one of its ranks.
 
     Its phases: ``import`` (of libraries), ``resolve`` (its files are on this node's disk), ``check`` (the checkpoint is
     the one that was planned for), ``read`` (of weights, onto the device), ``build`` (all else: the model around them,
@@ -56,30 +57,31 @@ class StageLoad:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Load times of a pipeline: the phases that all stages wait for, and each stage's own.
+    """Load times of a pipeline: the phases that all processes wait for, and each process's own.
 
     The phases of all: ``plan`` (the model is described and split), ``connect`` (the stages are connected, a first step
     passes), ``ready`` (the whole start, from the request for processes on).
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase
-    stages: tuple[StageLoad, ...] = ()
+    processes: tuple[StageLoad, ...] = ()  # by their number
+    n_ranks: int = 1  # of a stage
 
     @property
     def n_read(self) -> int:
-        """Bytes of weights that all stages read."""
-        return sum(stage.n_read for stage in self.stages)
+        """Bytes of weights that all processes read."""
+        return sum(process.n_read for process in self.processes)
 
 
 @dataclass(frozen=True, slots=True)
 class StageReplacement:
-    """One replacement of one or several stages, completed or given up."""
+    """One replacement of the processes of one or several stages, completed or given up."""
 
     number: int  # of the pipeline's replacements, from 1
-    reasons: Mapping[int, str]  # stage -> why it was replaced
+    reasons: Mapping[int, str]  # number of a process -> why it was replaced
     seconds: float  # from the moment the reason was known until the pipeline was whole
     phases: dict[str, float] = field(default_factory=dict)  # phase -> seconds, of the slowest stage
-    standbys: int = 0  # replaced stages whose new process was a standby
+    standbys: int = 0  # replaced processes whose new process was a standby
     planned: bool = False  # the stages worked until the others were connected to their replacements
     error: str = ""  # why the pipeline was given up
 

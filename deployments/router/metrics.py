@@ -23,7 +23,7 @@ from deployments.router.lane import Lane
 from engine.step import Step, StepResult
 from engine.target_model.info import TargetInfo
 
-ALL_STAGES = "all"  # label in place of a stage's number: phases that all stages wait for
+ALL_STAGES = "all"  # label in place of the numbers of stage and rank: phases that all stages wait for
 
 # Families that are read at a scrape: name -> help text, and how to read a series' value.
 ENGINE_GAUGES: dict[str, tuple[str, Callable[[Lane], float]]] = {
@@ -154,11 +154,14 @@ class RouterMetrics(Collector):
         seconds, n_bytes = [], []
         for lane_name, load in self._loads.items():
             key = self._model, lane_name
-            seconds += [((*key, ALL_STAGES, phase), value) for phase, value in load.seconds.items()]
-            for stage, own in enumerate(load.stages):
-                seconds += [((*key, str(stage), phase), value) for phase, value in own.seconds.items()]
-                n_bytes.append(((*key, str(stage)), float(own.n_read)))
-        text = "Phases of the newest start of a stage, or of all stages together."
-        yield read_family("gauge", f"{OURS}:load_seconds", text, (MODEL, "lane", "stage", "phase"), seconds)
-        text = "Bytes of weights that the newest process of a stage read."
-        yield read_family("gauge", f"{OURS}:load_bytes", text, (MODEL, "lane", "stage"), n_bytes)
+            seconds += [((*key, ALL_STAGES, ALL_STAGES, phase), value) for phase, value in load.seconds.items()]
+            for number, own in enumerate(load.processes):
+                stage, rank = divmod(number, load.n_ranks)
+                process = *key, str(stage), str(rank)
+                seconds += [((*process, phase), value) for phase, value in own.seconds.items()]
+                n_bytes.append((process, float(own.n_read)))
+        labels = MODEL, "lane", "stage", "rank"
+        text = "Phases of the newest start of a stage's rank, or of all stages together."
+        yield read_family("gauge", f"{OURS}:load_seconds", text, (*labels, "phase"), seconds)
+        text = "Bytes of weights that the newest process of a stage's rank read."
+        yield read_family("gauge", f"{OURS}:load_bytes", text, labels, n_bytes)

@@ -136,7 +136,7 @@ class StageActor:
         prepare(self._options, texts_of(self._options))
 
     def load(self, plan: StagePlan, number: int) -> Loaded:
-        """Load the layers of stage ``number``, which this process becomes.
+        """Load the part of process ``number`` of the pipeline, which this process becomes: stage * ranks + rank.
 
         Raises:
             ConfigError: the checkpoint differs from the planned one, or is not available on this node.
@@ -149,9 +149,10 @@ class StageActor:
         from engine.target_model.numerics import adopt, with_numerics
 
         began = time.monotonic()
+        stage, rank = divmod(number, plan.tensor_parallel)
         if self._logs is not None:
-            configure(self._logs, f"Stage-{number}")
-        layers = plan.ranges[number]
+            configure(self._logs, f"Stage-{stage}" if plan.tensor_parallel == 1 else f"Stage-{stage}-rank-{rank}")
+        layers = plan.ranges[stage]
         path = layers_of(self._options, layers)
         fetched = time.monotonic()
         meter = Meter()
@@ -159,7 +160,7 @@ class StageActor:
             check_checkpoint(plan, path)
             checked = time.monotonic()
             options = adopt(with_numerics(self._options, path), plan.numerics)
-            self._stage = load_stage(options, path, layers, plan.info, meter)
+            self._stage = load_stage(options, path, layers, plan.info, meter, rank)
         except SpectraError:
             raise
         except Exception as error:  # such as a truncated file, which libraries do not name
@@ -195,10 +196,10 @@ class StageActor:
         reached = {address.partition(":")[0]: address for address in self._worker.addresses}
         return StageEndpoint(here.node, reached.get("unix", ""), reached.get("tcp", ""))
 
-    def serve(self, next_address: str | None, rows_address: str) -> None:
+    def serve(self, next_address: str | None, rows_address: str, ranks: tuple[str, ...] = ()) -> None:
         """Start the loop, or change its neighbours, as ``StageWorker.start``."""
         assert self._worker is not None, "listen comes before serve"
-        self._worker.start(next_address, rows_address)
+        self._worker.start(next_address, rows_address, ranks)
 
     def ping(self) -> Pulse:
         """The stage's state; answers while the process lives.

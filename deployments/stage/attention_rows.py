@@ -8,7 +8,6 @@ stage requests the rows over a separate connection, while the loop of the stage 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 
 import msgspec
@@ -16,10 +15,8 @@ import numpy as np
 
 from deployments.channels.channel import Channel
 from deployments.channels.handshake import ROWS, UnauthenticatedError
-from engine.stage.artefacts import AttentionRows, CapturedStep, attach_attention
+from engine.stage.artefacts import AttentionRows, KeptCaptures, attach_attention
 from engine.step import StepResult, WorkResult, decode_result, encode
-
-MAX_KEPT = 64  # steps; a pipeline has far fewer in flight, but rows of failed steps are never requested
 
 logger = logging.getLogger(__name__)
 
@@ -39,24 +36,8 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_AttentionRows)
 
 
-class RowKeeper:
+class RowKeeper(KeptCaptures):
     """The answering side, one per stage: the loop calls ``keep`` and ``clear``, a thread calls ``serve``."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, CapturedStep] = {}  # step id -> capture, oldest first
-        self._lock = threading.Lock()
-
-    def keep(self, step_id: int, captured: CapturedStep) -> None:
-        """Keep the capture of a step until its rows are requested."""
-        with self._lock:
-            self._kept[step_id] = captured
-            if len(self._kept) > MAX_KEPT:
-                del self._kept[next(iter(self._kept))]
-
-    def clear(self) -> None:
-        """Drop all captures."""
-        with self._lock:
-            self._kept.clear()
 
     def serve(self, channel: Channel) -> None:
         """Answer one peer until it disconnects."""
@@ -70,18 +51,13 @@ class RowKeeper:
 
     def _answer(self, raw: bytes) -> _AttentionRows:
         asked = decode_result(raw)
-        with self._lock:
-            captured = self._kept.get(asked.step_id)
-            while captured is not None and next(iter(self._kept)) != asked.step_id:
-                del self._kept[next(iter(self._kept))]  # requests come in order of the steps: earlier steps have failed
-            self._kept.pop(asked.step_id, None)
-        if captured is None:
-            return _AttentionRows(error=f"step {asked.step_id} is not known to this stage")
         try:
-            rows = captured.rows(asked.results)
+            rows = self.take_rows(asked)
         except Exception as failure:  # of any kind: the last stage waits for an answer
             logger.exception("attention rows of step %d failed", asked.step_id)
             return _AttentionRows(error=f"{type(failure).__name__}: {failure}")
+        if rows is None:
+            return _AttentionRows(error=f"step {asked.step_id} is not known to this stage")
         return _AttentionRows([(seq, head, row.tobytes()) for (seq, head), row in rows.items()])
 
 

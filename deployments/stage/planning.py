@@ -29,7 +29,7 @@ def plan_stages(options: TargetOptions, path: Path, rooms: Sequence[StageRoom] =
     Args:
         options: of the target.
         path: checkpoint directory, on every node.
-        rooms: of all stages. The weakest numerics among them are those of the pipeline; unless the options name the
+        rooms: of all processes. The weakest numerics among them are those of the pipeline; unless the options name the
             size of the KV cache, the stage that has least memory for it decides.
 
     Raises:
@@ -51,7 +51,8 @@ def plan_stages(options: TargetOptions, path: Path, rooms: Sequence[StageRoom] =
         memory[-1] += f"; drafter: {info.drafter}"
     if is_cuda(options.device) and not options.simulation:
         memory = [f"{one}; numerics: {numerics}" for one in memory]
-    return StagePlan(info, tuple(ranges), tuple(memory), {} if options.simulation else file_hashes(path), numerics)
+    files = {} if options.simulation else file_hashes(path)
+    return StagePlan(info, tuple(ranges), tuple(memory), files, numerics, options.tensor_parallel)
 
 
 def prepare(options: TargetOptions, path: Path) -> None:

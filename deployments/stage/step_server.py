@@ -29,6 +29,7 @@ from deployments.stage.attention_rows import PeerLostError, RowKeeper, RowReques
 from deployments.stage.inbox import Arrived, RouterInbox, StageInbox
 from deployments.stage.progress import StepProgress
 from deployments.stage.transports.base import Transport, allocate
+from engine.errors import RankLostError
 from engine.stage.base import Computing, StageLike
 from engine.step import Step, StepResult, WorkResult, decode_step, encode
 
@@ -99,7 +100,7 @@ class StepServer:
         Raises:
             EOFError, OSError, msgspec.DecodeError: the step is malformed, a neighbour is lost, or no peer takes
                 results: the connection ends.
-            PeerLostError: another stage is lost.
+            PeerLostError, RankLostError: another stage, or a rank of this one, is lost.
             torch.AcceleratorError: the device cannot serve another step.
         """
         current = self._begin(inbox.take_step())
@@ -137,7 +138,7 @@ class StepServer:
         """Call a method of the stage; returns why it failed, or ""."""
         try:
             call(step)
-        except torch.AcceleratorError:
+        except (torch.AcceleratorError, RankLostError):
             raise
         except Exception as failure:
             return self._log_failure(step, failure)
@@ -151,7 +152,7 @@ class StepServer:
                 results = self._stage.verify(self._stage.forward(step, arrived.activations))
                 rows = self._stage.attention(results)
                 results = self._requester.attach(step.step_id, results, rows, arrived.outcome.rows_at)
-            except (torch.AcceleratorError, PeerLostError):
+            except (torch.AcceleratorError, PeerLostError, RankLostError):
                 raise  # neither the device nor the pipeline can serve the next step
             except Exception as failure:
                 error, results = self._log_failure(step, failure), []
@@ -170,7 +171,7 @@ class StepServer:
         if step.work and not error:
             try:
                 outcome, tensors, computing = self._run(current, arrived, seconds)
-            except torch.AcceleratorError:
+            except (torch.AcceleratorError, RankLostError):
                 raise
             except Exception as failure:
                 error = self._log_failure(step, failure)

@@ -8,20 +8,26 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from typing import NoReturn
 
 import msgspec
 import torch
 
 from deployments.channels.acceptor import Acceptor
 from deployments.channels.channel import Channel
-from deployments.channels.handshake import RESULTS, ROWS, STAGE, STAGE_ROLES, UnauthenticatedError
+from deployments.channels.handshake import RANK, RESULTS, ROWS, STAGE, STAGE_ROLES, UnauthenticatedError
 from deployments.stage.attention_rows import RowKeeper, RowRequester
 from deployments.stage.inbox import RouterInbox, StageInbox
 from deployments.stage.progress import StepProgress
 from deployments.stage.step_server import StepServer
 from deployments.stage.transports.base import Transport
 from deployments.stage.transports.negotiation import NoCommonTransportError, accept_transport, offer_transport
+from engine.parallel.follower import follow
+from engine.parallel.leader import ParallelStage
 from engine.stage.base import StageLike
+from engine.stage.stage import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +64,7 @@ class StageWorker:
         self._secret = secret
         self._transport = transport
         self._next_address: str | None = None
+        self._rank_addresses: tuple[str, ...] = ()
         self._acceptor = Acceptor([one for one in (address, also) if one], secret, STAGE_ROLES, self._register)
         self.addresses = self._acceptor.addresses
         self._rows_address = self.address
@@ -97,16 +104,22 @@ class StageWorker:
         """Number of sequences of a connected router on this stage; those of a lost router do not count."""
         return self._stage.n_sequences if self._is_fed else 0
 
-    def start(self, next_address: str | None, rows_address: str = "") -> None:
-        """Run acceptor and loop in daemon threads. A later call connects to a replacement of the next stage: it drops
-        the steps in flight, and the router reconnects.
+    def start(self, next_address: str | None, rows_address: str = "", ranks: Sequence[str] = ()) -> None:
+        """Run acceptor and loop in daemon threads.
+
+        A later call connects to replacements of the next stage and of ranks: it drops the steps in flight, and the
+        router reconnects.
 
         Args:
             next_address: of the next stage; None for the last stage.
             rows_address: the one of ``addresses`` by which the last stage reaches this stage; "": the first.
+            ranks: addresses of the other tensor-parallel ranks, for the leader.
         """
         self._next_address = next_address
         self._rows_address = rows_address or self.address
+        if isinstance(self._stage, ParallelStage) and self._rank_addresses != (*ranks,):
+            self._rank_addresses = (*ranks,)
+            self._stage.disconnect()
         if self._started:
             self._drop()
             return
@@ -123,6 +136,8 @@ class StageWorker:
         for channel in (self._upstream, self._results, self._next, *row_peers):
             if channel is not None:
                 channel.close()
+        if isinstance(self._stage, ParallelStage):
+            self._stage.disconnect()
         self._acceptor.close()
 
     def _drop(self) -> None:
@@ -166,9 +181,12 @@ class StageWorker:
             upstream, results = connected
             if upstream is not self._upstream:  # replaced while it waited in the queue, and closed
                 continue
-            self._steps.reset()
             inbox: RouterInbox | StageInbox = RouterInbox(upstream)
             try:
+                if upstream.role == RANK:
+                    self._follow(upstream)
+                self._connect_ranks()
+                self._steps.reset()
                 if upstream.role == STAGE:
                     incoming = accept_transport(upstream, self._transport, self._device)
                     inbox = StageInbox(incoming, lambda: self._progress.busy_since is None)
@@ -201,6 +219,19 @@ class StageWorker:
         except Exception:
             logger.exception("the stage cannot go on")
             self.close()
+
+    def _follow(self, leader: Channel) -> NoReturn:
+        """Serve the leader of this stage's ranks; raises when it is lost."""
+        assert isinstance(self._stage, Stage), "a follower runs layers"
+        follow(self._stage, leader)
+
+    def _connect_ranks(self) -> None:
+        """Connect a leader to its other ranks, unless it still is."""
+        if isinstance(self._stage, ParallelStage) and not self._stage.is_connected:
+            with ExitStack() as opened:  # closes what was opened if a rank is lost
+                connected = (Channel.connect(address, self._secret, RANK) for address in self._rank_addresses)
+                self._stage.connect([opened.enter_context(closing(channel)) for channel in connected])
+                opened.pop_all()
 
     def _connect(self, upstream: Channel) -> None:
         """Build the transport to the next stage before its first step, unless the upstream hangs up meanwhile."""

@@ -2,7 +2,8 @@
 
 The replica's own group has a bundle for every stage; Ray keeps them together until the replica ends. A bundle of it can
 be neither moved nor given back while its node drains: it comes up elsewhere once the node is gone. Standbys and
-replacements of stages on draining nodes get a group of one bundle each, which can be given back.
+replacements of stages on draining nodes get a group of one bundle each, which can be given back. All tensor-parallel
+ranks of a stage share its bundle, and hence its node.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ STRICT_SPREAD = "strict_spread"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bundle:
-    """The place of one stage's process."""
+    """The place of one process; the ranks of a stage have one each, with the same group and index."""
 
     group: PlacementGroup
     index: int
     is_own: bool  # of the replica's own group: stays until the replica ends
+
+    def is_with(self, other: Bundle) -> bool:
+        """Whether both are of the same stage."""
+        return (self.group, self.index) == (other.group, other.index)
 
 
 class Bundles:
@@ -38,13 +43,20 @@ class Bundles:
         resources: of one stage.
         strategy: of ``PipelineOptions.placement``; with "strict_spread" further bundles are on nodes of their own too.
         stays: further bundles are on the replica's own node.
+        n_ranks: processes of a stage.
     """
 
     def __init__(
-        self, group: PlacementGroup, resources: Mapping[str, float], strategy: str, stays: bool = False
+        self,
+        group: PlacementGroup,
+        resources: Mapping[str, float],
+        strategy: str,
+        stays: bool = False,
+        n_ranks: int = 1,
     ) -> None:
         context = ray.get_runtime_context()
-        self.own = [Bundle(group, i, is_own=True) for i in range(group.bundle_count)]
+        self.own = [Bundle(group, i, is_own=True) for i in range(group.bundle_count) for _ in range(n_ranks)]
+        self.n_ranks = n_ranks
         self.here: str = context.get_node_id()
         self._resources = dict(resources)
         self._strategy = strategy
@@ -63,16 +75,20 @@ class Bundles:
         """The node of every bundle; "": Ray has not placed it."""
         return await asyncio.to_thread(_nodes, list(bundles))
 
-    async def reserve(self, away_from: Collection[str]) -> Bundle:
-        """Reserve another bundle, away from the nodes ``away_from`` if others have room. Ray places it once it can."""
+    async def reserve(self, away_from: Collection[str]) -> list[Bundle]:
+        """Reserve the bundles of another stage, away from the nodes ``away_from`` if others have room.
+
+        Ray places them once it can.
+        """
         return await asyncio.to_thread(self._reserve, away_from)
 
-    def _reserve(self, away_from: Collection[str]) -> Bundle:
+    def _reserve(self, away_from: Collection[str]) -> list[Bundle]:
         is_apart = (
             not self._stays and bool(away_from) and (self._strategy == STRICT_SPREAD or self._has_room(away_from))
         )
         selectors = selectors_of(self.here if self._stays else None, away_from if is_apart else ())
-        return Bundle(placement_group([self._resources], bundle_label_selector=selectors), 0, is_own=False)
+        group = placement_group([self._resources], bundle_label_selector=selectors)
+        return [Bundle(group, 0, is_own=False) for _ in range(self.n_ranks)]
 
     def _has_room(self, away_from: Collection[str]) -> bool:
         unfit = {*away_from, *self._draining()}
@@ -83,7 +99,7 @@ class Bundles:
         )
 
     async def release(self, bundle: Bundle) -> None:
-        """Give back a reserved bundle; its process ends."""
+        """Give back a reserved bundle; the processes of its stage end."""
         assert not bundle.is_own, "the replica's own bundles end with it"
         await asyncio.to_thread(remove_placement_group, bundle.group)
 
@@ -117,8 +133,8 @@ class FreeBundles:
         """Add a bundle whose process has ended, or is about to."""
         self.vacant.append(bundle)
 
-    async def choose(self) -> Bundle:
-        """Take a bundle for the next process: a vacant one on a node that is not draining, or else a reserved one.
+    async def choose(self) -> list[Bundle]:
+        """Take bundles for all ranks of a stage: vacant ones on a node that is not draining, or else reserved ones.
 
         The replica's own bundles go first, because they cannot be given back. One that has lost its node gets another
         node sooner than a reserved bundle would get one.
@@ -126,9 +142,12 @@ class FreeBundles:
         usable = [bundle for bundle, node in self._nodes.items() if node and node not in self.draining]
         waiting = [bundle for bundle, node in self._nodes.items() if not node and bundle.is_own]
         for bundle in (*sorted(usable, key=lambda one: not one.is_own), *waiting):
-            if bundle in self.vacant:
-                return self.occupy(bundle)
+            if len(ranks := self._vacant_with(bundle)) == self._bundles.n_ranks:
+                return [self.occupy(rank) for rank in ranks]
         return await self._bundles.reserve(self._stage_nodes())
+
+    def _vacant_with(self, bundle: Bundle) -> list[Bundle]:
+        return [one for one in self.vacant if one.is_with(bundle)]
 
     def occupy(self, bundle: Bundle) -> Bundle:
         """Take a vacant bundle for a process."""
@@ -141,10 +160,13 @@ class FreeBundles:
         return [one for one, node in found if one.is_own and one in self.vacant and node and node not in self.draining]
 
     async def release_reserved(self) -> None:
-        """Give back the vacant bundles that were reserved."""
-        for bundle in [bundle for bundle in self.vacant if not bundle.is_own]:
-            await self._bundles.release(bundle)
-            self.vacant.remove(bundle)  # a bundle whose release fails stays, and is released later
+        """Give back the bundles that were reserved and had no process at the last refresh."""
+        for bundle in [bundle for bundle in self._nodes if bundle in self.vacant and not bundle.is_own]:
+            ranks = self._vacant_with(bundle)
+            if len(ranks) == self._bundles.n_ranks:
+                await self._bundles.release(bundle)
+                for rank in ranks:
+                    self.vacant.remove(rank)  # a bundle whose release fails stays, and is released later
 
 
 def selectors_of(here: str | None, away_from: Collection[str]) -> list[dict[str, str]] | None:

@@ -38,16 +38,17 @@ def stage_environment(options: PipelineOptions) -> dict[str, str]:
     }
 
 
-def stage_resources(pipeline: PipelineOptions) -> dict[str, float]:
-    """What a bundle needs for one stage."""
-    return {"CPU": max(pipeline.cpus, LEAST_CPU)} | ({"GPU": pipeline.gpus} if pipeline.gpus else {})
+def stage_resources(pipeline: PipelineOptions, n_ranks: int) -> dict[str, float]:
+    """What a bundle needs for the ``n_ranks`` processes of one stage."""
+    cpus = max(n_ranks * pipeline.cpus, LEAST_CPU)
+    return {"CPU": cpus} | ({"GPU": n_ranks * pipeline.gpus} if pipeline.gpus else {})
 
 
-def replica_placement(pipeline: PipelineOptions, n_stages: int, replica_cpus: float) -> dict[str, Any]:
+def replica_placement(pipeline: PipelineOptions, target: TargetOptions, replica_cpus: float) -> dict[str, Any]:
     """Serve's options of a placement group with one bundle per stage; the replica shares the first one's."""
-    stage = stage_resources(pipeline)
+    stage = stage_resources(pipeline, target.tensor_parallel)
     first = stage | {"CPU": stage["CPU"] + replica_cpus}
-    bundles = [first, *(dict(stage) for _ in range(n_stages - 1))]
+    bundles = [first, *(dict(stage) for _ in range(target.stages - 1))]
     return {"placement_group_bundles": bundles, "placement_group_strategy": pipeline.placement.upper()}
 
 
@@ -62,12 +63,13 @@ class TargetDeployment:
     async def __init__(self, target: TargetOptions, pipeline: PipelineOptions) -> None:  # type: ignore[misc]
         configure(pipeline.logs, "Target")
         check_single_replica("'replicas' in args adds pipelines, a deployment each")
+        check_standbys(target, pipeline)
         launch = partial(_launch, target, pipeline)
         self._epochs = LeaderEpochs()
         self._grace = pipeline.grace
-        bundles = Bundles(
-            _own_placement(target.stages), stage_resources(pipeline), pipeline.placement, pipeline.transport == "unix"
-        )
+        resources, stays = stage_resources(pipeline, target.tensor_parallel), pipeline.transport == "unix"
+        own = _own_placement(target.stages)
+        bundles = Bundles(own, resources, pipeline.placement, stays, target.tensor_parallel)
         self._supervisor = supervise_stages(launch, bundles, pipeline.standby_stages, pipeline.replace_timeout)
         await self._supervisor.start()
 
@@ -101,7 +103,7 @@ class TargetDeployment:
         await self._supervisor.report_hang(reason)
 
     async def stage_pids(self) -> list[int]:
-        """Process ids of the stages, first to last: for operators and for tests that kill them."""
+        """Process ids of the stages and their ranks, in order: for operators and for tests that kill them."""
         return self._supervisor.pids
 
     async def state(self) -> dict[str, Any]:
@@ -111,6 +113,15 @@ class TargetDeployment:
     async def check_health(self) -> None:
         """Raise TargetLostError when a lost stage could not be replaced; Serve calls this periodically."""
         self._supervisor.check()
+
+
+def check_standbys(target: TargetOptions, pipeline: PipelineOptions) -> None:
+    """Raise ConfigError if standbys are requested that could not replace a rank."""
+    if pipeline.standby_stages and target.tensor_parallel > 1:
+        raise ConfigError(
+            f"standby_stages is {pipeline.standby_stages} and tensor_parallel {target.tensor_parallel}; a standby can "
+            "replace a rank only on the node of the rank's stage: set standby_stages to 0"
+        )
 
 
 def _own_placement(n_stages: int) -> PlacementGroup:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class OngoingReplacement:
     """A replacement in progress."""
 
-    reasons: dict[int, str]  # stage -> why it is replaced
+    reasons: dict[int, str]  # number of a process -> why it is replaced
     planned: bool = False  # the stages still work
     standbys: int = 0
     began: float = field(default_factory=time.monotonic)
@@ -81,11 +81,8 @@ class StageReplacer:
         """Replace working stages by their loaded spares, and end them; raises as ``replace_lost``."""
         replaced = [self._group.stages[i] for i in ongoing.reasons]
         try:
-            spares = [await self._spares.take(i) for i in ongoing.reasons]
-            for i, spare in zip(ongoing.reasons, spares, strict=True):
-                self._install(i, spare)
-            self._count(spares, ongoing)
-            if lost := await self._connect(ongoing):
+            lost = await self._replace(ongoing.reasons, ongoing) or await self._connect(ongoing)
+            if lost:
                 ongoing.planned = False
                 await self._replace_all(lost, ongoing)
         finally:
@@ -107,6 +104,7 @@ class StageReplacer:
         cleared: set[StageHandle] = set()
         while lost:
             self._check_transports()
+            lost = {one: lost.get(one, "its stage moves") for i in lost for one in self._spares.moving_with(i)}
             for i, why in lost.items():
                 logger.warning("%s is lost and will be replaced: %s", self._group.stages[i].name, why)
                 ongoing.reasons.setdefault(i, why)
@@ -135,7 +133,7 @@ class StageReplacer:
 
     async def _replace(self, lost: Iterable[int], ongoing: OngoingReplacement) -> dict[int, str]:
         """Replace lost stages by spares; returns why some did not come up."""
-        found = await asyncio.gather(*(self._spares.take(i) for i in lost), return_exceptions=True)
+        found = await self._spares.take(lost)
         failed = {}
         for i, spare in zip(lost, found, strict=True):
             if isinstance(spare, SpareStage):

@@ -1,4 +1,4 @@
-"""Spares: for each stage on a draining node another process loads the same layers, while the stage still works.
+"""Spares: for each stage on a draining node other processes load the same layers, while the stage still works.
 
 Ray Serve moves the replicas of a draining node by itself, but stages are not replicas.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from deployments.target_model.stage_group import SpareStage, StageGroup
+from deployments.target_model.stage_handle import StageHandle
 from deployments.target_model.standbys import StandbyPool
 
 CHECK_S = 0.5  # seconds between two checks for draining nodes
@@ -37,7 +38,7 @@ class SpareStages:
         self._standbys = standbys
         self._whole = whole
         self._on_ready = on_ready
-        self._loading: dict[int, asyncio.Task[SpareStage]] = {}  # by stage
+        self._loading: dict[int, asyncio.Task[list[SpareStage]]] = {}  # stage -> a spare for each of its ranks
         self._not_before: dict[int, float] = {}  # stage -> ``time.monotonic`` of the next attempt
         self._task: asyncio.Task[None] | None = None
 
@@ -49,21 +50,21 @@ class SpareStages:
         while True:
             await self._whole.wait()
             bundles = self._standbys.free_bundles
-            for i, stage in enumerate(self._group.stages):
-                is_draining = stage.identity is not None and stage.identity.node in bundles.draining
+            for i, leader in enumerate(self._group.stages[:: self._group.n_ranks]):
+                is_draining = leader.identity is not None and leader.identity.node in bundles.draining
                 # Serve replaces the whole pipeline if its owner's node drains.
                 if is_draining and not bundles.is_owner_draining and i not in self._loading:
-                    self._load(i)
+                    self._load(i, leader)
             await asyncio.sleep(CHECK_S)
 
-    def _load(self, i: int) -> None:
+    def _load(self, i: int, leader: StageHandle) -> None:
         if time.monotonic() < self._not_before.get(i, 0.0):
             return
-        logger.info("%s is on a draining node: a spare loads its layers", self._group.stages[i].name)
-        task = self._loading[i] = asyncio.create_task(self._group.load_spare(i))
+        logger.info("%s is on a draining node: a spare loads its layers", leader.name)
+        task = self._loading[i] = asyncio.create_task(self._group.load_moved(i))
         task.add_done_callback(partial(self._finish, i))
 
-    def _finish(self, i: int, task: asyncio.Task[SpareStage]) -> None:
+    def _finish(self, i: int, task: asyncio.Task[list[SpareStage]]) -> None:
         if self._loading.get(i) is not task or task.cancelled():
             return  # ``take`` awaits it
         if error := task.exception():
@@ -74,14 +75,29 @@ class SpareStages:
             self._on_ready()
 
     def ready(self) -> list[int]:
-        """The stages whose spares are ready."""
+        """The processes whose spares are ready, always all of a stage."""
         done = [(i, task) for i, task in self._loading.items() if task.done()]
-        return [i for i, task in done if not task.cancelled() and task.exception() is None]
+        ready = [i for i, task in done if not task.cancelled() and task.exception() is None]
+        return [number for i in ready for number in self._ranks_of(i)]
 
-    async def take(self, i: int) -> SpareStage:
-        """Wait for the spare of stage ``i``; load one if none is loading. Raises as ``StageGroup.load_spare``."""
-        loading = self._loading.pop(i, None)
-        return await (self._group.load_spare(i) if loading is None else loading)
+    def moving_with(self, number: int) -> Sequence[int]:
+        """The processes that must be replaced together with this one: ranks of a stage that moves to another node."""
+        stage = number // self._group.n_ranks
+        return self._ranks_of(stage) if stage in self._loading else (number,)
+
+    def _ranks_of(self, stage: int) -> range:
+        return range(stage * self._group.n_ranks, (stage + 1) * self._group.n_ranks)
+
+    async def take(self, numbers: Iterable[int]) -> list[SpareStage | BaseException]:
+        """Wait for the spares of processes; load those that are not loading. Returns errors of ``load_spare``, too."""
+        n_ranks, numbers = self._group.n_ranks, list(numbers)
+        moving = {i: self._loading.pop(i) for i in {number // n_ranks for number in numbers} & self._loading.keys()}
+
+        async def take_one(number: int) -> SpareStage:
+            loading = moving.get(number // n_ranks)
+            return await self._group.load_spare(number) if loading is None else (await loading)[number % n_ranks]
+
+        return await asyncio.gather(*map(take_one, numbers), return_exceptions=True)
 
     def close(self) -> None:
         """Stop; unused spares end with the pipeline's owner."""

@@ -1,4 +1,8 @@
-"""The stages of one pipeline: started, planned, loaded, connected to their neighbours, replaced one by one, ended."""
+"""The stages of one pipeline: started, planned, loaded, connected to their neighbours, replaced one by one, ended.
+
+A stage is one process, or several tensor-parallel ranks, of which rank 0 leads. Process ``stage * n_ranks + rank`` runs
+a rank; lists and dictionaries have the processes in this order, or by this number.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SpareStage:
-    """A stage that has loaded its layers and listens, to replace another."""
+    """A process that has loaded its layers and listens, to replace another."""
 
     stage: StageHandle
     loaded: StageLoad
@@ -42,13 +46,19 @@ class StageGroup:
 
     Args:
         launch: starts a stage's process in a bundle.
-        bundles: of the stages, first to last.
+        bundles: of the processes.
         standbys: source of the processes of spares.
+        n_ranks: of a stage.
     """
 
     def __init__(
-        self, launch: Callable[[Bundle], StageHandle], bundles: Sequence[Bundle], standbys: StandbyPool
+        self,
+        launch: Callable[[Bundle], StageHandle],
+        bundles: Sequence[Bundle],
+        standbys: StandbyPool,
+        n_ranks: int = 1,
     ) -> None:
+        self.n_ranks = n_ranks
         self._standbys = standbys
         self._seconds: dict[str, float] = {}  # of the phases that all stages wait for
         self._loads: dict[int, StageLoad] = {}
@@ -87,14 +97,35 @@ class StageGroup:
                 stage.kill()
             raise
 
-    async def load_spare(self, i: int) -> SpareStage:
-        """Let another process load the layers of stage ``i``, which may work meanwhile.
+    async def load_moved(self, stage: int) -> list[SpareStage]:
+        """Let other processes load all ranks of a stage, which may work meanwhile; raises as ``load_spare``."""
+        if self.n_ranks == 1:
+            return [await self.load_spare(stage)]
+        bundles = await self._standbys.free_bundles.choose()
+        loading = [self.load_spare(stage * self.n_ranks + rank, bundle) for rank, bundle in enumerate(bundles)]
+        found = await asyncio.gather(*loading, return_exceptions=True)
+        spares = [one for one in found if isinstance(one, SpareStage)]
+        for error in found:
+            if isinstance(error, BaseException):
+                for spare in spares:
+                    self._standbys.give_back(spare.stage)
+                raise error
+        return spares
+
+    async def load_spare(self, i: int, bundle: Bundle | None = None) -> SpareStage:
+        """Let another process load what process ``i`` has. A lost rank's successor needs the rank's own bundle.
+
+        Args:
+            i: may work meanwhile, if it is the only rank of its stage.
+            bundle: for the process; None: any, or that of the lost rank.
 
         Raises:
             TargetLostError: it did not come up.
         """
         began = time.monotonic()
-        stage, was_standby = await self._standbys.take()
+        if self.n_ranks > 1:
+            bundle = bundle or self._standbys.free_bundles.occupy(self.stages[i].bundle)
+        stage, was_standby = await self._standbys.take(bundle)
         taken = time.monotonic()
         try:
             loaded = await self._come_up(i, stage)
@@ -104,7 +135,7 @@ class StageGroup:
         return SpareStage(stage, loaded, was_standby, taken - began, time.monotonic() - taken)
 
     def install(self, i: int, spare: SpareStage) -> None:
-        """Replace stage ``i``; ``connect`` must follow."""
+        """Replace process ``i``; ``connect`` must follow."""
         self.stages[i] = spare.stage
         self._loads[i] = spare.loaded
 
@@ -121,14 +152,19 @@ class StageGroup:
         return loaded.load
 
     async def connect(self) -> dict[int, str]:
-        """Connect every stage to its neighbours; steps in flight are dropped.
+        """Connect every stage to its neighbours, and its ranks; steps in flight are dropped.
 
         Returns:
-            The stages that were lost meanwhile, and why.
+            The processes that were lost meanwhile, and why.
         """
         self.generation += 1
-        known = zip(self.stages, neighbours([self._endpoint(i) for i in range(len(self.stages))]), strict=True)
-        calls = [stage.serve(following, rows) for stage, (following, rows) in known]
+        endpoints = [self._endpoint(i) for i in range(len(self.stages))]
+        calls = []
+        for n, (following, rows) in enumerate(neighbours(endpoints[:: self.n_ranks])):
+            first, *others = endpoints[n * self.n_ranks : (n + 1) * self.n_ranks]
+            leader, *followers = self.stages[n * self.n_ranks : (n + 1) * self.n_ranks]
+            calls.append(leader.serve(following, rows, tuple(other.seen_from(first.node) for other in others)))
+            calls += [follower.serve(None, "") for follower in followers]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return {i: reason_of(answer) for i, answer in enumerate(answers) if isinstance(answer, BaseException)}
 
@@ -138,7 +174,7 @@ class StageGroup:
         Raises:
             ConfigError: the option ``transport`` does not reach that node.
         """
-        first, last = self._endpoint(0).seen_from(node), self._endpoint(-1).seen_from(node)
+        first, last = self._endpoint(0).seen_from(node), self._endpoint(-self.n_ranks).seen_from(node)
         if not (first and last):
             raise ConfigError(
                 "transport (--transport) is unix, but the router is on another node than the first or last stage; "
@@ -148,9 +184,9 @@ class StageGroup:
 
     @property
     def load(self) -> LoadReport:
-        """Load times so far; of a replaced stage those of its newest process."""
-        stages = tuple(self._loads.get(i, StageLoad()) for i in range(len(self.stages)))
-        return LoadReport(dict(self._seconds), stages)
+        """Load times so far; of a replaced process those of the newest."""
+        processes = tuple(self._loads.get(i, StageLoad()) for i in range(len(self.stages)))
+        return LoadReport(dict(self._seconds), processes, self.n_ranks)
 
     @property
     def _planned(self) -> StagePlan:
@@ -163,7 +199,7 @@ class StageGroup:
         return endpoint
 
     def list_reasons(self, reasons: dict[int, str]) -> str:
-        """Reasons by stage, as one line."""
+        """Reasons by process, as one line."""
         return "; ".join(f"{self.stages[i].name}: {why}" for i, why in reasons.items())
 
     async def end(self) -> None:

@@ -1,6 +1,6 @@
 """The handle of one stage actor, from its start until its process is dead.
 
-A process gets its stage number only with ``come_up``, so a standby can replace any stage.
+A process gets its number only with ``come_up``, so a standby can replace any stage.
 """
 
 from __future__ import annotations
@@ -108,13 +108,15 @@ class StageHandle:
             raise self._not_up(error) from error
 
     async def come_up(self, number: int, secret: bytes, plan: StagePlan) -> Loaded:
-        """Let it become stage ``number``: load its part of the plan and listen.
+        """Let it become process ``number`` of the plan, a rank of a stage: load its part and listen.
 
         Raises:
             TargetLostError: the stage died, hangs, or could not load; the message says why.
         """
-        layers = plan.ranges[number]
-        self.name = f"stage {number} of {len(plan.ranges)} (layers {layers.first} to {layers.last - 1})"
+        stage, rank = divmod(number, plan.tensor_parallel)
+        layers = plan.ranges[stage]
+        of_ranks = f", rank {rank} of {plan.tensor_parallel}" if plan.tensor_parallel > 1 else ""
+        self.name = f"stage {stage} of {len(plan.ranges)}{of_ranks} (layers {layers.first} to {layers.last - 1})"
         await self.arrive()
         try:
             loaded: Loaded = await self._await_with_pings(self._actor.load.remote(plan, number))
@@ -137,9 +139,9 @@ class StageHandle:
         where = "" if self.identity is None else f" on {self.identity.ip}"
         return TargetLostError(f"{self.name}{where} could not come up: {reason_of(error)}")
 
-    async def serve(self, next_address: str | None, rows_address: str) -> None:
-        """Connect the stage to its neighbours, and let it run; raises RayError or TimeoutError when it is lost."""
-        serving = self._actor.serve.remote(next_address, rows_address)
+    async def serve(self, next_address: str | None, rows_address: str, ranks: tuple[str, ...] = ()) -> None:
+        """Connect it to neighbours and followers, and let it run; raises RayError or TimeoutError when it is lost."""
+        serving = self._actor.serve.remote(next_address, rows_address, ranks)
         await asyncio.wait_for(serving, max(SERVE_S, self._timeout))
 
     async def pulse(self, within: float | None = None) -> Pulse:

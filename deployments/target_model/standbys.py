@@ -80,12 +80,20 @@ class StandbyPool:
 
     # -- handing out ---------------------------------------------------------------------------------------------
 
-    async def take(self) -> tuple[StageHandle, bool]:
-        """Take a process on a node that is not draining; also returns whether it was a standby.
+    async def take(self, bundle: Bundle | None = None) -> tuple[StageHandle, bool]:
+        """Take a process in ``bundle``, or on a node that is not draining; also returns whether it was a standby.
 
         Raises:
             TargetLostError: a new process did not come up.
         """
+        if bundle is not None:
+            stage = self._launch(bundle)
+            try:
+                await stage.arrive()
+            except BaseException:  # cancellation too
+                self.give_back(stage)
+                raise
+            return stage, False
         for one in self.waiting:
             if one.is_ready and not self._is_draining(one.stage):
                 self._remove(one)
@@ -169,7 +177,8 @@ class StandbyPool:
             self._kept = 0  # Serve starts another pipeline, which needs the room
         may_start = self._kept if time.monotonic() >= self._not_before else 0
         while len(self.waiting) < len(self._requests) + may_start:
-            self._start(await self.free_bundles.choose())
+            for bundle in await self.free_bundles.choose():
+                self._start(bundle)
         # Replace a standby in a reserved bundle once one of the replica's own is free: else both stay in use.
         for bundle in self.free_bundles.usable_own():
             if len(self.waiting) <= self._n_required and not all(one.stage.bundle.is_own for one in self.waiting):

@@ -93,7 +93,7 @@ class StageSupervisor:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids, first stage to last; those of stages that are starting are missing."""
+        """Process ids, stage after stage and rank after rank; those of processes that are starting are missing."""
         return [stage.identity.pid for stage in self._group.stages if stage.identity is not None]
 
     def state(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class StageSupervisor:
             "stages": [
                 {"name": stage.name, "pid": process.pid, "node": process.node, "ip": process.ip}
                 | {"load_seconds": own.seconds, "read_bytes": own.n_read}
-                for stage, own in zip(self._group.stages, load.stages, strict=True)
+                for stage, own in zip(self._group.stages, load.processes, strict=True)
                 if (process := stage.identity) is not None
             ],
             "standbys": self._standbys.state(),
@@ -208,5 +208,5 @@ def supervise_stages(
         return {stage.identity.node for stage in group.stages if stage.identity is not None}
 
     standbys = StandbyPool(launch, FreeBundles(bundles, stage_nodes), standby_stages)
-    group = StageGroup(launch, bundles.own, standbys)
+    group = StageGroup(launch, bundles.own, standbys, bundles.n_ranks)
     return StageSupervisor(group, standbys, limit)

@@ -38,7 +38,7 @@ config = checked(ServeConfig(model=sys.argv[1], method="auto", kv_gib=0.01, stag
 target, pipeline = target_options(config), pipeline_options(config)
 assert router_options(config) and placement(config)
 assert library(checked(ServeConfig(model=sys.argv[1], draft_model=sys.argv[1], retrieval="builtin")))
-assert deployments.target_model.deployment.replica_placement(pipeline, target.stages, 0.1)
+assert deployments.target_model.deployment.replica_placement(pipeline, target, 0.1)
 assert resolve(target.model).is_dir()
 pool = SpeculatorPool(speculator_options(config))
 scheduler = Scheduler(BatchingPolicy(INFO, router_options(config).scheduler))

@@ -21,11 +21,10 @@ from deployments.pipeline.frames import TensorHeader
 from deployments.stage.transports.base import CPU, RECEIVER, SENDER, HostCopies, allocate
 from deployments.stage.transports.channel_store import ChannelStore
 from deployments.stage.transports.threads import BackgroundSender, Watchdog, build_within
+from engine.parallel.exchanges import NCCL_ENVIRONMENT
 
 WAIT_S = 10.0  # seconds for tensors that were announced, and for the neighbour to build a gloo group
 BUILD_S = 60.0  # seconds for both neighbours to build an NCCL communicator
-# Read by torch when a group is created. By default a lost neighbour ends the process; here it ends the transport only.
-ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 
 class ProcessGroupTransport:
@@ -153,7 +152,7 @@ class NcclTransport(ProcessGroupTransport):
     ) -> None:
         super().__init__(channel, device, ChannelStore(channel, BUILD_S))
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        os.environ.update(ENVIRONMENT)
+        os.environ.update(NCCL_ENVIRONMENT)
         self._group = dist.ProcessGroupNCCL(self._store, rank, 2, dist.ProcessGroupNCCL.Options())
         self._watchdog = Watchdog(channel, self._group.abort)
         try:

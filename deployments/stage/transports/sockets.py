@@ -12,6 +12,7 @@ from deployments.channels.channel import Channel
 from deployments.pipeline.frames import TensorHeader
 from deployments.stage.transports.base import CPU, HostCopies, allocate
 from deployments.stage.transports.threads import BackgroundSender
+from engine.device import bytes_of
 
 AT_ONCE = 1 << 18  # bytes: sending up to this many directly takes less time than waking a thread
 
@@ -50,7 +51,7 @@ class SocketTransport:
         self._channel.send_all(self._parts(header, tensors))
 
     def _parts(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> list[memoryview]:
-        return self._channel.frame(header) + [_bytes_of(tensor) for tensor in self._copies.to_host(tensors)]
+        return self._channel.frame(header) + [bytes_of(tensor) for tensor in self._copies.to_host(tensors)]
 
     def header(self) -> bytes:
         """As ``Transport.header``."""
@@ -63,15 +64,10 @@ class SocketTransport:
     def _read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         for tensor in tensors:
             if tensor.numel():
-                self._channel.receive_into(_bytes_of(tensor))
+                self._channel.receive_into(bytes_of(tensor))
         return self._copies.to_device(tensors)
 
     def close(self) -> None:
         """As ``Transport.close``."""
         self._channel.close()
         self._sender.close()
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The elements as bytes (numpy has no bfloat16), without a copy; the view keeps the tensor alive."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

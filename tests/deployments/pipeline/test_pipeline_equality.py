@@ -94,11 +94,19 @@ async def compare(served: ServedPipelines, jobs: list[Request], wanted: Generate
     return sum(answer.stats.drafted_tokens for answer in answers)
 
 
-@pytest.mark.parametrize("n_stages", [pytest.param(1, marks=pytest.mark.matrix), 4])
+@pytest.mark.parametrize(
+    ("n_stages", "n_ranks"),
+    [
+        pytest.param(1, 1, marks=pytest.mark.matrix),
+        (4, 1),
+        (2, 2),
+        pytest.param(1, 4, marks=pytest.mark.matrix),
+    ],
+)
 async def test_every_method_alone_and_in_company_writes_the_text_of_generate(
-    n_stages: int, serving: Serving, draft_client: InlineDraftClient, generate: Generate
+    n_stages: int, n_ranks: int, serving: Serving, draft_client: InlineDraftClient, generate: Generate
 ) -> None:
-    async with serving(n_stages, draft_client=draft_client, prefill_chunk=8) as served:
+    async with serving(n_stages, n_ranks=n_ranks, draft_client=draft_client, prefill_chunk=8) as served:
         for method in METHODS:
             jobs = [job_of(number, method, max_tokens=N_TOKENS) for number in range(BATCH)]
             drafted = await compare(served, jobs[:1], generate)
@@ -109,21 +117,23 @@ async def test_every_method_alone_and_in_company_writes_the_text_of_generate(
 
 
 @pytest.mark.parametrize(
-    ("n_stages", "sampling"),
+    ("n_stages", "n_ranks", "sampling"),
     [
-        pytest.param(1, {"temperature": 0.9, "top_p": 0.95}, marks=pytest.mark.matrix),
-        (2, {"temperature": 1.0, "repetition_penalty": 1.2, "presence_penalty": 0.3, "min_tokens": 5}),
-        (4, {"temperature": 0.9, "top_p": 0.95}),
+        pytest.param(1, 1, {"temperature": 0.9, "top_p": 0.95}, marks=pytest.mark.matrix),
+        (2, 1, {"temperature": 1.0, "repetition_penalty": 1.2, "presence_penalty": 0.3, "min_tokens": 5}),
+        (4, 1, {"temperature": 0.9, "top_p": 0.95}),
+        (2, 2, {"temperature": 0.9, "top_p": 0.95}),
+        pytest.param(2, 4, {"temperature": 1.0, "repetition_penalty": 1.2}, marks=pytest.mark.matrix),
     ],
 )
-async def test_a_seed_gives_the_same_text_on_any_number_of_stages(
-    n_stages: int, sampling: dict[str, Any], serving: Serving, draft_client: InlineDraftClient
+async def test_a_seed_gives_the_same_text_on_any_number_of_stages_and_ranks(
+    n_stages: int, n_ranks: int, sampling: dict[str, Any], serving: Serving, draft_client: InlineDraftClient
 ) -> None:
     jobs = [job_of(n, method, max_tokens=N_TOKENS, **sampling) for n, method in enumerate(METHODS)]
     jobs += [job_of(n, METHODS[n], n_prompt=40 * n, max_tokens=N_TOKENS, **sampling) for n in range(2, 5)]
     masked = ("autoregressive", "grammar", "pld", "suffix+grammar", "auto")
     jobs += [job_of(n, masked[n % 5], grammar=GRAMMARS[n % 4], max_tokens=50, **sampling) for n in range(10)]
-    async with serving(n_stages, draft_client=draft_client, prefill_chunk=16) as served:
+    async with serving(n_stages, n_ranks=n_ranks, draft_client=draft_client, prefill_chunk=16) as served:
         for answer in await served.check(*jobs):
             check_figures(answer.events, len(answer.job.prompt))
             assert answer.events[0].drafts is None  # the prefill's event

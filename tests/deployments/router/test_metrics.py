@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
+from deployments.pipeline.stage_reports import LoadReport, StageLoad
+from deployments.router.lane import Lane
 from engine.events import LENGTH, STOP
 from tests.deployments.conftest import METHODS, Serving, job_of
 from tests.support.metrics import values
@@ -66,3 +70,15 @@ async def test_metrics_add_up_to_the_answers_of_all_lanes(serving: Serving) -> N
     for lane in lanes:
         for name, value in (("sequences_scattered", 0), ("longest_free_run_perc", 1), ("blocks_moved_total", 0)):
             assert values(after, f"spectra:kv_{name}", lane=lane) == [value]
+
+
+async def test_load_figures_have_a_stage_and_a_rank(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = LoadReport({"ready": 9.0}, tuple(StageLoad({"read": 0.5 * n}, n) for n in range(4)), n_ranks=2)
+    monkeypatch.setattr(Lane, "load_report", load)
+    async with serving() as served:
+        await served.up()
+        text = served.router.metrics_text()
+    assert values(text, "spectra:load_seconds", stage="all", rank="all", phase="ready") == [9.0]
+    for n, (stage, rank) in enumerate([("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]):
+        assert values(text, "spectra:load_bytes", stage=stage, rank=rank) == [n]
+        assert values(text, "spectra:load_seconds", stage=stage, rank=rank, phase="read") == [0.5 * n]

@@ -36,7 +36,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transports are built without a device, and leave the environment as it is."""
     monkeypatch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
-    monkeypatch.setattr(process_group, "ENVIRONMENT", {})
+    monkeypatch.setattr(process_group, "NCCL_ENVIRONMENT", {})
 
 
 def watchdogs() -> set[threading.Thread]:

@@ -42,14 +42,18 @@ CPU = torch.device("cpu")
 class LocalBundle:
     node: str
     is_own: bool = False
+    place: str = ""  # the ranks of a stage share it
+
+    def is_with(self, other: LocalBundle) -> bool:
+        return self.place == other.place
 
 
 class LocalBundles:
-    """Implements ``Bundles``: each bundle is on a node of its own."""
+    """Implements ``Bundles``: each stage is on a node of its own."""
 
-    def __init__(self, n: int) -> None:
-        self.here = "n0"
-        self.own = [LocalBundle(f"n{i}", is_own=True) for i in range(n)]
+    def __init__(self, n: int, n_ranks: int) -> None:
+        self.here, self.n_ranks = "n0", n_ranks
+        self.own = [LocalBundle(f"n{i}", True, f"own {i}") for i in range(n) for _ in range(n_ranks)]
         self.reserved: list[LocalBundle] = []
         self.released: list[LocalBundle] = []
         self.drained: set[str] = set()
@@ -65,10 +69,12 @@ class LocalBundles:
     async def nodes(self, bundles: list[LocalBundle]) -> dict[LocalBundle, str]:
         return {bundle: bundle.node for bundle in bundles}
 
-    async def reserve(self, away_from: set[str]) -> LocalBundle:
+    async def reserve(self, away_from: set[str]) -> list[LocalBundle]:
         self.away_from = away_from
-        self.reserved.append(LocalBundle(f"r{len(self.reserved)}" if self.has_room else ""))
-        return self.reserved[-1]
+        number = len(self.reserved) // self.n_ranks
+        for _ in range(self.n_ranks):
+            self.reserved.append(LocalBundle(f"r{number}" if self.has_room else "", place=f"reserved {number}"))
+        return self.reserved[-self.n_ranks :]
 
     async def release(self, bundle: LocalBundle) -> None:
         assert not bundle.is_own
@@ -76,7 +82,7 @@ class LocalBundles:
 
 
 class ThreadStage:
-    """Implements ``StageHandle``, for a stage in this process."""
+    """Implements ``StageHandle``, for a stage in this process. Its leader computes all; other ranks do nothing."""
 
     def __init__(self, bundle: LocalBundle, folder: Path, plan: StagePlan, pipeline: Supervised) -> None:
         self.name = "a stage's process"
@@ -89,6 +95,7 @@ class ThreadStage:
         self.is_silent = False
         self.transport = "auto"
         self.refusal = ""  # why there is no plan
+        self.served: tuple[Any, ...] = ()  # arguments of the newest call of ``serve``
         self.is_dead = False
         self._folder, self._plan, self._pipeline = folder, plan, pipeline
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -120,18 +127,23 @@ class ThreadStage:
         except OSError as error:
             raise TargetLostError(str(error)) from error
         folder = tempfile.mkdtemp(dir=self._folder)
+        if number % plan.tensor_parallel:
+            self.endpoint = StageEndpoint("n", f"unix:{folder}/s")
+            return Loaded(0.0, 0)
         self.worker = StageWorker(stage, CPU, f"unix:{folder}/s", secret, self.transport)
         self.endpoint = StageEndpoint("n", self.worker.address)
         return Loaded(0.0, 0)
 
-    async def serve(self, next_address: str | None, rows_address: str) -> None:
-        assert self.worker is not None
-        await asyncio.to_thread(self.worker.start, next_address, rows_address)
+    async def serve(self, next_address: str | None, rows_address: str, ranks: tuple[str, ...] = ()) -> None:
+        self.served = next_address, rows_address, ranks
+        if self.worker is not None:
+            await asyncio.to_thread(self.worker.start, next_address, rows_address)
 
     async def pulse(self, within: float | None = None) -> Pulse:
         if self.is_silent:
             raise TimeoutError
-        assert self.worker is not None
+        if self.worker is None:
+            return Pulse(0.0)
         self._check_transports()
         since = self.worker.busy_since
         return Pulse(0.0 if since is None else time.monotonic() - since, self.worker.n_sequences)
@@ -165,19 +177,26 @@ class Supervised:
     """A group of stages in threads."""
 
     def __init__(
-        self, path: Path, info: TargetInfo, folder: Path, n: int = 3, limit: float = LIMIT_S, standbys: int = 0
+        self,
+        path: Path,
+        info: TargetInfo,
+        folder: Path,
+        n: int = 3,
+        limit: float = LIMIT_S,
+        standbys: int = 0,
+        n_ranks: int = 1,
     ) -> None:
-        self.broken: set[int] = set()  # stages that cannot load
-        self.may_load = threading.Event()  # while it is cleared, stages wait before they load
+        self.broken: set[int] = set()  # processes that cannot load
+        self.may_load = threading.Event()  # while it is cleared, processes wait before they load
         self.may_load.set()
         self.transports: dict[int, str] = {}  # of the stage that starts next
         self.n_cannot_start = 0  # processes that end at once
         self.started: list[int] = []
         self.stages: dict[int, ThreadStage] = {}  # the newest of each number
         self.launched: list[ThreadStage] = []
-        self.bundles = LocalBundles(n)
+        self.bundles = LocalBundles(n, n_ranks)
         self._path, self._info, self._folder = path, info, folder
-        self._plan = StagePlan(info, tuple(split_layers(info.spec.n_layers, n)))
+        self._plan = StagePlan(info, tuple(split_layers(info.spec.n_layers, n)), tensor_parallel=n_ranks)
         self.supervisor = supervise_stages(self._launch, self.bundles, standbys, limit)  # type: ignore[arg-type]
 
     def _launch(self, bundle: LocalBundle) -> Any:
@@ -196,9 +215,8 @@ class Supervised:
         assert self.may_load.wait(LIMIT_S)
         if number in self.broken:
             raise OSError("model.safetensors is gone")
-        shard = load_shard(
-            self._path, self._plan.ranges[number], dtype=torch.float32, device=CPU, n_positions=positions(self._info)
-        )
+        layers = self._plan.ranges[number // self._plan.tensor_parallel]
+        shard = load_shard(self._path, layers, dtype=torch.float32, device=CPU, n_positions=positions(self._info))
         return Gated(shard, self._info.n_blocks, self._info.block_size)
 
     @property
