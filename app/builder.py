@@ -76,7 +76,7 @@ def application(config: ServeConfig, *, is_private: bool = False) -> Application
 def _targets(config: ServeConfig) -> list[Application]:
     """A deployment each, not a replica: so a lane can name the pipeline that it wants to reach."""
     target, pipeline = target_options(config), pipeline_options(config)
-    usual = serve_options(config)["Target"] | replica_placement(pipeline, target.stages, CPUS)
+    usual = serve_options(config)["Target"] | replica_placement(pipeline, target, CPUS)
     n = config.most_pipelines
     scaled: list[dict[str, Any]] = [{} if i < config.least_pipelines else elastic() for i in range(n)]
     return [

@@ -55,5 +55,5 @@ def playground_options(config: ServeConfig, *, is_private: bool) -> PlaygroundOp
     is_one = config.ingress_replicas == config.most_pipelines == 1  # a page's token is valid in one process
     if not (is_default and is_private and is_open and is_one):
         return PlaygroundOptions(is_default)
-    parts = ("stage", config.stages), ("speculator", config.speculator_actors)
+    parts = ("stage", config.stages * config.tensor_parallel), ("speculator", config.speculator_actors)
     return PlaygroundOptions(is_default, (Victim("router"), *(Victim(part, i) for part, n in parts for i in range(n))))

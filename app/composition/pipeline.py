@@ -36,6 +36,7 @@ def target_options(config: ServeConfig) -> TargetOptions:
     return TargetOptions(
         model=target_name(config.model),
         stages=config.stages,
+        tensor_parallel=config.tensor_parallel,
         dtype=config.dtype,
         device=config.stage_device,
         kv_bytes=None if config.kv_gib == AUTO else int(config.kv_gib * GIB),
@@ -74,7 +75,7 @@ def aliases(config: ServeConfig) -> tuple[str, ...]:
 
 def router_options(config: ServeConfig) -> RouterOptions:
     """Return defaults and limits of the router, and the name of its file of step times."""
-    from app.speculation.step_costs import costs_name
+    from app.speculation.step_costs import costs_name, layout_of
 
     place = "served"
     if config.simulate is not None:  # each profile has its own step times
@@ -87,7 +88,7 @@ def router_options(config: ServeConfig) -> RouterOptions:
         max_nodes=config.draft_nodes,
         fits_nodes=config.max_nodes is None and config.stage_device == "cpu" and config.simulate is None,
         limit_nodes=max(config.draft_nodes, 256),
-        cost_file=costs_name(path, config.stage_device, config.stages, config.stage_threads, config.kv_gib, place),
+        cost_file=costs_name(path, config.stage_device, layout_of(config, config.stage_threads), config.kv_gib, place),
         shared_namespace=config.retrieval_namespace,
         max_wait=config.max_wait,
         affinity=config.affinity,

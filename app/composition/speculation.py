@@ -63,7 +63,8 @@ def served_speculators(config: ServeConfig) -> SpeculatorOptions:
     def load() -> LocalTarget:
         from engine.target_model.local import LocalTarget  # loads torch
 
-        whole = replace(target_options(config), stages=1)  # in this process: no pipeline is deployed yet
+        # In this process: no pipeline is deployed yet.
+        whole = replace(target_options(config), stages=1, tensor_parallel=1)
         return LocalTarget.load(whole, model_path(config.model, config.revision))
 
     file = None if config.heads is None else Path(config.heads)

@@ -71,10 +71,13 @@ class PipelineFields(FieldGroup, title="pipelines"):
     """How the model is split into stages, and how many pipelines there are."""
 
     stages: AtLeastOne = common(1, "pipeline stages of the model")
-    stage_gpus: NotNegative = common(0.0, "Ray GPUs that each stage reserves")
-    stage_cpus: NotNegative = advanced(0.1, "Ray CPUs that each stage reserves")
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = common(
+        1, "ranks of each stage: processes on one node that share the weights of every layer"
+    )
+    stage_gpus: NotNegative = common(0.0, "Ray GPUs that each rank of a stage reserves")
+    stage_cpus: NotNegative = advanced(0.1, "Ray CPUs that each rank of a stage reserves")
     stage_memory_gib: str | float | None = advanced(
-        None, "limit of weights and KV cache per stage in GiB; one number, or one per stage: 80,80,40,40"
+        None, "limit of weights and KV cache per rank in GiB; one number, or one per stage: 80,80,40,40"
     )
     stage_placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = advanced(
         "pack", "nodes of the stages: as few (pack) or as many (spread) as possible; strict: exactly one, or one each"
@@ -83,7 +86,7 @@ class PipelineFields(FieldGroup, title="pipelines"):
         "auto", "layers per stage: auto (equal weights), even, measured (equal times), or counts: 22,20,20,18"
     )
     threads: AtLeastOne | None = advanced(
-        None, "torch threads per stage (default: 1 on cuda; on a CPU all physical cores but one, shared by the stages)"
+        None, "torch threads per rank (default: 1 on cuda; on a CPU all physical cores but one, shared by all ranks)"
     )
     transport: Literal["auto", "unix", "tcp", "nccl", "gloo"] = advanced(
         "auto", "between stages: sockets (unix, tcp), or nccl or gloo for hidden states; auto is nccl between GPUs"
@@ -165,7 +168,7 @@ class RetrievalFields(FieldGroup, title="retrieval"):
         description="texts to draft from: a snapshot or store (folder or redis:// URL), text or JSON lines, builtin, "
         "or none (default: builtin in a server of the default model, else none)",
     )
-    retrieval_namespace: Annotated[str, Field(pattern=NAMESPACE_PATTERN)] = common(
+    retrieval_namespace: Annotated[str, Field(pattern=NAMESPACE_PATTERN)] = advanced(
         DEFAULT_NAMESPACE, "namespace of the store that all requests share"
     )
     retrieval_cache: str | None = advanced(

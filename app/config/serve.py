@@ -54,6 +54,7 @@ class ServeConfig(FixedFields, AllMethodFields, title="ServeConfig"):
             self._check_methods()
             self._check_devices()
             _check_split_fields(self)
+            _check_rank_fields(self)
             _check_replica_fields(self)
             _check_unused_fields(self)
             _check_access_fields(self)
@@ -129,11 +130,11 @@ class ServeConfig(FixedFields, AllMethodFields, title="ServeConfig"):
 
     @property
     def stage_threads(self) -> int:
-        """Return torch's threads in a stage; assumes that all nodes are like this machine."""
+        """Return torch's threads in a rank of a stage; assumes that all nodes are like this machine."""
         if self.threads is not None or self.stage_device != "cpu":
             return self.threads or 1
         is_spread = self.stage_placement in ("spread", "strict_spread")
-        return default_threads(self.most_pipelines * (1 if is_spread else self.stages))
+        return default_threads(self.most_pipelines * (1 if is_spread else self.stages) * self.tensor_parallel)
 
     @property
     def draft_nodes(self) -> int:
@@ -194,6 +195,24 @@ def _check_split_fields(config: ServeConfig) -> None:
     if split not in (AUTO, EVEN, MEASURED) and len(layer_counts(split)) != stages:
         raise ConfigError(f"layer_split is {split}; it must give each of the {stages} stages its number of layers")
     check_memory(stage_memory(config.stage_memory_gib), stages)
+
+
+def _check_rank_fields(config: ServeConfig) -> None:
+    """Raise ConfigError if another field rules out the given number of ranks; the message names both."""
+    if config.tensor_parallel == 1:
+        return
+    given = f"tensor_parallel is {config.tensor_parallel}"
+    if config.simulate is not None:
+        raise ConfigError(f"{given}, but simulate is set: a profile has the times of whole stages; leave one out")
+    if config.standby_stages:
+        raise ConfigError(
+            f"standby_stages is {config.standby_stages}, but {given}: a spare rank would have to be on the node of its "
+            "stage; set standby_stages to 0"
+        )
+    if ":" in config.device:
+        raise ConfigError(f"device is {config.device}, but {given}: each rank needs a GPU of its own; use cuda")
+    if config.stage_device != "cpu" and config.stage_gpus < 1:
+        raise ConfigError(f"stage_gpus is {config.stage_gpus:g}, but {given}: each rank needs a GPU of its own (1)")
 
 
 def _check_unused_fields(config: ServeConfig) -> None:

@@ -16,9 +16,10 @@ from engine.errors import ConfigError, SpectraError
 from engine.model.checkpoint_files import has_weight_files
 from engine.model.partition import GIB
 from engine.model.ranges import LayerRange
+from engine.model.share import check_ranks
 from engine.target_model.options import CPU_CACHE
 
-SPREAD = "more stages, a smaller --kv-gib or --quantization int8 or fp8 take less"
+SPREAD = "more stages or ranks, a smaller --kv-gib or --quantization int8 or fp8 take less"
 SMALLER = "a smaller --kv-gib or --quantization int8 takes less"  # stages of one machine share its memory
 
 
@@ -26,7 +27,7 @@ def check_fit(config: ServeConfig, gpu_memory_gib: float | None, share: float) -
     """Yield whether the model's files are usable and its stages fit.
 
     Args:
-        config: model, stages, KV cache and precision are read.
+        config: model, stages, ranks, KV cache and precision are read.
         gpu_memory_gib: memory of one GPU; None: that of this machine's GPUs, or its main memory if it has none.
         share: of a GPU's memory, for weights and KV cache.
     """
@@ -34,20 +35,25 @@ def check_fit(config: ServeConfig, gpu_memory_gib: float | None, share: float) -
     limit = None if memory is None else usable_bytes(memory, share)
     files = _check_files(config)
     yield files
+    ranks = config.tensor_parallel
     try:
         dtype = config.dtype or ("float32" if limit is None else None)
         sizes = sizes_of(config.model, None, dtype, config.quantization)
+        check_ranks(ranks, sizes.spec, sizes.config.intermediate_size)
+        sizes = sizes.of_rank(ranks)
         if config.kv_gib != AUTO:
-            kv_bytes = int(float(config.kv_gib) * GIB)
+            kv_bytes = int(float(config.kv_gib) * GIB) // ranks
+        elif limit is None:
+            kv_bytes = CPU_CACHE // ranks
         else:
-            kv_bytes = CPU_CACHE if limit is None else sizes.kv_room(sizes.split(config.stages), limit)
+            kv_bytes = sizes.kv_room(sizes.split(config.stages), limit)
         stages = sizes.stages(_split(sizes, config.stages, kv_bytes, limit), kv_bytes)
     except SpectraError as error:
         if str(error) != files.says:
             yield Finding("stages", "problem", str(error))
         return
     for i, stage in enumerate(stages):
-        yield Finding(f"stage {i}", "ok", str(stage))
+        yield Finding(f"stage {i}", "ok", f"{stage}; each of {ranks} ranks" if ranks > 1 else str(stage))
     if gpu_memory_gib is None:
         try:
             check_cache(config.kv_gib, "cpu" if limit is None else "cuda")
@@ -55,8 +61,8 @@ def check_fit(config: ServeConfig, gpu_memory_gib: float | None, share: float) -
             yield Finding("memory", "problem", str(error))
             return
     needs, what = [stage.weights + stage.kv for stage in stages], "weights and KV cache"
-    if limit is None:  # the stages share the machine's memory
-        needed, remedy, where = sum(needs), SMALLER, "available memory of this machine"
+    if limit is None:  # the processes share the machine's memory
+        needed, remedy, where = ranks * sum(needs), SMALLER, "available memory of this machine"
         limit = psutil.virtual_memory().available
     else:
         if config.kv_gib == AUTO:

@@ -10,11 +10,13 @@ from app.inputs.default_model import DEMO, HUB_ID, REQUIREMENT, default_model, i
 from engine.errors import ConfigError
 from engine.model.checkpoint_files import ADAPTER, CONFIG
 from engine.model.resolve import WEIGHTS, check_model_name, is_local, resolve
+from engine.target_model.options import EXACT
 
 if TYPE_CHECKING:  # torch and transformers load with the first checkpoint
     from transformers import PreTrainedTokenizerFast
 
     from engine.model.spec import ModelSpec
+    from engine.target_model.options import TargetOptions
 
 
 def target_name(model: str) -> str:
@@ -88,3 +90,13 @@ def check_stages(spec: ModelSpec, stages: int) -> None:
     """Raise ConfigError if the model does not have a layer for each stage."""
     if not 1 <= stages <= spec.n_layers:
         raise ConfigError(f"--stages is {stages}; it must be 1 to {spec.n_layers}, the model's number of layers")
+
+
+def check_tensor_parallel(path: Path, spec: ModelSpec, target: TargetOptions) -> None:
+    """Raise ConfigError if the ranks of a stage cannot share the model in directory ``path``."""
+    if target.tensor_parallel > 1:
+        from engine.model.loader import load_config
+        from engine.model.share import check_ranks
+
+        size = load_config(path).intermediate_size
+        check_ranks(target.tensor_parallel, spec, size, is_exact=target.numerics == EXACT)

@@ -16,8 +16,8 @@ from engine.sampling.params import VerificationRule
 from speculators.methods import method_names
 
 MODEL = (
-    *("revision", "dtype", "device", "quantization", "numerics", "stages", "kv_gib"),
-    *("stage_memory_gib", "layer_split", "threads"),
+    *("revision", "dtype", "device", "quantization", "numerics", "stages"),
+    *("tensor_parallel", "kv_gib", "stage_memory_gib", "layer_split", "threads"),
 )
 SPECULATION = (
     *("max_nodes", "drafter", "drafter_options", "draft_model", "heads", "retrieval", "retrieval_namespace"),
@@ -71,6 +71,11 @@ def checked_config(arguments: argparse.Namespace, temperature: float, *methods: 
         speculator_gpus=gpus,
         retrieval="none",
     )
+    if config.stages > 1 and config.tensor_parallel > 1:
+        raise ConfigError(
+            f"--stages is {config.stages}, but --tensor-parallel is {config.tensor_parallel}: this command runs the "
+            "ranks of one stage; leave out one of the two, or use `spectra serve`"
+        )
     if not 0 <= temperature <= 2:
         raise ConfigError(f"--temperature is {temperature}; it must be 0 to 2")
     top_p, top_k = getattr(arguments, "top_p", 1.0), getattr(arguments, "top_k", 0)
@@ -88,8 +93,8 @@ def checked_config(arguments: argparse.Namespace, temperature: float, *methods: 
 
 
 def n_threads(config: ServeConfig) -> int:
-    """Return the threads of this process, which runs all stages."""
-    return config.threads or default_threads()
+    """Return the threads of this process, which runs all stages, or the first of their ranks."""
+    return config.threads or default_threads(config.tensor_parallel)
 
 
 def check_least(arguments: object, least: Mapping[str, int]) -> None:

@@ -15,7 +15,7 @@ from app.composition.speculation import speculator_options as configured_options
 from app.config.serve import ServeConfig
 from app.inputs.devices import check_cache
 from app.inputs.libraries import library_at
-from app.inputs.models import check_stages, model_path, read_checkpoint
+from app.inputs.models import check_stages, check_tensor_parallel, model_path, read_checkpoint
 from app.inputs.tokenizers import load_tokenizer
 from app.offline.flags import n_threads
 from app.offline.generator import Generator
@@ -39,8 +39,10 @@ def load_target(config: ServeConfig) -> LocalTarget:
     check_cache(config.kv_gib, config.device)
     torch.set_num_threads(n_threads(config))
     path = model_path(config.model, config.revision)
-    check_stages(read_checkpoint(path)[0], config.stages)
     options = replace(target_options(config), model=str(path), revision=None, beside=draft_model_bytes(config))
+    spec, _ = read_checkpoint(path)
+    check_stages(spec, options.stages)
+    check_tensor_parallel(path, spec, options)
     target = LocalTarget.load(options, path)
     if target.info.drafter is not None:
         print(f"spectra: drafter: {target.info.drafter}", file=sys.stderr)
@@ -50,6 +52,8 @@ def load_target(config: ServeConfig) -> LocalTarget:
 def check_device(config: ServeConfig) -> None:
     if config.device != "cpu" and not torch.cuda.is_available():
         raise ConfigError(f"--device is {config.device}, but torch sees no such device here")
+    if config.device != "cpu" and (n_gpus := torch.cuda.device_count()) < config.tensor_parallel:
+        raise ConfigError(f"--tensor-parallel is {config.tensor_parallel}, but torch sees {n_gpus} GPUs here")
 
 
 def sampling(arguments: argparse.Namespace, temperature: float, target: LocalTarget) -> SamplingParams:

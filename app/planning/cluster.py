@@ -1,8 +1,9 @@
 """Predicts rates of a pipeline by the formulas of docs/explanation/scaling.md, from profiles or a GPU's speeds.
 
 Times are in seconds, rates per second. Micro-batches of ``b`` streams go round the pipeline; every step of a stream has
-a tree of ``nodes`` drafted nodes. A stage reads its weights once a step, or waits for operator launches if these take
-longer. Rows share the reading until their arithmetic takes as long.
+a tree of ``nodes`` drafted nodes. A stage reads its weights once a step and starts its kernels, or waits for operator
+launches if these take longer. Rows share the reading until their arithmetic takes as long. The tensor-parallel ranks of
+a stage read a share each, then exchange sums.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from app.planning.exchanges import count_exchanges
 from app.planning.sizes import ModelSizes
+from engine.cuda.plan.layout import BUCKETS
 from engine.model.partition import ModelParts
 from engine.model.ranges import LayerRange
 from engine.simulated.profile import H200_BYTES_PER_S, H200_FLOPS, PipelineProfile
@@ -20,6 +23,8 @@ from engine.simulated.profile import H200_BYTES_PER_S, H200_FLOPS, PipelineProfi
 # Fits tokens per forward of 1.90 at 16 nodes and 2.24 at 64, measured, and of 2.52 at 128 (SPECTRA, Le et al., 2025).
 TAU_PER_LOG = 0.31
 LAYER_OPERATORS, OTHER_OPERATORS = 40, 48  # of a step without drafts, counted: in a layer; in head and verification
+# Of the executor: in a layer (engine/cuda/layer.py), two more with several ranks; in head and verification, estimated
+LAYER_KERNELS, RANK_KERNELS, OTHER_KERNELS = 12, 2, 10
 TREE_S, TREE_LAYERS = 0.3e-3 / 64, 32  # estimated seconds that a node adds in so many layers, without arithmetic
 TAU = "1 + 0.31 ln(1 + nodes): a fit to three measured methods on other models, docs/explanation/scaling.md"
 
@@ -110,11 +115,15 @@ class Hardware:
     memory_bytes_per_s: float = _figure(H200_BYTES_PER_S, "a copy on an H200, measured with PyTorch alone")
     # dense, in the model's dtype; a multiplication and an addition are two
     flops: float = _figure(H200_FLOPS, "a large bf16 product on an H200, measured with PyTorch alone")
+    kernel_s: float = _figure(2.2e-6, "start and end of a kernel in a CUDA graph: estimates of docs/gpu.md")
     # of the host for each operator; 0: one graph launches them all
-    launch_s: float = _figure(6e-6, "estimate of a launch, docs/gpu.md; 40 operators a layer, counted")
+    launch_s: float = _figure(0.0, "CUDA graphs")
     hop_s: float = _figure(3e-4, "software at a stage, docs/explanation/scaling.md: measured on two CPU cores")
     turn_s: float = _figure(5e-4, "software in the router, docs/explanation/scaling.md: measured on two CPU cores")
     link_bytes_per_s: float = _figure(0.0, "links are left out")  # 0: no limit
+    exchange_s: float = _figure(12e-6, "estimate of one NCCL exchange in a CUDA graph; 5e-6 over symmetric memory")
+    exchange_bytes_per_s: float = _figure(450e9, "NVLink of an H100 SXM, one direction: its data sheet")
+    draft_s: float = _figure(0.0, "drafting is left out")  # of a trained drafter, in each step with drafts
 
 
 def planning_inputs(
@@ -126,7 +135,7 @@ def planning_inputs(
     """
     figures: list[tuple[str, float | str, str]] = []
     for one in fields(hardware):
-        if profile is None or one.name in ("hop_s", "turn_s"):
+        if profile is None or one.name in ("hop_s", "turn_s", "draft_s"):
             value = getattr(hardware, one.name)
             figures.append((one.name, value, one.metadata["source"] if value == one.default else "given"))
     if profile is not None:
@@ -136,11 +145,18 @@ def planning_inputs(
     return [*figures, ("tokens_per_forward", tokens_per_forward or TAU, "given" if tokens_per_forward else TAU)]
 
 
-def derived_profile(sizes: ModelSizes, ranges: list[LayerRange], hardware: Hardware) -> PipelineProfile:
-    """Return the profile of a model's slowest stage."""
+def derived_profile(sizes: ModelSizes, ranges: list[LayerRange], hardware: Hardware, size: int = 1) -> PipelineProfile:
+    """Return the profile of a model's slowest stage; ``sizes`` are those of one of its ``size`` ranks."""
     n_layers = max(len(one) for one in ranges)
     read_s = max(_read(sizes.weights, one) for one in ranges) / hardware.memory_bytes_per_s
-    base_s = max(read_s, (n_layers * LAYER_OPERATORS + OTHER_OPERATORS) * hardware.launch_s)
+    n_kernels = n_layers * (LAYER_KERNELS + (RANK_KERNELS if size > 1 else 0)) + OTHER_KERNELS
+    base_s = max(
+        read_s + n_kernels * hardware.kernel_s,
+        (n_layers * LAYER_OPERATORS + OTHER_OPERATORS) * hardware.launch_s,
+    )
+    gathered, scattered = (
+        count_exchanges(sizes.spec, n_layers, size, True, sizes.dtype.itemsize, by_rows) for by_rows in (False, True)
+    )
     row_s = 2 * max(_read(sizes.parameters, one) for one in ranges) / hardware.flops
     return PipelineProfile(
         base_s=base_s,
@@ -152,6 +168,10 @@ def derived_profile(sizes: ModelSizes, ranges: list[LayerRange], hardware: Hardw
         context_s=sizes.kv_layer_bytes * n_layers / hardware.memory_bytes_per_s,
         link_bytes_per_s=hardware.link_bytes_per_s,
         row_bytes=sizes.spec.hidden_size * sizes.dtype.itemsize,
+        exchange_rows=BUCKETS[0],
+        exchange_s=gathered.messages * hardware.exchange_s,
+        gather_row_s=gathered.row_bytes / hardware.exchange_bytes_per_s,
+        scatter_row_s=scattered.row_bytes / hardware.exchange_bytes_per_s,
     )
 
 
@@ -163,5 +183,5 @@ def _read(parts: ModelParts, layers: LayerRange) -> float:
 def spread(profile: PipelineProfile, stages: int) -> PipelineProfile:
     """Return the profile of the same model over another number of stages, each with its share of the layers."""
     share = profile.stages / stages
-    scaled = {name: getattr(profile, name) * share for name in ("base_s", "node_s", "prompt_row_s", "context_s")}
-    return replace(profile, stages=stages, **scaled)
+    names = ("base_s", "node_s", "prompt_row_s", "context_s", "exchange_s", "gather_row_s", "scatter_row_s")
+    return replace(profile, stages=stages, **{name: getattr(profile, name) * share for name in names})

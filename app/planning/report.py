@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from app.planning.plan import DeploymentPlan, GpuLayout
+from app.planning.layouts import GpuLayout, Rate
+from app.planning.plan import DeploymentPlan
 from app.reporting.report import columns
 from engine.model.partition import GIB
 
 NO_ROOM = "-"
 EXPLANATION = """\
-weights: of the largest stage, and the time to load them if the stage has a disk of its own; KV cache: of one replica;
-tokens/s: over all streams, without drafts -> with drafts (nodes of a tree)"""
+T: ranks of a stage, one GPU each; weights: of the largest rank; load: of a stage that has a disk of its own; KV cache:
+of one replica; ms/token and tokens/s over all streams: without drafts -> with drafts (nodes of a tree)"""
+AIMS = {"latency": "the least time per token of one stream", "throughput": "most tokens per second over all streams"}
 ESTIMATES = "Rates and times are estimates: formulas of docs/explanation/scaling.md, nothing was run. They follow from"
 
 
@@ -29,8 +31,10 @@ def document(plan: DeploymentPlan) -> dict[str, Any]:
         "gpus": plan.asked.gpus,
         "usable_bytes_per_gpu": plan.asked.usable,
         "context": plan.asked.context,
-        "fits": plan.best is not None,
-        "command": plan.command,
+        "fits": bool(plan.choices),
+        "choices": {
+            aim: {"layout": plan.found.index(one), "command": plan.command(one)} for aim, one in plan.choices.items()
+        },
         "layouts": [_layout(one, plan) for one in plan.found],
         "estimates_from": [dict(zip(("name", "value", "source"), one, strict=True)) for one in plan.inputs],
     }
@@ -44,19 +48,26 @@ def _layout(one: GpuLayout, plan: DeploymentPlan) -> dict[str, Any]:
     return {
         "replicas": one.replicas,
         "stages": one.stages,
+        "tensor_parallel": one.tensor_parallel,
         "fits": not one.why_not,
         "why_not": one.why_not,
         "per_stage": stages,
         "kv_bytes": one.kv_bytes,
         "sequences": one.sequences,
-        "load_seconds": {f"{d / 1e9:g} GB/s": one.largest_weights / d for d in plan.disks} if one.held else {},
+        "load_seconds": {f"{d / 1e9:g} GB/s": _load_s(one, d) for d in plan.disks} if one.held else {},
         "tokens_per_second": [asdict(rate) for rate in one.rates],
+        "profile": None if one.profile is None else asdict(one.profile),
     }
+
+
+def _load_s(one: GpuLayout, disk: float) -> float:
+    """Return the seconds in which the ranks of the largest stage read their weights from one disk."""
+    return one.largest_weights * one.tensor_parallel / disk
 
 
 def text(plan: DeploymentPlan) -> str:
     """Return the plan as text for a terminal."""
-    sizes, asked, best = plan.sizes, plan.asked, plan.best
+    sizes, asked = plan.sizes, plan.asked
     lines = [
         f"{plan.model}: {sizes.n_parameters / 1e9:.2f}B parameters in {sizes.spec.n_layers} layers, {_dtype(plan)}; "
         f"{sizes.bytes / GIB:.1f} GiB of weights, {sizes.kv_token_bytes / 1024:.0f} KiB of KV cache a token",
@@ -66,38 +77,51 @@ def text(plan: DeploymentPlan) -> str:
         *_table(plan),
         "",
     ]
-    if best is None:
+    if not plan.choices:
         lines.append("The model does not fit. Use more or larger GPUs, or --quantization int8 or fp8.")
         return "\n".join(lines)
     inputs = [(f"  {name}", _value(value), source) for name, value, source in plan.inputs if value]
-    lines += [
-        f"{best.replicas} x {best.stages} holds most sequences:",
-        *(f"  stage {i}: {one}" for i, one in enumerate(best.held)),
-        f"  {plan.command}",
-        "",
-        ESTIMATES,
-        columns(inputs, (0, 1, 2)),
-    ]
+    for aim, best in plan.choices.items():
+        rank = " of each rank" if best.tensor_parallel > 1 else ""
+        lines += [
+            f"For {AIMS[aim]}, {best}:",
+            *(f"  stage {i}{rank}: {one}" for i, one in enumerate(best.held)),
+            f"  {plan.command(best)}",
+            "",
+        ]
+    lines += [ESTIMATES, columns(inputs, (0, 1, 2))]
     return "\n".join(lines)
 
 
 def _table(plan: DeploymentPlan) -> list[str]:
     """Return the table of layouts that fit, if any, and a line for each that does not."""
     streams = [rate.streams for rate in max((one.rates for one in plan.found), key=len, default=())]
-    head = ["replicas x stages", "weights, GiB", "KV cache, GiB", "sequences"]
+    head = ["replicas x stages", "T", "weights, GiB", "KV cache, GiB", "sequences"]
     head += [f"load at {disk / 1e9:g} GB/s, s" for disk in plan.disks]
-    head += [f"{n} stream{'s' if n > 1 else ''}, tokens/s" for n in streams]
+    head += [f"{n} streams, tokens/s" if n > 1 else "1 stream, ms/token" for n in streams]
     rows, refused = [head], []
     for one in plan.found:
-        name = f"{one.replicas} x {one.stages}"
         if one.why_not:
-            refused.append(f"{name} does not fit: {one.why_not}")
+            refused.append(f"{one} does not fit: {one.why_not}")
             continue
-        cells = [name, f"{one.largest_weights / GIB:.1f}", f"{one.kv_bytes / GIB:.1f}", str(one.sequences)]
-        cells += [f"{one.largest_weights / disk:.0f}" for disk in plan.disks]
-        rates = {rate.streams: f"{rate.plain:.0f} -> {rate.drafted:.0f} ({rate.nodes})" for rate in one.rates}
+        cells = [
+            f"{one.replicas} x {one.stages}",
+            str(one.tensor_parallel),
+            f"{one.largest_weights / GIB:.1f}",
+            f"{one.kv_bytes / GIB:.1f}",
+            str(one.sequences),
+        ]
+        cells += [f"{_load_s(one, disk):.0f}" for disk in plan.disks]
+        rates = {rate.streams: _speed(rate) for rate in one.rates}
         rows.append([*cells, *(rates.get(n, NO_ROOM) for n in streams)])
     return [*((columns(rows, (0,)), EXPLANATION) if len(rows) > 1 else ()), *refused]
+
+
+def _speed(rate: Rate) -> str:
+    """Return the time per token of one stream, or the rate of several."""
+    if rate.streams == 1:
+        return f"{1e3 / rate.plain:.1f} -> {1e3 / rate.drafted:.1f} ({rate.nodes})"
+    return f"{rate.plain:.0f} -> {rate.drafted:.0f} ({rate.nodes})"
 
 
 def _dtype(plan: DeploymentPlan) -> str:

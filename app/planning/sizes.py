@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from engine.errors import ConfigError
 from engine.model.loader import load_config
 from engine.model.partition import GIB, ModelParts, partition
 from engine.model.ranges import LayerRange
+from engine.model.share import RankShare, allowed_sizes
 from engine.model.sizes import StageMemory, parameters, stage_memory, weight_bytes, with_kv
 from engine.model.spec import ModelSpec, read_spec
 from engine.target_model.memory import step_bytes
@@ -56,6 +57,21 @@ class ModelSizes:
     def kv_token_bytes(self) -> int:
         """Keys and values of one token in all layers."""
         return self.spec.n_layers * self.kv_layer_bytes
+
+    @property
+    def rank_sizes(self) -> list[int]:
+        """Numbers of tensor-parallel ranks that can share the model."""
+        return allowed_sizes(self.spec, self.config.intermediate_size)
+
+    def of_rank(self, size: int) -> ModelSizes:
+        """Return the sizes of one of ``size`` ranks: its shares of layers and head, and the whole embedding."""
+
+        def share(whole: ModelParts) -> ModelParts:
+            layers = tuple(one / size for one in whole.layers)
+            return ModelParts(layers, whole.embed, whole.head / size, whole.shared / size)
+
+        spec = RankShare(0, size).spec(self.spec)
+        return replace(self, spec=spec, parameters=share(self.parameters), weights=share(self.weights))
 
     def split(self, stages: int, kv_bytes: int = 0, limit: int | None = None) -> list[LayerRange]:
         """Return the layers of each stage, as ``--layer-split auto`` splits them.

@@ -28,7 +28,7 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
     from app.composition.speculation import check_served_drafter, served_speculators, trained_method
     from app.inputs.checked_checkpoints import checked_spec
     from app.inputs.libraries import prepare
-    from app.inputs.models import check_stages
+    from app.inputs.models import check_stages, check_tensor_parallel
     from engine.model.resolve import resolve
     from engine.scheduling.request_validation import check_needs
     from engine.target_model.fetching import texts_of
@@ -42,6 +42,7 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
     spec = simulated_spec(checked_spec(path, has_weights=reads), target)
     sampling_defaults(config)
     check_stages(spec, target.stages)
+    check_tensor_parallel(path, spec, target)
     prepare(library(config))
     speculators = served_speculators(config)
     if is_local:
@@ -76,7 +77,7 @@ def check_gpus(config: ServeConfig, say: Callable[[str], None], *, is_local: boo
     A joined cluster may get more nodes, so there only a report is printed, and only about ``least_pipelines``.
     """
     n = config.most_pipelines if is_local else config.least_pipelines
-    needed = n * (config.stages + config.standby_stages) * config.stage_gpus
+    needed = n * (config.stages * config.tensor_parallel + config.standby_stages) * config.stage_gpus
     if not needed or needed <= (found := n_gpus()):
         return
     standbys = " and their standbys" if config.standby_stages else ""

@@ -233,7 +233,8 @@ class Server:
     def _cpus(self) -> int:
         """Ray CPUs of a local cluster: what the application reserves, but one a process, so that all start at once."""
         config, n_targets = self.config, self.config.most_pipelines
-        pipeline = (config.stages + config.standby_stages) * max(config.stage_cpus, 0.001) + 0.1
+        n_processes = config.stages * config.tensor_parallel + config.standby_stages
+        pipeline = n_processes * max(config.stage_cpus, 0.001) + 0.1
         others = 1 + config.speculator_actors + config.ingress_replicas + (watched_store(config) is not None)
         reserved = n_targets * pipeline + 2 * 0.1 * others  # old and new in a redeploy
         return max(math.ceil(reserved), SERVE_PROCESSES + n_targets + others)

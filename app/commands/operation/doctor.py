@@ -24,7 +24,7 @@ problem.
   spectra doctor --model DIR --stages 4 --kv-gib 120 --gpu-memory-gib 80       does it fit other GPUs?
   spectra doctor --redis rediss://host:6379 --json
 """
-FIELDS = ("stages", "kv_gib", "dtype", "quantization", "generation_config")  # with --model
+FIELDS = ("stages", "tensor_parallel", "kv_gib", "dtype", "quantization", "generation_config")  # with --model
 MODEL = "Whether a model loads and fits, with these flags of `spectra serve`."
 
 

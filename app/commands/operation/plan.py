@@ -9,8 +9,9 @@ import math
 from engine.errors import ConfigError
 
 DESCRIPTION = """\
-Show how a model fits on GPUs: layers, weights and KV cache of every stage, concurrent sequences, seconds to load, and
-estimated tokens per second without and with drafts. This needs only a config.json, no weights and no GPU.
+Show how a model fits on GPUs: replicas, stages and their tensor-parallel ranks, weights and KV cache, concurrent
+sequences, seconds to load, and estimated rates without and with drafts. It names a layout for latency and one for
+throughput. This needs only a config.json, no weights and no GPU.
 
   spectra plan --model DIR --gpus 8 --gpu-memory-gib 80
   spectra plan --model meta-llama/Llama-3.3-70B-Instruct --gpus 4 --gpu-memory-gib 80 --quantization int8
@@ -35,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of it for weights and KV cache (default: 0.9)",
     )
     add("--stages", type=int, metavar="P", help="only this number of stages (default: all that divide N)")
+    ranks = "only this number of ranks in a stage (default: 1, 2, 4 and 8 if model and machine allow them)"
+    add("--tensor-parallel", type=int, metavar="T", help=ranks)
+    add("--node-gpus", type=int, default=8, metavar="N", help="GPUs of a machine, for T (default: 8)")
     add("--context", type=int, metavar="T", help="tokens of a sequence (default: 4096, or the model's if it has fewer)")
     add("--dtype", metavar="D", help="float32, bfloat16 or float16 (default: the checkpoint's)")
     add("--quantization", choices=["int8", "fp8"], help="int8 (on a CPU: extra int8) or fp8 matrices in the layers")
@@ -45,13 +49,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--profile", metavar="NAME", help="stage times of a profile of `spectra serve --simulate`, or of a JSON file")
     add("--memory-tbs", type=float, default=4.3, metavar="X", help="TB/s of the GPU's memory (default: 4.3, an H200)")
     add("--tflops", type=float, default=790.0, metavar="X", help="dense TFLOP/s in the dtype (default: 790, an H200)")
-    says = "microseconds per kernel launch; 0: CUDA graphs (default: 6)"
-    add("--launch-us", type=float, default=6.0, metavar="X", help=says)
+    says = "microseconds per launch of the host, 6 for --numerics layers (default: 0, CUDA graphs)"
+    add("--launch-us", type=float, default=0.0, metavar="X", help=says)
+    nvlink = "GB/s between GPUs of a machine, in one direction (default: 450, an H100 SXM)"
+    add("--nvlink-gbs", type=float, default=450.0, metavar="X", help=nvlink)
+    says = "microseconds per exchange of ranks (default: 12, NCCL in a CUDA graph)"
+    add("--exchange-us", type=float, default=12.0, metavar="X", help=says)
     add("--link-gbits", type=float, default=0.0, metavar="X", help="Gbit/s between stages (default: 0, no limit)")
     tokens = "of your traffic, as `spectra bench` or `bench --replay` measures it (default: a fit by nodes)"
     add("--tokens-per-forward", type=float, metavar="X", help=tokens)
     nodes = "drafted nodes per step (default: 63 with --tokens-per-forward, else the fastest of 0 to 128)"
     add("--nodes", type=int, metavar="N", help=nodes)
+    says = "milliseconds in which a drafter adds its draft to a step (default: 0)"
+    add("--draft-ms", type=float, default=0.0, metavar="X", help=says)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
@@ -62,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     plan = make_plan(arguments, disks)
     print(json.dumps(document(plan)) if arguments.json else text(plan))
-    return 0 if plan.best is not None else 1
+    return 0 if plan.choices else 1
 
 
 def _rates(given: str) -> list[float]:

@@ -88,14 +88,14 @@ def _room(workers: list[PodGroup], config: ServeConfig) -> Iterator[str]:
     """Every stage and standby must fit into some pod."""
     if not any(_is_edge(group, config) for group in workers):
         yield f"no group has the resources of edge_resources: {', '.join(config.edge_resources)}"
-    n, stages = config.most_pipelines, config.stages
+    n, stages, ranks = config.most_pipelines, config.stages, config.tensor_parallel
     n_processes = n * (stages + config.standby_stages)
     room_stages = room = 0
     for group in workers:
         if _is_edge(group, config):
             continue
         limits = group.container.get("resources", {}).get("limits", {})
-        asked = {"cpu": config.stage_cpus, "nvidia.com/gpu": config.stage_gpus}
+        asked = {"cpu": config.stage_cpus * ranks, "nvidia.com/gpu": config.stage_gpus * ranks}
         fits = [float(limits.get(name, 0)) / amount for name, amount in asked.items() if amount]
         in_pod = int(min(n_processes, *fits)) if fits else n_processes
         room += in_pod * group.fields.get("maxReplicas", 0)
@@ -105,7 +105,8 @@ def _room(workers: list[PodGroup], config: ServeConfig) -> Iterator[str]:
             in_pod = in_pod // stages * stages
         room_stages += in_pod * group.fields.get("maxReplicas", 0)
     if room_stages < n * stages:
-        yield f"the pods have room for {room_stages} stages; {n} x {stages} are needed (replicas x stages)"
+        one_pod = "" if ranks == 1 else f"; the {ranks} ranks of a stage (tensor_parallel) need one pod"
+        yield f"the pods have room for {room_stages} stages; {n} x {stages} are needed (replicas x stages){one_pod}"
     elif room < n_processes:
         yield (
             f"the pods have room for {room} processes; {n} x {n_processes // n} are needed (replicas x stages with "

@@ -74,6 +74,8 @@ HEAVY = [
     (f"{GENERATE} --method pld+pld", "twice"),
     (f"{GENERATE} --dtype int8", "--dtype is int8; it must be float32, bfloat16 or float16"),
     (f"{GENERATE} --stages 9", "--stages is 9; it must be 1 to 4"),
+    (f"{GENERATE} --tensor-parallel 3", "tensor_parallel is 3; this model has "),
+    (f"{GENERATE} --tensor-parallel 2 --stages 2", "--stages is 2, but --tensor-parallel is 2: this command runs"),
     (f"{GENERATE} --limit 0", "--limit is 0"),
     (f"{GENERATE} --batch-size 0", "--batch-size is 0"),
     (f"{GENERATE} --kv-gib -1", "--kv-gib is -1"),

@@ -74,6 +74,8 @@ def test_splits_numerics_and_drafters_reach_the_target() -> None:
     target = target_options(ServeConfig(stages=2, layer_split="3,5", stage_memory_gib="2,1.5", quantization="int8"))
     assert (target.split, target.stage_memory, target.quantization) == ("3,5", (2 * GIB, 3 * GIB // 2), "int8")
     assert target.cost_folder
+    assert target_options(served("--tensor-parallel", "4", "--stages", "2")).tensor_parallel == 4
+    assert target_options(ServeConfig()).tensor_parallel == 1
     assert target_options(ServeConfig(stage_memory_gib=3)).stage_memory == (3 * GIB,)
     assert target_options(ServeConfig(device="cuda", stage_gpus=1, numerics="exact")).numerics == "exact"
     plain = target_options(ServeConfig())

@@ -22,6 +22,7 @@ from engine.errors import ConfigError
 FIELD = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b(?= (is|names|has no)\b|:)")
 SIMULATED = {"simulate": "flat10"}
 TWO = {"replicas": 2}
+RANKS = {"tensor_parallel": 2}
 ON_GPUS = {"draft_model": "small", "device": "cuda", "stage_gpus": 0.5}
 SMALL_ON_GPU = "draft_model on cuda needs speculator_actors of at least 1 and speculator_gpus above 0"
 
@@ -77,6 +78,12 @@ REFUSED = [
     ({"layer_split": "2,2", "stages": 3}, "layer_split is 2,2; it must give each of the 3 stages"),
     ({"stage_memory_gib": "much"}, "stage_memory_gib is 'much'; it must be GiB above 0"),
     ({"stage_memory_gib": "80,40", "stages": 3}, "stage_memory_gib is 80,40"),
+    # ranks
+    ({"tensor_parallel": 65}, "tensor_parallel is 65; it must be at most 64"),
+    (RANKS | SIMULATED, "tensor_parallel is 2, but simulate is set"),
+    (RANKS | {"standby_stages": 1}, "standby_stages is 1, but tensor_parallel is 2: a spare rank"),
+    (RANKS | {"stage_gpus": 0.5}, "stage_gpus is 0.5, but tensor_parallel is 2: each rank needs a GPU of its own"),
+    (RANKS | {"stage_gpus": 1, "device": "cuda:1"}, "device is cuda:1, but tensor_parallel is 2"),
     # drafters
     ({"drafter_options": {"depth": 3}}, "drafter_options is given, but drafter is not"),
     (drafter(layers="first"), "drafter_options: layers is 'first'; it must be a list"),
@@ -134,6 +141,8 @@ def test_a_wrong_flag_is_refused(given: dict[str, Any], says: str) -> None:
         {"transport": "gloo", "stages": "2"},
         {"numerics": "exact", "stage_gpus": 1},
         TWO | {"affinity": "prefix", "failover": "0"},
+        RANKS | {"stages": 2, "stage_gpus": 1, "stage_placement": "strict_spread"},
+        {"tensor_parallel": 1, "standby_stages": 1} | SIMULATED,
     ],
 )
 def test_a_field_that_acts_or_asks_for_nothing_is_accepted(given: dict[str, Any]) -> None:
@@ -206,5 +215,5 @@ def test_the_short_help_has_the_flags_that_people_set(capsys: pytest.CaptureFixt
             parser().parse_args(["serve", word])
         shown[word] = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
     assert len(shown["--help"]) <= 46
-    assert {"--model", "--api-keys", "--drafter"} <= set(shown["--help"]) < set(shown["--help-all"])
+    assert {"--model", "--tensor-parallel", "--api-keys"} <= set(shown["--help"]) < set(shown["--help-all"])
     assert {flag(field) for field in ServeConfig.model_fields} <= set(shown["--help-all"])

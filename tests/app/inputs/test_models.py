@@ -7,8 +7,18 @@ from pathlib import Path
 import pytest
 
 from app.inputs import default_model as default
-from app.inputs.models import check_model, drafter_path, is_on_hub, model_path, target_name, texts_path
+from app.inputs.models import (
+    check_model,
+    check_tensor_parallel,
+    drafter_path,
+    is_on_hub,
+    model_path,
+    read_checkpoint,
+    target_name,
+    texts_path,
+)
 from engine.errors import ConfigError
+from engine.target_model.options import TargetOptions
 from tests.support.gguf_files import write_gguf
 
 
@@ -31,6 +41,17 @@ def test_a_gguf_file_is_a_model_and_a_draft_model(file: str, monkeypatch: pytest
         check_model("missing.gguf")
     with pytest.raises(ConfigError, match=r"revision \(--revision\) is 'main'"):
         check_model(file, "main")
+
+
+def test_a_stage_has_a_number_of_ranks_that_can_share_the_model(tiny_checkpoint: Path) -> None:
+    spec = read_checkpoint(tiny_checkpoint)[0]
+    for ranks in (1, spec.n_kv_heads):
+        check_tensor_parallel(tiny_checkpoint, spec, TargetOptions(str(tiny_checkpoint), tensor_parallel=ranks))
+    with pytest.raises(ConfigError, match="tensor_parallel is 7; this model has "):
+        check_tensor_parallel(tiny_checkpoint, spec, TargetOptions(str(tiny_checkpoint), tensor_parallel=7))
+    options = TargetOptions(str(tiny_checkpoint), tensor_parallel=3, device="cuda", numerics="exact")
+    with pytest.raises(ConfigError, match="numerics exact allow only 1, 2, 4, 8"):
+        check_tensor_parallel(tiny_checkpoint, spec, options)
 
 
 @pytest.mark.parametrize("name", ["demo", "SmolLM2-135M-Instruct"])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from app.planning.cluster import Cluster, split, tokens_per_forward
+from app.planning.cluster import Cluster, split, spread, tokens_per_forward
+from app.planning.exchanges import ExchangeCount, count_exchanges
+from engine.model.spec import read_spec
 from engine.simulated.profile import PROFILES, PipelineProfile
+from tests.support.model_shapes import llama_70b
 
 FOUR = Cluster(PROFILES["70b-h100x4"], 4)
 
@@ -41,6 +46,25 @@ def test_a_slow_link_is_the_bottleneck() -> None:
     assert slow.interval_s(16, 64) == pytest.approx(16 * 65 * row_bytes / 1e8)
     assert slow.decoding(64, 64).steps_per_s == pytest.approx(1e8 / (65 * row_bytes))
     assert Cluster(slow.profile, 1).interval_s(16, 64) == pytest.approx(0.017)  # one stage has no link
+
+
+def test_ranks_exchange_in_the_faster_of_two_ways() -> None:
+    ranks = PipelineProfile(0.010, exchange_s=1e-3, gather_row_s=1e-4, scatter_row_s=1e-5)
+    assert ranks.stage_seconds(1, 0) == pytest.approx(0.010 + 1.1e-3)
+    assert ranks.stage_seconds(1, 63, prompt_rows=36) == pytest.approx(0.010 + 2e-3 + 100e-5)
+    padded = replace(ranks, exchange_rows=16)
+    assert padded.stage_seconds(1, 0) == padded.stage_seconds(1, 15) == pytest.approx(0.010 + 2e-3 + 16e-5)
+    halves = spread(ranks, 2)
+    assert 2 * halves.stage_seconds(1, 9) == pytest.approx(ranks.stage_seconds(1, 9))
+
+
+def test_every_sum_and_the_head_are_counted() -> None:
+    spec = read_spec(llama_70b())
+    assert count_exchanges(spec, 80, 1, has_head=True) == ExchangeCount(0, 0)
+    assert count_exchanges(spec, 1, 8, has_head=False) == ExchangeCount(2, 2 * 8192 * 4 * 7)
+    assert count_exchanges(spec, 1, 8, has_head=False, by_rows=True) == ExchangeCount(4, 2 * 8192 * 6 * 7 / 8)
+    head = count_exchanges(spec, 0, 8, has_head=True)
+    assert head == ExchangeCount(2, 128256 * 4 * 7 / 8)
 
 
 def test_a_split_is_even_and_complete() -> None:

@@ -95,6 +95,9 @@ def test_too_few_gpus_fail_a_local_ray_and_are_reported_on_a_cluster_that_may_gr
     assert capsys.readouterr() == ("", "")
     with pytest.raises(ConfigError, match=r"the stages and their standbys need 3\.5 GPUs, but Ray has 3"):
         check_gpus(ServeConfig.model_validate(wanted | {"replicas": 1, "standby_stages": 3}), say, is_local=True)
+    ranks = {"device": "cuda", "stages": 2, "tensor_parallel": 2, "stage_gpus": 1}
+    with pytest.raises(ConfigError, match="the stages need 4 GPUs, but Ray has 3"):
+        check_gpus(ServeConfig.model_validate(ranks), say, is_local=True)
 
 
 def test_ray_is_started_again_where_a_busy_machine_did_not_start_it_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

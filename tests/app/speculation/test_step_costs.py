@@ -23,7 +23,7 @@ from tests.support.spectra_command import generated
 from tests.support.tiny_models import saved_checkpoint
 
 FIXED = StepCosts({1: ((1, 300), (1.0, 1.0))})  # a second per step, whatever its rows
-WAY = {"device": "cpu", "stages": 1, "threads": 1, "cache": 0.5}
+WAY = {"device": "cpu", "layout": "1x1", "cache": 0.5}
 
 Generate = Callable[..., dict[str, Any]]
 
@@ -108,7 +108,7 @@ def test_every_way_to_run_every_model_and_every_machine_has_its_own_file(
     assert plain.is_relative_to(own_cache)
     copy = shutil.copytree(tiny_checkpoint, tmp_path / "copy")
     assert file_of(copy, **WAY) == file_of(tiny_checkpoint, **WAY) == plain  # the same model in any folder
-    changes = {"device": "cuda", "stages": 2, "threads": 4, "cache": 4.0, "place": "served"}
+    changes = {"device": "cuda", "layout": "2x1", "cache": 4.0, "place": "served"}
     files = [file_of(tiny_checkpoint, **(WAY | {name: value})) for name, value in changes.items()]
     (copy / "config.json").write_text((copy / "config.json").read_text().replace("}", " }", 1))
     files += [file_of(copy, **WAY), file_of(saved_checkpoint(400), **WAY)]
@@ -124,8 +124,9 @@ def test_the_router_of_a_server_gets_the_place_of_step_times(tiny_checkpoint: Pa
     assert (options.model, options.max_nodes) == ("tiny", 9)
     assert options.scheduler == SchedulerOptions(64, 256, 2048, 512, 2, 0.1, True)
     files = {options.cost_file}
-    for change in ({"stages": 1}, {"kv_gib": 1.0}, {"threads": 2}, {"model": str(saved_checkpoint(400))}):
+    changes = ({"stages": 1}, {"tensor_parallel": 2}, {"kv_gib": 1.0}, {"threads": 2})
+    for change in (*changes, {"model": str(saved_checkpoint(400))}):
         files.add(router_options(config.model_copy(update=change)).cost_file)
-    assert len(files) == 5
-    offline = file_of(tiny_checkpoint, "cpu", 2, 1, 0.5)
+    assert len(files) == 6
+    offline = file_of(tiny_checkpoint, "cpu", "2x1", 0.5)
     assert offline not in map(costs_file, files)  # steps without channels between processes are shorter

@@ -100,6 +100,10 @@ def test_a_model_is_compared_with_the_memory_of_the_gpus(port: int, tmp_path: Pa
     used, limit = re.findall(r"[\d.]+ GiB", left["memory"]["says"])[::2]
     assert used == limit == "72.00 GiB"
     assert findings(*gpus, "--stages", "1", status=1)["memory"]["status"] == "problem"
+    ranks = findings(*gpus, "--kv-gib", "120", "--tensor-parallel", "4", status=1)
+    assert ranks["memory"]["status"] == "ok"
+    assert "30 GiB of KV cache; each of 4 ranks" in ranks["stage 0"]["says"]
+    assert "1, 2, 4, 8, 16" in findings(*gpus, "--tensor-parallel", "3", status=1)["stages"]["says"]
 
 
 def test_a_wrong_generation_config_is_a_problem_that_the_flag_of_serve_solves(

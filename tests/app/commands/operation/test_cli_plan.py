@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.simulated.profile import profile_of
 from tests.support.model_shapes import llama_70b
 from tests.support.spectra_command import run_cli
 
@@ -31,16 +32,25 @@ def document(model: Path, *flags: object, status: int = 0) -> dict[str, Any]:
 
 def test_a_config_alone_gives_a_plan_and_the_command_that_serves_it(seventy: Path) -> None:
     by_folder, by_file = (document(model, *FLAGS) for model in (seventy, seventy / "config.json"))
-    assert (by_folder["layouts"], by_folder["command"]) == (by_file["layouts"], by_file["command"])
+    assert (by_folder["layouts"], by_folder["choices"]) == (by_file["layouts"], by_file["choices"])
     assert by_folder["parameters"] == pytest.approx(70.6e9, rel=0.01)
-    assert by_folder["command"].startswith(f"spectra serve --model {seventy} --device cuda --stages 8 --stage-gpus 1 ")
-    assert by_folder["layouts"][-1]["load_seconds"].keys() == {"1.5 GB/s", "5 GB/s"}
+    fastest = by_folder["choices"]["latency"]
+    begins = f"spectra serve --model {seventy} --device cuda --stages 1 --tensor-parallel 8 --stage-gpus 1 "
+    assert fastest["command"].startswith(begins)
+    layout = by_folder["layouts"][fastest["layout"]]
+    assert (layout["stages"], layout["tensor_parallel"]) == (1, 8)
+    assert layout["load_seconds"].keys() == {"1.5 GB/s", "5 GB/s"}
+    assert profile_of(layout["profile"]).exchange_s > 0
     sources = {one["name"]: one["source"] for one in by_folder["estimates_from"]}
     assert sources["memory_bytes_per_s"] == "a copy on an H200, measured with PyTorch alone"
     assert "fit" in sources["tokens_per_forward"]
-    halved = document(seventy / "config.json", *FLAGS, "--dtype", "float16", "--quantization", "fp8")
+    halved = document(
+        seventy / "config.json", *FLAGS, "--tensor-parallel", 1, "--dtype", "float16", "--quantization", "fp8"
+    )
     begins = f"spectra serve --model {seventy} --dtype float16 --quantization fp8 --device cuda "
-    assert halved["command"].startswith(begins)
+    commands = [one["command"] for one in halved["choices"].values()]
+    assert [one.startswith(begins) for one in commands] == [True, True]
+    assert "--tensor-parallel" not in " ".join(commands)
     assert halved["weight_bytes"] < 0.6 * by_folder["weight_bytes"]
     profiled = document(seventy, *FLAGS, "--profile", "70b-h100x4", "--stages", 4)
     assert "memory_bytes_per_s" not in {one["name"] for one in profiled["estimates_from"]}
@@ -51,6 +61,7 @@ def test_the_text_says_what_is_an_estimate_and_what_was_given(seventy: Path) -> 
     ran = run_cli("plan", "--model", seventy, *FLAGS, *given)
     assert ran.status == 0
     assert "are estimates" in ran.out
+    assert "For the least time per token of one stream, 1 x 1 x 8:" in ran.out
     lines = [line.split() for line in ran.out.splitlines()]
     assert ["memory_bytes_per_s", "3e+12", "given"] in lines
     assert ["tokens_per_forward", "2.2", "given"] in lines
@@ -60,7 +71,7 @@ def test_the_text_says_what_is_an_estimate_and_what_was_given(seventy: Path) -> 
 
 def test_a_model_that_does_not_fit_is_status_1(seventy: Path) -> None:
     found = document(seventy, "--gpus", 1, "--gpu-memory-gib", 80, status=1)
-    assert (found["fits"], found["command"]) == (False, "")
+    assert (found["fits"], found["choices"]) == (False, {})
     ran = run_cli("plan", "--model", seventy, "--gpus", 1, "--gpu-memory-gib", 80)
     assert (ran.status, "does not fit" in ran.out) == (1, True)
 

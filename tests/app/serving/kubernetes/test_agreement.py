@@ -80,6 +80,13 @@ def test_the_pods_of_every_overlay_fit_what_they_serve() -> None:
             served(standby_stages=1),
             "room for 4 processes; 1 x 5 are needed (replicas x stages with standbys; standby_stages is 1)",
         ),
+        (
+            "h100-tp4x2",
+            served(tensor_parallel=8, stages=1),
+            "1 x 1 are needed (replicas x stages); the 8 ranks of a stage (tensor_parallel) need one pod",
+        ),
+        ("h100-tp4x2", served(stages=3), "room for 2 stages; 1 x 3 are needed"),
+        ("h100-tp4x2", served(stage_cpus=9), "the pods have room for 0 stages"),
         ("h100-4stage", served(stage_cpus=9), "the pods have room for 0 stages"),
         ("h100-4stage", served(model="/model/llama"), "model is /model/llama, but group head mounts no volume there"),
         ("cpu-demo", served(edge_resources={}), "router and HTTP processes would run in the pods of stages"),
