@@ -59,7 +59,7 @@ class TargetLostError(SpectraError):
     """The process that runs the target died or no longer answers."""
 
 
-class RankLostError(EOFError):
+class RankLostError(SpectraError, EOFError):
     """A tensor-parallel rank of a stage died, hangs or failed; the stage's ranks have to be connected again."""
 
 

@@ -25,6 +25,8 @@ FinishSums = Callable[[Tensor, slice], None]
 class RankExchange(Protocol):
     """Connects the ranks of a stage. Methods raise EOFError or OSError when a rank is lost."""
 
+    is_lost: bool  # whether exchanges on a device were aborted, so that their results are garbage
+
     def add(self, partial: Tensor, out: Tensor, finish: FinishSums) -> None:
         """Add the partial sums of all ranks, complete them with ``finish``, and fill ``out`` on every rank.
 
@@ -45,6 +47,9 @@ class RankExchange(Protocol):
 
     def collect(self, part: Tensor) -> Tensor:
         """Return the columns of all ranks, ``[n, size * width]``, to the leader; others get ``part`` back."""
+
+    def close(self, waits: bool = False) -> None:
+        """End it, though not its links; ``waits`` until its transfers are aborted, too."""
 
 
 @dataclass(slots=True)

@@ -97,7 +97,7 @@ WHOLE = RankShare()
 
 
 def check_ranks(size: int, spec: ModelSpec, intermediate_size: int, is_exact: bool = False) -> None:
-    """Raise ConfigError if a model cannot be split over ``size`` ranks; names the sizes that would do.
+    """Raise ConfigError if a model cannot be split over ``size`` ranks; names the allowed sizes.
 
     Args:
         size: ranks of a stage.

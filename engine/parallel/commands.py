@@ -8,9 +8,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 
-from engine.stage.artefacts import AttentionRows
+from engine.stage.artefacts import AttentionRows, PackedRows, pack_rows, unpack_rows
 
 
 class RankLink(Protocol):
@@ -35,7 +34,7 @@ class RankLink(Protocol):
         """Wait up to ``within`` seconds until the peer is gone or this end is closed; returns whether that happened."""
 
     def close(self) -> None:
-        """Close; a thread that waits in ``receive`` gets an error."""
+        """Close this end."""
 
 
 class JoinCommand(msgspec.Struct, frozen=True, tag="join"):
@@ -80,7 +79,7 @@ class RowsCommand(msgspec.Struct, frozen=True, tag="rows"):
 RankCommand = JoinCommand | ResetCommand | WarmUpCommand | AdmitCommand | ForwardCommand | HeadCommand | RowsCommand
 _ENCODER = msgspec.msgpack.Encoder()
 _COMMANDS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(RankCommand)
-_ROWS = msgspec.msgpack.Decoder(list[tuple[int, int, bytes]])
+_ROWS = msgspec.msgpack.Decoder(PackedRows)
 
 
 def encode_command(command: RankCommand) -> bytes:
@@ -89,19 +88,19 @@ def encode_command(command: RankCommand) -> bytes:
 
 
 def decode_command(raw: bytes) -> RankCommand:
-    """Decode a frame; raises msgspec.DecodeError if it is none."""
+    """Decode a frame; raises msgspec.DecodeError if it is malformed."""
     command: RankCommand = _COMMANDS.decode(raw)
     return command
 
 
 def encode_rows(rows: AttentionRows) -> bytes:
     """Return attention rows as a frame."""
-    return _ENCODER.encode([(seq, place, row.tobytes()) for (seq, place), row in rows.items()])
+    return _ENCODER.encode(pack_rows(rows))
 
 
 def decode_rows(raw: bytes) -> AttentionRows:
-    """Decode the frame of ``encode_rows``; raises msgspec.DecodeError if it is none."""
-    return {(seq, place): np.frombuffer(row, dtype="<f4") for seq, place, row in _ROWS.decode(raw)}
+    """Decode the frame of ``encode_rows``; raises msgspec.DecodeError if it is malformed."""
+    return unpack_rows(_ROWS.decode(raw))
 
 
 class PipeLink:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +27,7 @@ from engine.parallel.commands import HeadCommand, RankLink, encode_command
 # Rows from which it takes less time that every rank completes its share of the rows, which moves fewer bytes in one
 # exchange more: 512 for 2 ranks, 128 for 4, 32 for 8 (12 us an exchange, 450 GB/s; an estimate, not measured).
 BY_ROWS = 2048  # over the square of the number of ranks
-WAIT_S = 60.0  # seconds that a process group waits for its ranks
+WAIT_S = 60.0  # seconds for building and for aborting a process group; gloo's exchanges take no longer
 # Read by torch when a group is created. By default a lost peer ends the process; here it ends the connection only.
 NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 WATCH_S = 0.1  # seconds between two checks of all links
@@ -81,14 +82,14 @@ class StarExchange:
         return part
 
     def _receive_parts(self, own: Tensor) -> list[Tensor]:
-        """Return the parts of all ranks, which are like this one."""
+        """Return the parts of all ranks, of this shape."""
         found = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in self._links]
         for link, tensor in zip(self._links, found, strict=True):
             link.receive_into(bytes_of(tensor))
         return [own, *found]
 
-    def close(self) -> None:
-        """Nothing to end: the owner closes the links."""
+    def close(self, waits: bool = False) -> None:
+        """See ``RankExchange.close``."""
 
 
 class GroupExchange:
@@ -97,7 +98,7 @@ class GroupExchange:
     Few rows are exchanged by one all-gather of partial sums, and every rank adds the upper tree. With many rows each
     rank gets all partial sums of its share of the rows, completes them, and gathers the rounded rows.
 
-    NCCL notices no lost rank: its kernels would wait for ever. A thread aborts the group once a link hangs up.
+    NCCL notices no lost rank: its kernels would wait forever. A thread aborts the group once a link hangs up.
 
     Args:
         share: of this rank.
@@ -114,27 +115,40 @@ class GroupExchange:
         self, share: RankShare, links: Sequence[RankLink], device: torch.device, backend: str, file: str
     ) -> None:
         self._share_of_rank, self._links, self.is_lost = share, links, False
-        store, limit = FileStore(file, share.size), timedelta(seconds=WAIT_S)
-        try:
-            if backend == "nccl":
-                os.environ.update(NCCL_ENVIRONMENT)
-                self._group: Any = dist.ProcessGroupNCCL(store, share.rank, share.size, dist.ProcessGroupNCCL.Options())
-            else:
-                self._group = dist.ProcessGroupGloo(store, share.rank, share.size, limit)
-        except RuntimeError as error:
-            raise EOFError(f"no process group of {share.size} ranks: {error}") from error
+        self._group: Any = None
         self._closed = threading.Event()
-        threading.Thread(target=self._watch, name="rank-watchdog", daemon=True).start()
+        self._watchdog = threading.Thread(target=self._watch, name="rank-watchdog", daemon=True)
+        try:
+            build_within(WAIT_S, lambda: self._build(device, backend, file), lambda: self._hangs_up(0.0))
+        except BaseException as error:
+            self._closed.set()  # the watchdog aborts at once
+            if isinstance(error, RuntimeError):
+                raise EOFError(f"no process group of {share.size} ranks: {error}") from error
+            raise
+        finally:
+            self._watchdog.start()
+
+    def _build(self, device: torch.device, backend: str, file: str) -> None:
+        share, limit = self._share_of_rank, timedelta(seconds=WAIT_S)
+        store = FileStore(file, share.size)
+        store.set_timeout(limit)
+        if backend == "nccl":
+            os.environ.update(NCCL_ENVIRONMENT)
+            self._group = dist.ProcessGroupNCCL(store, share.rank, share.size, dist.ProcessGroupNCCL.Options())
+        else:
+            self._group = dist.ProcessGroupGloo(store, share.rank, share.size, limit)
         self.broadcast(torch.zeros(1, 1, device=device))  # NCCL connects with the first exchange
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
+    def _hangs_up(self, within: float) -> bool:
+        return any(link.hangs_up(within / len(self._links)) for link in self._links)
+
     def _watch(self) -> None:
-        while not self._closed.is_set():
-            if any(link.hangs_up(WATCH_S / len(self._links)) for link in self._links):
-                break
-        self.is_lost = True
-        abort = getattr(self._group, "abort", None)  # gloo has none: its waits are limited
+        while not self._closed.is_set() and not self._hangs_up(WATCH_S):
+            pass
+        self.is_lost = True  # before results can be garbage
+        abort = getattr(self._group, "abort", None)  # older gloo has none: its waits are limited
         if abort is not None:
             abort()
 
@@ -178,9 +192,11 @@ class GroupExchange:
         except RuntimeError as error:
             raise EOFError(f"the ranks lost each other: {error}") from error
 
-    def close(self) -> None:
-        """Abort the group."""
+    def close(self, waits: bool = False) -> None:
+        """See ``RankExchange.close``: the watchdog aborts the group."""
         self._closed.set()
+        if waits:
+            self._watchdog.join(WAIT_S)
 
 
 def share_rows(exchange: RankExchange, links: Sequence[RankLink], rows: Tensor) -> None:
@@ -188,3 +204,30 @@ def share_rows(exchange: RankExchange, links: Sequence[RankLink], rows: Tensor) 
     for link in links:
         link.send(encode_command(HeadCommand(len(rows))))
     exchange.broadcast(rows)
+
+
+def build_within(seconds: float, build: Callable[[], None], is_abandoned: Callable[[], bool]) -> None:
+    """Run ``build``, which may block in a library beyond any deadline of its own; on EOFError the caller aborts it.
+
+    Raises:
+        EOFError: it takes longer than ``seconds``, or ``is_abandoned`` has become true.
+    """
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            build()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="process-group", daemon=True)
+    thread.start()
+    deadline = time.monotonic() + seconds
+    while thread.is_alive():
+        thread.join(min(WATCH_S, seconds))
+        if thread.is_alive() and is_abandoned():
+            raise EOFError("the process group that was being built is no longer needed")
+        if thread.is_alive() and time.monotonic() > deadline:
+            raise EOFError(f"no process group was built within {seconds:.0f} seconds")
+    if failed:
+        raise failed[0]

@@ -39,30 +39,34 @@ def follow(stage: Stage, link: RankLink) -> NoReturn:
     """
     stage.reset()
     ranks = stage.ranks
-    exchange: StarExchange | GroupExchange = StarExchange(ranks.share, [link])
-    ranks.exchange = exchange
+    ranks.exchange = StarExchange(ranks.share, [link])
     follower = _Follower(stage)
     try:
         while True:
             command = decode_command(link.receive())
             if isinstance(command, JoinCommand):
-                exchange = ranks.exchange = GroupExchange(
-                    ranks.share, [link], stage.device, command.backend, command.file
-                )
+                ranks.exchange = GroupExchange(ranks.share, [link], stage.device, command.backend, command.file)
             elif isinstance(command, RowsCommand):
                 link.send(encode_rows(follower.captures.take_rows(decode_result(command.result)) or {}))
             else:
                 follower.obey(command)
-    except torch.AcceleratorError:  # this process cannot serve another step
-        raise
-    except (EOFError, OSError, msgspec.DecodeError):
+    except (EOFError, OSError, msgspec.DecodeError, torch.AcceleratorError):  # the last: of a broken device
         raise
     except Exception as error:  # of any kind: the process can serve the next leader
         logger.exception("this rank failed")
         raise EOFError(f"this rank failed: {error}") from error
     finally:
-        exchange.close()
         link.close()
+        end_exchange(stage)
+
+
+def end_exchange(stage: Stage) -> None:
+    """End a stage's last exchange with its recorded steps: NCCL's abort waits until no graph holds its connection."""
+    exchange = stage.ranks.exchange
+    if exchange is not None:
+        exchange.close()
+        stage.forget_graphs()
+        exchange.close(waits=True)
 
 
 class _Follower:
@@ -80,7 +84,6 @@ class _Follower:
                 stage.reset()
                 self.captures.clear()
             case WarmUpCommand():
-                stage.forget_graphs()
                 stage.warm_up(answers=False)
             case AdmitCommand():
                 self._step = decode_step(command.step)

@@ -12,6 +12,7 @@ import torch
 
 from engine.device import is_host
 from engine.errors import RankLostError
+from engine.model.exchange import RankExchange
 from engine.parallel.commands import (
     AdmitCommand,
     ForwardCommand,
@@ -25,10 +26,11 @@ from engine.parallel.commands import (
     encode_command,
 )
 from engine.parallel.exchanges import GroupExchange, StarExchange
-from engine.stage.artefacts import AttentionRows, Captured
+from engine.parallel.follower import end_exchange
+from engine.stage.artefacts import AttentionRows, Captured, request_for_rows
 from engine.stage.base import Activations, Computing
 from engine.stage.stage import Stage
-from engine.step import Step, StepResult, WorkResult, encode
+from engine.step import Step, WorkResult, encode
 
 ANSWER_S = 60.0  # seconds that the host waits for another rank
 
@@ -46,7 +48,7 @@ class ParallelStage:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._links: Sequence[RankLink] = ()
-        self._exchange: StarExchange | GroupExchange | None = None
+        self._exchange: RankExchange | None = None
         self._lock = threading.Lock()  # another thread requests attention rows
         self._with_heads: set[int] = set()  # sequences that need attention rows of this stage
         self._step_id, self._asks_rows = -1, False  # of the current step; whether it has such sequences
@@ -73,6 +75,7 @@ class ParallelStage:
         """
         ranks, backend = self._stage.ranks, backend or ("" if is_host(self._stage.device) else "nccl")
         self.disconnect()
+        end_exchange(self._stage)
         self._links = links
         for link in links:
             link.set_timeout(ANSWER_S)
@@ -81,7 +84,6 @@ class ParallelStage:
             ranks.exchange = self._exchange
             if self._stage.has_executor:
                 self._send(WarmUpCommand())
-                self._stage.forget_graphs()
                 self._stage.warm_up()
 
     def _join(self, backend: str) -> GroupExchange:
@@ -115,7 +117,7 @@ class ParallelStage:
                     raise EOFError("a link was closed")
             except (EOFError, OSError) as error:
                 self.disconnect()
-                raise RankLostError(f"a rank of this stage is lost: {error}") from error
+                raise RankLostError(f"a rank of this stage is lost: {str(error) or 'its process ended'}") from error
             except BaseException:
                 self.disconnect()
                 raise
@@ -166,7 +168,8 @@ class ParallelStage:
 
     def computing(self) -> Computing | None:
         """See ``StageLike.computing``."""
-        return self._stage.computing()
+        computing, exchange = self._stage.computing(), self._stage.ranks.connected
+        return None if computing is None else _RankComputing(computing, exchange)
 
     def verify(self, activations: Activations) -> list[WorkResult]:
         """See ``StageLike.verify``."""
@@ -184,13 +187,27 @@ class ParallelStage:
 
     def request_rows(self, step_id: int, results: Sequence[WorkResult]) -> AttentionRows:
         """Return the attention rows of the other ranks' heads; any thread may call it."""
-        bare = [WorkResult(result.seq, result.tokens, result.accepted) for result in results]
         rows: AttentionRows = {}
         with self._guarded():
-            self._send(RowsCommand(encode(StepResult(step_id, bare, 0.0))))
+            self._send(RowsCommand(request_for_rows(step_id, results)))
             for link in self._links:
                 rows |= decode_rows(link.receive())
         return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _RankComputing:
+    """Implements ``Computing``: activations of a step in which a rank was lost are garbage, and are not passed on."""
+
+    computing: Computing
+    exchange: RankExchange
+
+    def wait(self) -> float:
+        """See ``Computing.wait``; raises RankLostError if the exchanges of the step were aborted."""
+        seconds = self.computing.wait()
+        if self.exchange.is_lost:
+            raise RankLostError("a rank of this stage is lost")
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,13 @@ from engine.kv.arena import BlockTable
 from engine.model.ranges import LayerRange
 from engine.protocol import Needs
 from engine.stage.packing import Span
-from engine.step import StepResult, Work, WorkResult
+from engine.step import StepResult, Work, WorkResult, encode
 from engine.tree import FloatArray
 from engine.upload import Upload
 from engine.verify.walk import Walk
 
 AttentionRows = dict[tuple[int, int], FloatArray]  # (sequence, place in its needs.heads) -> [n_positions]
+PackedRows = list[tuple[int, int, bytes]]  # the same in a message, fp32
 MAX_KEPT = 64  # steps; a pipeline has far fewer in flight, but rows of failed steps are never requested
 EAGER_FETCH = 1 << 20  # values fetched before the accepted rows are known: 4 MB, faster than waiting twice
 _SEED = 3  # the same everywhere, so that all states of a sequence get the same projection
@@ -148,6 +149,22 @@ def _cached(keys: Tensor, table: BlockTable, n_cached: int) -> Tensor:
 def kept_rows(work: Work, accepted: Sequence[int]) -> list[int]:
     """Rows of a work's span whose positions are committed: those of a chunk, or the root and the accepted nodes."""
     return list(range(len(work.tokens))) if work.tree is None else [0, *(node + 1 for node in accepted)]
+
+
+def pack_rows(rows: AttentionRows) -> PackedRows:
+    """Return attention rows for a message."""
+    return [(seq, place, row.tobytes()) for (seq, place), row in rows.items()]
+
+
+def unpack_rows(packed: PackedRows) -> AttentionRows:
+    """Return what ``pack_rows`` packed."""
+    return {(seq, place): np.frombuffer(row, dtype="<f4") for seq, place, row in packed}
+
+
+def request_for_rows(step_id: int, results: Sequence[WorkResult]) -> bytes:
+    """Return a step's result with the tokens and accepted nodes alone, which others need to compute their rows."""
+    bare = [WorkResult(result.seq, result.tokens, result.accepted) for result in results]
+    return encode(StepResult(step_id, bare, 0.0))
 
 
 def attach_attention(result: WorkResult, rows: AttentionRows) -> WorkResult:

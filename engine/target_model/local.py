@@ -70,7 +70,9 @@ class LocalTarget:
         ranges = stage_ranges(options, path, info)
         if options.tensor_parallel > 1:
             if len(ranges) > 1:
-                raise ConfigError(f"stages is {len(ranges)}; with tensor_parallel above 1 it must be 1 here")
+                raise ConfigError(
+                    f"stages is {len(ranges)}; with tensor_parallel above 1 it must be 1 without a server"
+                )
             return cls(info, [load_ranks(options, path, ranges[0], info)])
         shards, drafter = zip(*load_parts(options, path, ranges, info), strict=True)
         executors = executors_of(options, shards, drafter)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import multiprocessing
+import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import torch
 
-from engine.errors import ConfigError, RankLostError, SpectraError
+from engine.errors import ConfigError, SpectraError
 from engine.model.ranges import LayerRange
 from engine.parallel.commands import PipeLink
 from engine.parallel.follower import follow
@@ -20,6 +23,8 @@ from engine.stage.stage import Stage
 from engine.target_model.info import TargetInfo
 from engine.target_model.loading import load_stage
 from engine.target_model.options import TargetOptions, is_cuda
+
+END_S = 5.0  # seconds that a rank has to end by itself
 
 
 def load_ranks(options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo) -> ParallelStage:
@@ -35,25 +40,41 @@ def load_ranks(options: TargetOptions, path: Path, layers: LayerRange, info: Tar
     threads = max(1, torch.get_num_threads() // size)
     torch.set_num_threads(threads)
     links: list[PipeLink] = []
-    for rank in range(1, size):
-        ours, theirs = context.Pipe()
-        own = replace(options, device=f"cuda:{rank}") if is_cuda(options.device) else options
-        arguments = (theirs, own, path, layers, info, rank, threads)
-        context.Process(target=_run_rank, args=arguments, name=f"rank-{rank}").start()
-        theirs.close()
-        links.append(PipeLink(ours))
-        atexit.register(ours.close)  # the rank then ends by itself; Python waits for it
-    stage = load_stage(options, path, layers, info)
-    assert isinstance(stage, ParallelStage), "a stage of several ranks has a leader"
-    for rank, link in enumerate(links, 1):
-        try:
-            fault = link.receive().decode()
-        except EOFError:
-            fault = "its process ended"
-        if fault:
-            raise ConfigError(f"tensor-parallel rank {rank} could not start: {fault}")
-    stage.connect(links)
+    processes: list[BaseProcess] = []
+    try:
+        for rank in range(1, size):
+            ours, theirs = context.Pipe()
+            links.append(PipeLink(ours))
+            own = replace(options, device=f"cuda:{rank}") if is_cuda(options.device) else options
+            arguments = (theirs, own, path, layers, info, rank, threads)
+            process = context.Process(target=_run_rank, args=arguments, name=f"rank-{rank}", daemon=True)
+            process.start()
+            processes.append(process)
+            theirs.close()
+        stage = load_stage(options, path, layers, info)
+        assert isinstance(stage, ParallelStage), "a stage of several ranks has a leader"
+        for rank, link in enumerate(links, 1):
+            try:
+                fault = link.receive().decode()
+            except (EOFError, OSError) as error:
+                fault = str(error) or "its process ended"
+            if fault:
+                raise ConfigError(f"tensor-parallel rank {rank} could not start: {fault}")
+        stage.connect(links)
+    except BaseException:
+        _end(links, processes)
+        raise
+    Finalize(stage, _end, (links, processes), exitpriority=0)  # at exit, it precedes the wait for all processes
     return stage
+
+
+def _end(links: Sequence[PipeLink], processes: Sequence[BaseProcess]) -> None:
+    """Close all links, upon which the ranks end; kill those that do not."""
+    for link in links:
+        link.close()
+    for process in processes:
+        process.join(END_S)
+        process.kill()
 
 
 def _run_rank(
@@ -65,14 +86,15 @@ def _run_rank(
     rank: int,
     threads: int,
 ) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; this process ends with its leader
     link = PipeLink(connection)
     torch.set_num_threads(threads)
-    try:
-        stage = load_stage(options, path, layers, info, rank=rank)
-    except SpectraError as error:
-        link.send(str(error).encode())
-        return
-    link.send(b"")
-    assert isinstance(stage, Stage), "only rank 0 leads"
-    with contextlib.suppress(EOFError, OSError, RankLostError):
+    with contextlib.suppress(EOFError, OSError):  # the leader is gone
+        try:
+            stage = load_stage(options, path, layers, info, rank=rank)
+        except SpectraError as error:
+            link.send(str(error).encode())
+            return
+        link.send(b"")
+        assert isinstance(stage, Stage), "only rank 0 leads"
         follow(stage, link)

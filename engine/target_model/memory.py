@@ -122,8 +122,8 @@ def step_bytes(config: Any, spec: ModelSpec, n_rows: int, is_last: bool, has_exe
     """Estimate the bytes of a step of ``n_rows`` on a stage, or on the leader of its ranks, without weights and cache.
 
     A row takes the states of a layer in fp32. On the last stage it also takes its logits, and two arrays of their size
-    while tokens are sampled. An executor also has partial softmaxes. One of several ranks
-    also has its sums and those of the others.
+    while tokens are sampled. An executor also has partial softmaxes. One of several ranks also has its sums and those
+    of the others.
     """
     own, n_states = RankShare(0, n_ranks).spec(spec), 4 if n_ranks == 1 else 6
     heads = (own.n_heads + 2 * own.n_kv_heads) * spec.head_dim

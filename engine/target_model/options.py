@@ -91,9 +91,7 @@ class TargetOptions:
     max_model_len: int | None = None  # tokens; None: the model's, or what the cache holds
     quantization: str | None = None  # the decoder layers' matrices: "int8" (on a CPU bitsandbytes') or "fp8"
     split: str = "auto"  # auto, even, measured, or a layer count for every stage: "22,20,20,18"
-    stage_memory: tuple[
-        int, ...
-    ] = ()  # bytes of a process for weights and KV, per stage or one number for all; none: no limit
+    stage_memory: tuple[int, ...] = ()  # bytes of a process, per stage or one number for all; none: no limit
     cost_folder: str = ""  # in the cache, where split "measured" keeps what it measured; "": nowhere
     simulation: Simulation | None = None  # stages sleep instead of computing; ``model`` gives the vocabulary
     drafter: DrafterSettings | None = None  # trained for the model; on the last stage
