@@ -23,7 +23,7 @@ from deployments.observability.logs import configure
 from deployments.observability.traces import RequestSpans, tracer_of
 from deployments.options import RetrievalOptions, RouterOptions, ScalingOptions, SpeculatorPlacement
 from deployments.pipeline.connection import step_costs
-from deployments.pipeline.replacement_seconds import ReplacementSeconds
+from deployments.pipeline.replacement_metrics import ReplacementMetrics
 from deployments.retrieval.client import RouterRetrieval
 from deployments.router.admission import offered_methods
 from deployments.router.drafting import DraftClient, InlineDraftClient
@@ -81,7 +81,7 @@ class RouterDeployment:
         if retrieval is not None and retrieved is not None:
             self._retrieval = RouterRetrieval(retrieval, retrieved, options.model, speculators)
             speculators = self._retrieval.speculators
-        replacements = ReplacementSeconds(options.model)
+        replacements = ReplacementMetrics(options.model)
         self._scaling = options.scaling or ScalingOptions(len(targets), len(targets))
         least = self._scaling.least
         self._targets = [ServeTarget(handle, replacements, i >= least) for i, handle in enumerate(targets)]

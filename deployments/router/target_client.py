@@ -21,7 +21,7 @@ from deployments.pipeline.leadership import (
     SupersededError,
     exit_superseded,
 )
-from deployments.pipeline.replacement_seconds import ReplacementSeconds
+from deployments.pipeline.replacement_metrics import ReplacementMetrics
 from deployments.router.lane_connection import RECONNECT_S, TargetClient
 from deployments.serve_calls import LOST_REPLICA_ERRORS, await_response
 from engine.errors import ConfigError, TargetLostError
@@ -43,7 +43,7 @@ class ServeTarget:
         is_elastic: whether it has a replica only while a call to ``hold`` is open.
     """
 
-    def __init__(self, handle: DeploymentHandle, replacements: ReplacementSeconds, is_elastic: bool = False) -> None:
+    def __init__(self, handle: DeploymentHandle, replacements: ReplacementMetrics, is_elastic: bool = False) -> None:
         self.is_elastic = is_elastic
         self.name = handle.deployment_name
         self.problem = ""  # why its pipeline cannot be used; part of health

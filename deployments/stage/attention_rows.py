@@ -11,12 +11,20 @@ import logging
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
 from deployments.channels.channel import Channel
 from deployments.channels.handshake import ROWS, UnauthenticatedError
-from engine.stage.artefacts import AttentionRows, KeptCaptures, attach_attention
-from engine.step import StepResult, WorkResult, decode_result, encode
+from engine.errors import RankLostError
+from engine.stage.artefacts import (
+    AttentionRows,
+    KeptCaptures,
+    PackedRows,
+    attach_attention,
+    pack_rows,
+    request_for_rows,
+    unpack_rows,
+)
+from engine.step import WorkResult, decode_result
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +34,9 @@ class PeerLostError(EOFError):
 
 
 class _AttentionRows(msgspec.Struct, frozen=True, array_like=True):
-    """An answer: (sequence, index of the head in its needs, fp32 row as bytes)."""
+    """An answer."""
 
-    rows: list[tuple[int, int, bytes]] = []
+    rows: PackedRows = []
     error: str = ""  # why they could not be computed
 
 
@@ -53,12 +61,14 @@ class RowKeeper(KeptCaptures):
         asked = decode_result(raw)
         try:
             rows = self.take_rows(asked)
+        except RankLostError:  # the connection ends, and with it the pipeline's: requests are not at fault
+            raise
         except Exception as failure:  # of any kind: the last stage waits for an answer
             logger.exception("attention rows of step %d failed", asked.step_id)
             return _AttentionRows(error=f"{type(failure).__name__}: {failure}")
         if rows is None:
             return _AttentionRows(error=f"step {asked.step_id} is not known to this stage")
-        return _AttentionRows([(seq, head, row.tobytes()) for (seq, head), row in rows.items()])
+        return _AttentionRows(pack_rows(rows))
 
 
 class RowRequester:
@@ -79,9 +89,7 @@ class RowRequester:
         """
         rows = dict(own)
         if addresses and any(result.tokens for result in results):
-            # The other stages need only the tokens and the accepted nodes.
-            bare = [WorkResult(result.seq, result.tokens, result.accepted) for result in results]
-            rows |= self._request(encode(StepResult(step_id, bare, 0.0)), addresses)
+            rows |= self._request(request_for_rows(step_id, results), addresses)
         return [attach_attention(result, rows) for result in results] if rows else list(results)
 
     def close(self) -> None:
@@ -103,5 +111,5 @@ class RowRequester:
         for answer in answers:
             if answer.error:
                 raise RuntimeError(f"attention rows of an earlier stage: {answer.error}")
-            rows |= {(seq, head): np.frombuffer(raw, dtype="<f4") for seq, head, raw in answer.rows}
+            rows |= unpack_rows(answer.rows)
         return rows

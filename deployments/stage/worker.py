@@ -24,6 +24,7 @@ from deployments.stage.progress import StepProgress
 from deployments.stage.step_server import StepServer
 from deployments.stage.transports.base import Transport
 from deployments.stage.transports.negotiation import NoCommonTransportError, accept_transport, offer_transport
+from engine.errors import RankLostError
 from engine.parallel.follower import follow
 from engine.parallel.leader import ParallelStage
 from engine.stage.base import StageLike
@@ -121,7 +122,8 @@ class StageWorker:
             self._rank_addresses = (*ranks,)
             self._stage.disconnect()
         if self._started:
-            self._drop()
+            if self._upstream is None or self._upstream.role != RANK:  # a follower's leader knows whom it needs
+                self._drop()
             return
         self._started = True
         self._acceptor.start()
@@ -185,12 +187,12 @@ class StageWorker:
             try:
                 if upstream.role == RANK:
                     self._follow(upstream)
-                self._connect_ranks()
-                self._steps.reset()
                 if upstream.role == STAGE:
                     incoming = accept_transport(upstream, self._transport, self._device)
                     inbox = StageInbox(incoming, lambda: self._progress.busy_since is None)
                 self._connect(upstream)
+                self._connect_ranks()  # takes long on GPUs, so the neighbours' negotiations come before
+                self._steps.reset()
                 self._steps.attach(self._next, results, self._rows_address)
                 self._is_fed = True
                 while True:
@@ -216,6 +218,8 @@ class StageWorker:
         try:
             if not self._closing:
                 self._progress.settle()
+        except RankLostError:
+            pass  # the device is done; the ranks will be connected again
         except Exception:
             logger.exception("the stage cannot go on")
             self.close()

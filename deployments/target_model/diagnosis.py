@@ -51,8 +51,11 @@ async def _pass_empty_step(endpoints: Endpoints) -> None:
         raise TargetLostError(f"an empty step failed: {result.error}")
 
 
-async def mark_hung_stages_dead(stages: Sequence[StageHandle], reason: str) -> None:
-    """Mark the stages that do not answer as dead; if all answer, the one that has been in one step for too long."""
+async def mark_hung_stages_dead(stages: Sequence[StageHandle], reason: str, n_ranks: int = 1) -> None:
+    """Mark the processes that do not answer as dead; if all answer, the stage that has been in one step for too long.
+
+    Ranks of a stage wait for each other, so all ``n_ranks`` of them are suspected.
+    """
     pulses = await _pulses(stages, SUSPECT_S)
     if any(isinstance(pulse, ConfigError) for pulse in pulses):
         return  # the stage's watch finds the same error, and raises it with its message
@@ -62,7 +65,9 @@ async def mark_hung_stages_dead(stages: Sequence[StageHandle], reason: str) -> N
     busy = [0.0 if isinstance(pulse, BaseException) else pulse.busy for pulse in pulses]
     longest = max(busy)
     if not silent and longest > SUSPECT_S:
-        stages[busy.index(longest)].mark_dead(f"suspected ({reason}), it has been in one step for {longest:.1f} s")
+        leader = busy.index(longest) // n_ranks * n_ranks
+        for stage in stages[leader : leader + n_ranks]:
+            stage.mark_dead(f"suspected ({reason}), it has been in one step for {longest:.1f} s")
 
 
 async def _pulses(stages: Sequence[StageHandle], within: float | None = None) -> list[Pulse | BaseException]:

@@ -91,13 +91,23 @@ class SpareStages:
     async def take(self, numbers: Iterable[int]) -> list[SpareStage | BaseException]:
         """Wait for the spares of processes; load those that are not loading. Returns errors of ``load_spare``, too."""
         n_ranks, numbers = self._group.n_ranks, list(numbers)
-        moving = {i: self._loading.pop(i) for i in {number // n_ranks for number in numbers} & self._loading.keys()}
+        moves = {number // n_ranks for number in numbers} & self._loading.keys()
+        moving = {i: asyncio.create_task(self._end_move(i, self._loading.pop(i))) for i in moves}
 
         async def take_one(number: int) -> SpareStage:
             loading = moving.get(number // n_ranks)
             return await self._group.load_spare(number) if loading is None else (await loading)[number % n_ranks]
 
         return await asyncio.gather(*map(take_one, numbers), return_exceptions=True)
+
+    async def _end_move(self, i: int, loading: asyncio.Task[list[SpareStage]]) -> list[SpareStage]:
+        """Wait for a move, or load in the own bundle if that is on another node before there is room elsewhere."""
+        own, n_ranks = self._group.stages[i * self._group.n_ranks].bundle, self._group.n_ranks
+        while not (await asyncio.wait((loading,), timeout=CHECK_S))[0]:
+            if sum(one.is_with(own) for one in self._standbys.free_bundles.usable_own()) == n_ranks:
+                loading.cancel()
+                return await self._group.load_moved(i)
+        return loading.result()
 
     def close(self) -> None:
         """Stop; unused spares end with the pipeline's owner."""

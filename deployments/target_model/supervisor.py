@@ -118,7 +118,7 @@ class StageSupervisor:
     async def report_hang(self, reason: str) -> None:
         """Find a stage that hangs, because a router waits for this pipeline, and mark it dead."""
         if self._whole.is_set():
-            await mark_hung_stages_dead(list(self._group.stages), reason)
+            await mark_hung_stages_dead(list(self._group.stages), reason, self._group.n_ranks)
 
     # -- supervision ---------------------------------------------------------------------------------------------
 

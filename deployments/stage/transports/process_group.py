@@ -20,8 +20,8 @@ from deployments.channels.channel import Channel
 from deployments.pipeline.frames import TensorHeader
 from deployments.stage.transports.base import CPU, RECEIVER, SENDER, HostCopies, allocate
 from deployments.stage.transports.channel_store import ChannelStore
-from deployments.stage.transports.threads import BackgroundSender, Watchdog, build_within
-from engine.parallel.exchanges import NCCL_ENVIRONMENT
+from deployments.stage.transports.threads import BackgroundSender, Watchdog
+from engine.parallel.exchanges import NCCL_ENVIRONMENT, build_within
 
 WAIT_S = 10.0  # seconds for tensors that were announced, and for the neighbour to build a gloo group
 BUILD_S = 60.0  # seconds for both neighbours to build an NCCL communicator

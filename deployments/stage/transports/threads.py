@@ -1,4 +1,4 @@
-"""Threads of a transport: one sends in the background, one aborts transfers, one builds a communicator.
+"""Threads of a transport: one sends in the background, one aborts transfers.
 
 A stage that waited until its neighbour has received a megabyte of hidden states could not compute meanwhile.
 """
@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from deployments.channels.channel import Channel
 
 WATCH_S = 0.25  # seconds between two checks of the deadline; a closed channel shows at once
-BUILD_CHECK_S = 0.1  # seconds between two checks, during a build, whether it is abandoned
 
 
 class BackgroundSender:
@@ -101,30 +100,3 @@ class Watchdog:
             pass
         self._is_lost = True
         self._abort()
-
-
-def build_within(seconds: float, build: Callable[[], None], is_abandoned: Callable[[], bool]) -> None:
-    """Run ``build``, which may block in a library beyond any deadline of its own; on EOFError the caller aborts it.
-
-    Raises:
-        EOFError: it takes longer than ``seconds``, or ``is_abandoned`` has become true.
-    """
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            build()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="stage-nccl", daemon=True)
-    thread.start()
-    deadline = time.monotonic() + seconds
-    while thread.is_alive():
-        thread.join(min(BUILD_CHECK_S, seconds))
-        if thread.is_alive() and is_abandoned():
-            raise EOFError("the transport that was being built is no longer needed")
-        if thread.is_alive() and time.monotonic() > deadline:
-            raise EOFError(f"NCCL built no communicator within {seconds:.0f} seconds")
-    if failed:
-        raise failed[0]

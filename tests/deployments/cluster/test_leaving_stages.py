@@ -1,4 +1,4 @@
-"""Stages whose node is told to end: other processes load their layers first, then streams go on with these."""
+"""A stage leaves its draining node with all its ranks: other processes load its layers first, then take over."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ import psutil
 from tests.deployments.cluster.ray_nodes import Nodes
 from tests.support.waiting import wait_until
 
-nodes = Nodes(sys.argv[2])
-nodes.deploy_spread(sys.argv[1])
-second = nodes.add()
+nodes = Nodes(sys.argv[2], head_cpus=N_RANKS + 1)
+nodes.deploy_spread(sys.argv[1], tensor_parallel=N_RANKS)
+second = nodes.add(N_RANKS)
 nodes.until_running()
 said = {"quiet": nodes.quiet(), "before": nodes.state()}
 
-third = nodes.add()
+third = nodes.add(N_RANKS)
 moved = lambda: nodes.state()["replacements"] == 1
 said["drained"] = nodes.disturbed(lambda: nodes.drain(second), moved)
-pid = said["before"]["stages"][1]["pid"]
-wait_until(lambda: not psutil.pid_exists(pid), "the old stage still runs")
+old = [one["pid"] for one in said["before"]["stages"][N_RANKS:]]
+wait_until(lambda: not any(map(psutil.pid_exists, old)), "the old stage still runs")
 said["its_node_lives"] = nodes.is_alive(second)  # it holds the replica's own bundle
 
 nodes.cluster.remove_node(second)  # as its deadline does
-fourth = nodes.add()  # takes the replica's own bundle
+fourth = nodes.add(N_RANKS)  # takes the replica's own bundle
 moved = lambda: nodes.state()["replacements"] == 2
 said["back"] = nodes.disturbed(lambda: nodes.drain(third), moved)
 wait_until(lambda: not nodes.is_alive(third), "the empty node is still alive")
@@ -41,25 +41,27 @@ print(json.dumps(said))
 """
 
 
-@pytest.fixture(scope="module")
-def said(tiny_checkpoint: Path) -> dict[str, Any]:
-    return run_script(SCRIPT, tiny_checkpoint)
+@pytest.fixture(scope="module", params=[1, 2], ids="{} ranks".format)
+def said(request: pytest.FixtureRequest, tiny_checkpoint: Path) -> dict[str, Any]:
+    return run_script(f"N_RANKS = {request.param}\n{SCRIPT}", tiny_checkpoint) | {"n_ranks": request.param}
 
 
 def test_a_stage_leaves_a_draining_node_while_it_works_and_texts_stay(said: dict[str, Any]) -> None:
     drained = said["drained"]
     assert same(drained["answers"], said["quiet"])
-    before, after = said["before"]["stages"], drained["state"]["stages"]
-    assert before[0] == after[0]
-    assert (before[1]["node"], after[1]["node"]) == (said["nodes"][0], said["nodes"][1])
+    n, before, after = said["n_ranks"], said["before"]["stages"], drained["state"]["stages"]
+    assert before[:n] == after[:n]
+    assert [one["node"] for one in before[n:]] == [said["nodes"][0]] * n
+    assert [one["node"] for one in after[n:]] == [said["nodes"][1]] * n
     last = drained["state"]["last_replacement"]
     assert last["planned"]
-    assert last["reasons"] == {"1": "its node drains"}
+    assert last["reasons"] == {str(number): "its node drains" for number in range(n, 2 * n)}
     assert said["its_node_lives"]
 
 
 def test_a_reserved_bundle_is_given_back_once_its_stage_has_left(said: dict[str, Any]) -> None:
     back = said["back"]
     assert same(back["answers"], said["quiet"])
-    assert back["state"]["stages"][1]["node"] == said["nodes"][2]
+    n = said["n_ranks"]
+    assert [one["node"] for one in back["state"]["stages"][n:]] == [said["nodes"][2]] * n
     assert back["state"]["last_replacement"]["planned"]

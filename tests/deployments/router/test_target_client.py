@@ -17,7 +17,7 @@ from grpc.aio import AioRpcError, Metadata
 
 from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.leadership import INCARNATION, PipelineInUseError, RouterStatus
-from deployments.pipeline.replacement_seconds import ReplacementSeconds
+from deployments.pipeline.replacement_metrics import ReplacementMetrics
 from engine.errors import ConfigError, TargetLostError
 from engine.model.identity import ModelIdentity
 from engine.step_cost import StepCosts
@@ -61,7 +61,7 @@ def target_of(*answers: BaseException | object) -> tuple[ServeTarget, list[tuple
 
     method = SimpleNamespace(remote=remote)
     handle: Any = SimpleNamespace(deployment_name="Target", endpoints=method, hold=method)
-    return ServeTarget(handle, ReplacementSeconds("m")), asked
+    return ServeTarget(handle, ReplacementMetrics("m")), asked
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from deployments.router.drafting import InlineDraftClient
-from deployments.stage.attention_rows import MAX_KEPT, RowKeeper
+from deployments.stage.attention_rows import RowKeeper
 from engine.errors import StepFailedError
 from engine.loop import Completion, Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.stage.artefacts import AttentionRows, CapturedStep
+from engine.stage.artefacts import MAX_KEPT, AttentionRows, CapturedStep
 from engine.stage.stage import Stage
 from engine.step import StepResult, WorkResult, encode
 from engine.target_model.info import TargetInfo

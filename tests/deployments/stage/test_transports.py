@@ -21,7 +21,8 @@ from deployments.stage.transports.negotiation import (
     accept_transport,
     offer_transport,
 )
-from deployments.stage.transports.threads import Watchdog, build_within
+from deployments.stage.transports.threads import Watchdog
+from engine.parallel.exchanges import build_within
 from tests.deployments.stage.transport_peers import CPU, KINDS, LARGE, Peers, deliver, received, same
 from tests.support.waiting import LIMIT_S
 
@@ -111,7 +112,7 @@ def test_building_a_link_ends_when_it_is_abandoned_overdue_or_fails() -> None:
 
     with pytest.raises(EOFError, match="no longer needed"):
         build_within(LIMIT_S, build, going.is_set)
-    with pytest.raises(EOFError, match="no communicator within 0 seconds"):
+    with pytest.raises(EOFError, match="no process group was built within 0 seconds"):
         build_within(0.05, build, lambda: False)
     stop.set()
     with pytest.raises(ZeroDivisionError):

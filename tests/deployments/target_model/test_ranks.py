@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -11,13 +12,14 @@ import pytest
 from deployments.options import PipelineOptions
 from deployments.pipeline.stage_reports import StageRoom
 from deployments.stage.planning import plan_stages
-from deployments.target_model import bundles
+from deployments.target_model import bundles, diagnosis
 from deployments.target_model.bundles import Bundles, FreeBundles
 from deployments.target_model.deployment import check_standbys, replica_placement
 from deployments.target_model.stage_handle import StageHandle
 from engine.errors import ConfigError
 from engine.model.ranges import split_layers
 from engine.target_model.options import LAYERS, Resolution, TargetOptions
+from tests.deployments.slow_stage import GATE
 from tests.deployments.target_model.conftest import LocalBundle, LocalBundles, Supervise, Supervised
 from tests.support.tiny_models import saved_model
 from tests.support.waiting import wait_until_async
@@ -186,4 +188,34 @@ async def test_a_rank_lost_on_a_draining_node_moves_with_its_stage(supervised: S
         assert (done.planned, dict(done.reasons)) == (False, {2: "its stage moves", 3: "killed"})
         assert sorted(pipeline.started) == [0, 1, 2, 2, 3, 3]
         assert [one["node"] for one in pipeline.state["stages"]] == ["n0", "n0", "r0", "r0"]
+        assert (await pipeline.answer()).error == ""
+
+
+async def test_all_ranks_of_a_stage_stuck_in_a_step_are_replaced(
+    supervised: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank answers pings and waits for the others: which one hangs cannot be known."""
+    monkeypatch.setattr(diagnosis, "SUSPECT_S", 0.0)
+    async with supervised(2, n_ranks=2) as pipeline:
+        GATE.close(after=1)
+        waiting = asyncio.create_task(pipeline.answer())
+        await wait_until_async(lambda: GATE.is_holding)
+        await pipeline.supervisor.report_hang("step 7 was not answered")
+        done = await pipeline.replaced()
+        assert sorted(done.reasons) == [2, 3]
+        assert all("in one step" in reason for reason in done.reasons.values())
+        GATE.open()
+        assert (await waiting).error == ""
+
+
+async def test_a_lost_stage_that_found_no_room_elsewhere_returns_to_its_own_bundle(supervised: Supervise) -> None:
+    async with supervised(2, n_ranks=2) as pipeline:
+        pipeline.bundles.has_room = False
+        pipeline.bundles.drained.add("n1")
+        await wait_until_async(lambda: bool(pipeline.bundles.reserved))
+        for own in pipeline.bundles.own[2:]:
+            own.node = "n9"  # Ray places them again once their node is gone
+        await pipeline.lose(2, 3)
+        assert (await pipeline.replaced()).error == ""
+        assert [one["node"] for one in pipeline.state["stages"]] == ["n0", "n0", "n9", "n9"]
         assert (await pipeline.answer()).error == ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from deployments.pipeline.endpoints import Endpoints
-from deployments.pipeline.replacement_seconds import ReplacementSeconds
-from deployments.pipeline.stage_reports import CONNECT, LOAD, StageReplacement
+from deployments.pipeline.replacement_metrics import ReplacementMetrics
+from deployments.pipeline.stage_reports import CONNECT, LOAD, LoadReport, StageReplacement
 from tests.support.virtual_pipeline import INFO
 
 NAME = "spectra:stage_replacement_seconds_sum"
@@ -15,16 +15,15 @@ def endpoints(n: int, secret: bytes = b"one") -> Endpoints:
     made = [
         StageReplacement(i, {1: "died"}, 2.0 * i, {LOAD: 1.0, CONNECT: 0.5}, planned=i == 1) for i in range(1, n + 1)
     ]
-    return Endpoints("first", "last", secret, INFO, replacements=tuple(made[-2:]))
+    return Endpoints("first", "last", secret, INFO, LoadReport(n_ranks=2), tuple(made[-2:]))
 
 
 def counted(*seen: Endpoints) -> dict[tuple[str, str], float]:
     """(phase, planned) -> sum of seconds, after a router has seen these endpoints."""
-    seconds = ReplacementSeconds("tiny")
+    metrics = ReplacementMetrics("tiny")
     for one in seen:
-        seconds.count("Target", one)
-    (family,) = seconds.collect()
-    samples = [sample for sample in family.samples if sample.name == NAME]
+        metrics.count("Target", one)
+    samples = [sample for family in metrics.collect() for sample in family.samples if sample.name == NAME]
     assert all(sample.labels["lane"] == "Target" for sample in samples)
     return {(sample.labels["phase"], sample.labels["planned"]): sample.value for sample in samples}
 
@@ -36,3 +35,15 @@ def test_every_replacement_is_counted_once_by_the_router_that_serves() -> None:
     assert counted(endpoints(2)) == {}  # another router has counted these
     assert counted(endpoints(2), endpoints(3))["total", "false"] == 6.0
     assert counted(endpoints(3), endpoints(1, b"two"))["total", "true"] == 2.0  # of the lane's next pipeline
+
+
+def test_a_replaced_process_is_counted_by_stage_and_rank() -> None:
+    metrics = ReplacementMetrics("tiny")
+    reasons = {0: "its node drains", 1: "its node drains"}
+    moved = [StageReplacement(1, reasons, 2.0, planned=True), StageReplacement(2, {3: "died"}, 2.0)]
+    for known in ([], moved, moved):
+        metrics.count("Target", Endpoints("first", "last", b"one", INFO, LoadReport(n_ranks=2), tuple(known)))
+    samples = [sample for family in metrics.collect() for sample in family.samples]
+    found = [one for one in samples if one.name == "spectra:stage_replacements_total"]
+    counts = {(one.labels["stage"], one.labels["rank"], one.labels["planned"]): one.value for one in found}
+    assert counts == {("0", "0", "true"): 1, ("0", "1", "true"): 1, ("1", "1", "false"): 1}

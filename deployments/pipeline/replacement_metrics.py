@@ -1,4 +1,4 @@
-"""Metric: seconds of stage replacements by phase, as the owners of the pipelines report them."""
+"""Metrics of stage replacements, as the owners of the pipelines report them: seconds by phase, number by process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from deployments.pipeline.endpoints import Endpoints
 TOTAL = "total"  # all phases: from the moment the reason was known until the pipeline was whole
 
 
-class ReplacementSeconds(Collector):
-    """A histogram of the replacements that routers receive with the endpoints of their pipelines.
+class ReplacementMetrics(Collector):
+    """Counts the replacements that routers receive with the endpoints of their pipelines.
 
     Args:
         model: name in the labels.
@@ -23,13 +23,17 @@ class ReplacementSeconds(Collector):
     def __init__(self, model: str) -> None:
         self._registry = CollectorRegistry()
         self._model = model
-        self._seconds = Families(self._registry, MODEL).histogram(
+        families = Families(self._registry, MODEL)
+        self._seconds = families.histogram(
             f"{OURS}:stage_replacement_seconds",
             "Replacements of stages; planned ones only pause the pipeline while they connect.",
             REQUEST_S,
             "lane",
             "phase",
             "planned",
+        )
+        self._processes = families.counter(
+            f"{OURS}:stage_replacements", "Replaced processes of stages.", "lane", "stage", "rank", "planned"
         )
         self._counted: dict[str, tuple[bytes, int]] = {}  # lane -> secret of its pipeline, replacements counted
 
@@ -41,8 +45,12 @@ class ReplacementSeconds(Collector):
             before = 0
         for one in endpoints.replacements:
             if one.number > before:
+                planned = str(one.planned).lower()
                 for phase, seconds in (one.phases | {TOTAL: one.seconds}).items():
-                    self._seconds.labels(self._model, lane, phase, str(one.planned).lower()).observe(seconds)
+                    self._seconds.labels(self._model, lane, phase, planned).observe(seconds)
+                for process in one.reasons:
+                    stage, rank = divmod(process, endpoints.load.n_ranks)
+                    self._processes.labels(self._model, lane, str(stage), str(rank), planned).inc()
         self._counted[lane] = endpoints.secret, known
 
     def collect(self) -> Iterator[Metric]:
