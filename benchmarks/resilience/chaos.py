@@ -1,24 +1,25 @@
 """Does any text change when each process of a server is killed or stopped once?
 
-Starts ``spectra serve`` with a pipeline of --stages and one speculator actor. --streams clients ask one question each,
-undisturbed. Then they repeat their questions (half greedy, half sampled, with six methods) during one fault after the
-other:
+Starts ``spectra serve`` with a pipeline of --stages of --tensor-parallel ranks and one speculator actor. --streams
+clients ask one question each, undisturbed. Then they repeat their questions (half greedy, half sampled, with six
+methods) during one fault after the other:
 
-    kill stage ..      SIGKILL to every stage in turn
+    kill stage ..      SIGKILL to every stage in turn, or to every rank of every stage
     kill target        the replica that owns the pipeline; its stages die with it
-    kill speculator    its drafts are missing until it is replaced
     kill router        the ingress passes its streams, with their output so far, to the new router
     kill ingress       breaks the connections: clients ask again with the same seed, as spectra load --retry does
-    stop stage         SIGSTOP to one in the middle: a deadline detects the hung process, which is killed and replaced
+    kill speculator    its drafts are missing until it is replaced
+    stop stage ..      SIGSTOP to the same processes: a deadline detects a hung one, which is killed and replaced
     stop speculator    SIGSTOP, then SIGCONT at the end of the phase
     stop router        SIGSTOP: missing heartbeats detect it, and it is replaced
 
-All faults take about three minutes on two idle cores. Columns, in seconds after the fault:
+All faults of two stages take about three minutes on two idle cores. Columns, in seconds after the fault:
 
     replaced after     the victim has ended and another process of its kind runs
     not ready          first and last moment at which /ready was not 200
     longest pause      of any stream
     recovered after    end of the last pause above 0.5 s; clients of a lost ingress first receive their old text again
+    phases             of the replacement of a stage or rank, as its owner reports them
 
 Exit status 1: a request failed for good, a text differs from the undisturbed one, a stream broke although its ingress
 lived, a victim was not replaced, or blocks, sessions or processes are left over. --out adds timeline.png. The last line
@@ -55,7 +56,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
-GCS_FLAG = "--gcs-address="  # in the command lines of Ray's processes
+GCS_FLAG = "--gcs-address="  # of a raylet
 ANSWER_TIMEOUT_S = 60
 RETRIES = 50  # of one request; a new ingress takes seconds to start
 RECOVERY_TIMEOUT_S, LEAK_TIMEOUT_S = 90.0, 15.0
@@ -70,38 +71,34 @@ class Fault:
 
     name: str
     victim: str  # key of ``PARTS``
-    place: int = 0  # of the stage in its pipeline; the other parts have one process each
+    place: int = 0  # of the stage or rank in its pipeline; the other parts have one process each
     number: signal.Signals = signal.SIGKILL
-    breaks_streams: bool = False  # clients lose their connections and ask again
     is_resumed: bool = False  # SIGCONT ends the fault; no other process replaces the victim
 
 
-def list_faults(stages: int) -> list[Fault]:
-    """Return SIGKILL for every stage and for each other kind of process, then SIGSTOP."""
+def list_faults(stages: int, ranks: int) -> list[Fault]:
+    """Return SIGKILL for every rank of every stage and for each other kind of process, then SIGSTOP."""
+    names = [f"stage {i // ranks}" + f" rank {i % ranks}" * (ranks > 1) for i in range(stages * ranks)]
     return [
-        *(Fault(f"kill stage {i}", "stages", i) for i in range(stages)),
-        Fault("kill target", "target"),
+        *(Fault(f"kill {name}", "stages", i) for i, name in enumerate(names)),
+        *(Fault(f"kill {part}", part) for part in ("target", "router", "ingress")),
         Fault("kill speculator", "speculators"),
-        Fault("kill router", "router"),
-        Fault("kill ingress", "ingress", breaks_streams=True),
-        Fault("stop stage", "stages", stages // 2, signal.SIGSTOP),
+        *(Fault(f"stop {name}", "stages", i, signal.SIGSTOP) for i, name in enumerate(names)),
         Fault("stop speculator", "speculators", number=signal.SIGSTOP, is_resumed=True),
         Fault("stop router", "router", number=signal.SIGSTOP),
     ]
 
 
-def find_stages(root: int) -> list[int]:
-    """Return process ids of the stages, first to last; the first call joins the server's Ray cluster."""
+def read_target_state(root: int) -> Any:
+    """Return ``StageSupervisor.state``; the first call joins the server's Ray cluster."""
     import ray
     from ray import serve
 
     if not ray.is_initialized():
-        words = (word for process in psutil.Process(root).children(recursive=True) for word in process.cmdline())
+        words = find_processes(root, "raylet")[0].cmdline()
         address = next(word.removeprefix(GCS_FLAG) for word in words if word.startswith(GCS_FLAG))
         ray.init(address, log_to_driver=False, configure_logging=False)
-    target = serve.get_deployment_handle("Target", "spectra")
-    pids: list[int] = target.stage_pids.remote().result(timeout_s=ANSWER_TIMEOUT_S)
-    return pids
+    return serve.get_deployment_handle("Target", "spectra").state.remote().result(timeout_s=ANSWER_TIMEOUT_S)
 
 
 @dataclass
@@ -113,6 +110,7 @@ class FaultPhase:
     ended: float = 0.0
     pid: int = 0  # of the victim
     replaced: float | None = None  # seconds from the fault until another process of the kind ran
+    phases: str = ""  # of the replacement of a stage or rank
     wrong: list[str] = field(default_factory=list)
 
 
@@ -120,19 +118,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
     parser.add_argument("--streams", type=int, default=32, help="clients (default: 32)")
     parser.add_argument("--stages", type=int, default=2, help="of the pipeline (default: 2)")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks of a stage (default: 1)")
     parser.add_argument("--max-tokens", type=int, default=200, help="of an answer (default: 200)")
-    parser.add_argument("--only", help="faults to inject, comma-separated, such as 'kill router,stop stage'")
+    parser.add_argument("--only", help="faults to inject, comma-separated, such as 'kill router,stop stage 0'")
 
 
 def run(settings: argparse.Namespace) -> BenchmarkReport:
     """Start a server, inject the faults and return what they did."""
-    known = {fault.name: fault for fault in list_faults(settings.stages)}
+    known = {fault.name: fault for fault in list_faults(settings.stages, settings.tensor_parallel)}
     names = settings.only.split(",") if settings.only else list(known)
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"--only names {', '.join(unknown)}; the faults are {', '.join(known)}")
-    flags = ["--stages", str(settings.stages), "--speculator-actors", "1", "--method", "auto"]
-    flags += ["--max-sequences", str(settings.streams), "--kv-gib", "0.5", *settings.flags.split()]
-    with ServerProcess(settings.model, flags) as server:
+    flags = f"--stages {settings.stages} --tensor-parallel {settings.tensor_parallel} --speculator-actors 1"
+    flags += f" --method auto --max-sequences {settings.streams} --kv-gib 0.5 {settings.flags}"
+    with ServerProcess(settings.model, flags.split()) as server:
         return asyncio.run(_measure(settings, server, [known[name] for name in names]))
 
 
@@ -144,8 +143,8 @@ async def _measure(settings: argparse.Namespace, server: ServerProcess, faults: 
     async with sampling(server, period_s=0.1) as samples, streams.running():
         phases = [await _inject(fault, streams, server.pid) for fault in tqdm(faults, "faults")]
     ray.shutdown()
-    find_wrong_processes = partial(_find_wrong_processes, server.pid, settings.stages, phases)
-    leaks = await find_leaks(server.url, LEAK_TIMEOUT_S, find_wrong_processes)
+    find_wrong = partial(_find_wrong_processes, server.pid, settings.stages * settings.tensor_parallel, phases)
+    leaks = await find_leaks(server.url, LEAK_TIMEOUT_S, find_wrong)
     return _report(phases, streams, samples, leaks)
 
 
@@ -155,7 +154,7 @@ async def _inject(fault: Fault, streams: ClientStreams, root: int) -> FaultPhase
     await streams.wait_for_text(RECOVERY_TIMEOUT_S)
     pids = [process.pid for process in find_processes(root, fault.victim)]
     if fault.victim == "stages":
-        pids = await asyncio.to_thread(find_stages, root)
+        pids = [one["pid"] for one in (await asyncio.to_thread(read_target_state, root))["stages"]]
     if len(pids) <= fault.place:
         raise RuntimeError(f"{fault.name}: only {len(pids)} processes of {fault.victim} run")
     phase.pid, phase.began = pids[fault.place], time.monotonic()
@@ -165,6 +164,8 @@ async def _inject(fault: Fault, streams: ClientStreams, root: int) -> FaultPhase
     if not await streams.wait_for_text(RECOVERY_TIMEOUT_S):
         phase.wrong.append(f"not every stream continued within {RECOVERY_TIMEOUT_S:.0f} s")
     phase.replaced = await replacing
+    if fault.victim == "stages" and (report := (await asyncio.to_thread(read_target_state, root))["last_replacement"]):
+        phase.phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report["phases"].items())
     await asyncio.sleep(CALM_S)
     if fault.is_resumed:
         psutil.Process(phase.pid).resume()
@@ -184,9 +185,9 @@ async def _measure_replacement(phase: FaultPhase, root: int, n_before: int) -> f
     return None
 
 
-def _find_wrong_processes(root: int, stages: int, phases: Sequence[FaultPhase]) -> list[str]:
+def _find_wrong_processes(root: int, n_stages: int, phases: Sequence[FaultPhase]) -> list[str]:
     """Return missing processes, and victims that still run."""
-    found = [(part, len(find_processes(root, part)), n) for part, n in (("stages", stages), ("speculators", 1))]
+    found = [(part, len(find_processes(root, part)), n) for part, n in (("stages", n_stages), ("speculators", 1))]
     killed = [phase for phase in phases if not phase.fault.is_resumed]
     wrong = [f"{n_found} {part} run instead of {n}" for part, n_found, n in found if n_found != n]
     return wrong + [f"{phase.fault.name}: {phase.pid} still runs" for phase in killed if psutil.pid_exists(phase.pid)]
@@ -214,17 +215,17 @@ def _build_row(
     """Return the figures of a phase; streams that broke without the loss of an ingress are added to ``wrong``."""
     began, ended = phase.began, phase.ended
     n_broken = sum(began <= found.at <= ended for found in breaks)
-    if n_broken and not phase.fault.breaks_streams:
+    if n_broken and phase.fault.victim != "ingress":
         phase.wrong.append(f"{n_broken} streams broke, which only the loss of an ingress may cause")
     down = [round(one.at - began, 2) for one in samples if began <= one.at <= ended and not one.is_ready]
     own = [(end, seconds) for end, seconds in pauses if end >= began and end - seconds <= ended]
     return {
         "fault": phase.fault.name,
-        "pid": phase.pid,
         "replaced_after": phase.replaced,
         "not_ready": [down[0], down[-1]] if down else None,
         "longest_pause": round(max((seconds for _, seconds in own), default=0.0), 2),
         "recovered_after": round(max((end - began for end, seconds in own if seconds > PERCEPTIBLE_S), default=0.0), 2),
+        "phases": phase.phases,
         "broken_streams": n_broken,
         "notes": "; ".join(phase.wrong),
     }
