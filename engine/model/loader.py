@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, GenerationConfig
 
-from engine.errors import UnsupportedModelError
+from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.build import empty_model, put_weight
 from engine.model.checkpoint_files import (
     ADAPTER,
@@ -139,6 +139,10 @@ def load_shard(
     model, embeds = empty_model(config, dtype), embeds or layers.is_first
     share = WHOLE if ranks is None else ranks.share
     is_gathered = requested is not None and requested.threshold is not None  # it scales whole rows
+    if is_gathered and spec.hidden_size % share.size:
+        raise ConfigError(
+            f"tensor_parallel is {share.size}; with int8 on a CPU it must divide hidden_size, {spec.hidden_size}"
+        )
     with closing(CheckpointTensors(path, device)) as tensors:
         sources = _find_sources(model, layers, tensors, embeds)
         for name, source in sources.items():

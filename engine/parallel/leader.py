@@ -55,11 +55,6 @@ class ParallelStage:
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of a process group's rendezvous
 
     @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return self._stage.ranks.share.size
-
-    @property
     def is_connected(self) -> bool:
         return self._exchange is not None
 

@@ -62,7 +62,8 @@ def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[L
     if info.drafter is not None:
         memory = replace(memory, head=memory.head + info.drafter.weight_bytes + _drafter_cache(info))
     if options.split in (AUTO, MEASURED):
-        costs = _costs(options, config, spec, dtype, device, 0 if info.drafter is None else info.drafter.work)
+        work = 0 if info.drafter is None else info.drafter.work * options.tensor_parallel  # one rank alone drafts
+        costs = _costs(options, config, spec, dtype, device, work)
         return partition(costs, memory, n_stages, limits)
     if options.split == EVEN:
         ranges = split_layers(spec.n_layers, n_stages)

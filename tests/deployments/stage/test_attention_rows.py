@@ -53,12 +53,12 @@ def draft_client(info: TargetInfo) -> InlineDraftClient:
     return InlineDraftClient(SpeculatorPool(OPTIONS), info.spec.vocab_size)
 
 
-@pytest.mark.parametrize("n_stages", [2, 4])
-async def test_several_stages_draft_like_one(
-    n_stages: int, serving: Any, alone: Alone, draft_client: InlineDraftClient
+@pytest.mark.parametrize(("n_stages", "n_ranks"), [(2, 1), (4, 1), (2, 2)])
+async def test_several_stages_and_ranks_draft_like_one(
+    n_stages: int, n_ranks: int, serving: Any, alone: Alone, draft_client: InlineDraftClient
 ) -> None:
     methods = ("pld-plus-a", "pld-plus-h", "pld-plus-a+pld-plus-h")
-    async with serving(n_stages, draft_client=draft_client, prefill_chunk=8) as served:
+    async with serving(n_stages, draft_client=draft_client, n_ranks=n_ranks, prefill_chunk=8) as served:
         for method in methods:
             mine, one = await served.answer(job(1, method)), alone(job(1, method))
             assert mine.token_ids == one.token_ids

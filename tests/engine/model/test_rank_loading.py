@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine import device
+from engine.errors import ConfigError
 from engine.model.exchange import GatheredLinear, Ranks, ShardedHead, SummedLinear
 from engine.model.gguf import folder as folders
 from engine.model.loader import load_config, load_shard, load_spec
@@ -174,3 +175,18 @@ def test_planned_bytes_are_those_of_the_leader(family: str, size: int, quantizat
                 storage = tensor.untyped_storage().data_ptr()  # a tied head is counted once
                 sizes[storage] = max(sizes.get(storage, 0), tensor.nbytes)
         assert sum(sizes.values()) == planned.of(first, last)
+
+
+def test_int8_on_a_cpu_needs_a_hidden_size_that_the_ranks_can_share() -> None:
+    path = saved_model("llama")
+    ranks = Ranks(RankShare(0, 5), load_spec(path))
+    with pytest.raises(ConfigError, match="tensor_parallel is 5; with int8 on a CPU it must divide hidden_size, 32"):
+        load_shard(
+            path,
+            LayerRange(0, 4, 4),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            n_positions=8,
+            quantization="int8",
+            ranks=ranks,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -59,7 +60,8 @@ class ReadBackRecorder:
 def read_back(target: LocalTarget, answers: list[list[int]]) -> tuple[list[list[int]], list[ReadBackRecorder]]:
     """Texts of one batch with a recorder for each of ``NEEDS``."""
     recorders = [ReadBackRecorder(needs, answer) for needs, answer in zip(NEEDS.values(), answers, strict=True)]
-    pool = SpeculatorPool(extra={name: lambda _, one=one: one for name, one in zip(NEEDS, recorders, strict=True)})
+    recorder_of = dict(zip(NEEDS, recorders, strict=True))
+    pool = SpeculatorPool(extra={name: partial(lambda name, _: recorder_of[name], name) for name in NEEDS})
     jobs = [Request(text, SamplingParams(max_tokens=10), name) for text, name in zip(PROMPTS, NEEDS, strict=True)]
     done = complete_all(Engine(target, pool, SchedulerOptions(prefill_chunk=13)), jobs)
     return [one.token_ids for one in done], recorders

@@ -53,7 +53,7 @@ def test_the_text_is_that_of_one_rank(
     path = saved_model(family) if make is None else make(family, tmp_path / "stored")
     alone, done = complete(path, quantization), complete(path, quantization, *shape)
     assert [one.token_ids for one in done] == [one.token_ids for one in alone]
+    # Bits of int8 may differ: its sums are exact but for outliers, whose products torch sums in another order for
+    # another number of outputs, as it does those of the fp32 head.
     for found, expected in zip(logits_of(done), logits_of(alone), strict=True):
         assert found == [(token, pytest.approx(logprob, abs=1e-4)) for token, logprob in expected]
-    if quantization == "int8" or make is int8_checkpoint:
-        print("BIT EQUAL", logits_of(done) == logits_of(alone))
