@@ -32,7 +32,9 @@ PROMPT = ("--prompt", "the quick brown fox and the quick brown fox", "--raw")
 @contextmanager
 def generating(model: Path, folder: Path, *flags: object) -> Iterator[subprocess.Popen[str]]:
     """A ``spectra generate`` of its own process group that prints its first answer."""
-    command = [sys.executable, "-m", "app.cli", "generate", "--model", model, "--json", *RANKS, *flags]
+    # Background processes of a shell ignore SIGINT, and so would their children.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "app.cli", "generate", "--model", model, "--json"]
+    command += [*RANKS, *flags]
     with (
         (folder / "err").open("w") as err,
         subprocess.Popen(
