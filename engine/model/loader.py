@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from transformers import AutoConfig, GenerationConfig
 
@@ -27,11 +28,11 @@ from engine.model.checkpoint_files import (
 from engine.model.exchange import Ranks, put_ranks
 from engine.model.gguf.folder import SOURCE, refers_to_gguf
 from engine.model.linears import SCALES, is_layer_matrix, put_matrix, scale_of
-from engine.model.quantization import INT8, check_quantization, stored_quantization
+from engine.model.quantization import INT8, Quantization, check_quantization, stored_quantization
 from engine.model.ranges import LayerRange
 from engine.model.resolve import revision_of
 from engine.model.shard import ModelShard
-from engine.model.share import WHOLE
+from engine.model.share import WHOLE, RankShare
 from engine.model.spec import ModelSpec, check_values, declared_dtype, read_spec, token_ids
 from engine.model.weights.meter import Meter
 from engine.model.weights.tensors import CheckpointTensors
@@ -138,11 +139,7 @@ def load_shard(
     is_made = requested is not None and (requested.name == INT8 or stored_quantization(config) is None)
     model, embeds = empty_model(config, dtype), embeds or layers.is_first
     share = WHOLE if ranks is None else ranks.share
-    is_gathered = requested is not None and requested.threshold is not None  # it scales whole rows
-    if is_gathered and spec.hidden_size % share.size:
-        raise ConfigError(
-            f"tensor_parallel is {share.size}; with int8 on a CPU it must divide hidden_size, {spec.hidden_size}"
-        )
+    is_gathered = _scales_rows(requested, spec, share)
     with closing(CheckpointTensors(path, device)) as tensors:
         sources = _find_sources(model, layers, tensors, embeds)
         for name, source in sources.items():
@@ -155,19 +152,40 @@ def load_shard(
                 put_weight(model, name, tensors.request(source, dtype, shape, part))
         tensors.read(meter or Meter(f"layers {layers.first} to {layers.last - 1}"))
     if _is_tied(config) and embeds and layers.is_last:
-        embedding = model.model.embed_tokens.weight
-        if part := share.part(HEAD, embedding.shape, spec):
-            rows = part.of(embedding)
-            n_padding = part.last - part.first - len(rows)
-            embedding = functional.pad(rows, (0, 0, 0, n_padding)) if n_padding else rows
-        if HEAD not in sources or torch.equal(model.lm_head.weight, embedding):
-            put_weight(model, HEAD, embedding)
+        rows = _head_of_embedding(model.model.embed_tokens.weight, spec, share)
+        if HEAD not in sources or torch.equal(model.lm_head.weight, rows):
+            put_weight(model, HEAD, rows)
     for buffer_owner in (model.model.rotary_emb, model.model.embed_tokens):
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             buffer_owner._buffers[name] = buffer.to(device)
     if ranks is not None:
         put_ranks(model, ranks, layers.numbers, spec.vocab_size if layers.is_last else 0, is_gathered)
     return ModelShard(model, spec, layers, n_positions, embeds, ranks)
+
+
+def _scales_rows(quantization: Quantization | None, spec: ModelSpec, share: RankShare) -> bool:
+    """Return whether the linear layers scale whole rows of inputs, as LLM.int8() on a CPU does.
+
+    Raises:
+        ConfigError: they do, and ranks cannot share their outputs.
+    """
+    if quantization is None or quantization.threshold is None:
+        return False
+    if spec.hidden_size % share.size:
+        raise ConfigError(
+            f"tensor_parallel is {share.size}; with int8 on a CPU it must divide hidden_size, {spec.hidden_size}"
+        )
+    return True
+
+
+def _head_of_embedding(embedding: Tensor, spec: ModelSpec, share: RankShare) -> Tensor:
+    """Return a rank's part of a head that is tied to the embedding: a view, unless it needs padding."""
+    part = share.part(HEAD, embedding.shape, spec)
+    if part is None:
+        return embedding
+    rows = part.of(embedding)
+    n_padding = part.last - part.first - len(rows)
+    return functional.pad(rows, (0, 0, 0, n_padding)) if n_padding else rows
 
 
 def layer_files(path: Path, layers: LayerRange, embeds: bool) -> set[str]:

@@ -161,7 +161,7 @@ class Stage:
         self._move(step.work)
         for start in step.starts:
             table = self._tables[start.seq] = BlockTable(self._arena.block_size)
-            self._sequences[start.seq] = StageSequence(self._own(start), [*start.text])
+            self._sequences[start.seq] = StageSequence(self._with_local_heads(start), [*start.text])
             if self._grammars is not None and start.params.grammar is not None:
                 self._grammars.prepare(start.params.grammar)  # while the prompt is read
             if self._drafts is not None and start.needs.drafter:
@@ -170,7 +170,7 @@ class Stage:
             if work.seq in self._tables and not work.moved:
                 self._tables[work.seq].extend(work.new_blocks)
 
-    def _own(self, start: SequenceStart) -> SequenceStart:
+    def _with_local_heads(self, start: SequenceStart) -> SequenceStart:
         """Return a start whose needs name the query heads of this rank by its own numbers."""
         share, needs = self._shard.share, start.needs
         if share.size == 1 or not needs.heads:

@@ -1,4 +1,4 @@
-"""Hidden states, attention rows and top ids that speculators read back are those of one rank, whoever has a head."""
+"""Several ranks return the same hidden states, attention rows and top ids to speculators as one rank."""
 
 from __future__ import annotations
 

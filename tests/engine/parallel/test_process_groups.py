@@ -1,4 +1,4 @@
-"""Sums that travel by a process group: texts, lost ranks, and new connections. Gloo takes the place of NCCL here."""
+"""A process group exchanges the sums of ranks: texts, lost ranks, new connections. Gloo replaces NCCL here."""
 
 from __future__ import annotations
 

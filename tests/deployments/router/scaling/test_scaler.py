@@ -22,8 +22,9 @@ from engine.errors import TargetLostError
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target_model.info import TargetInfo
 from speculators.pool import SpeculatorPool
-from tests.deployments.conftest import METHODS, Offline, ServedPipelines, ThreadedStages, job_of, patient
+from tests.deployments.conftest import METHODS, Offline, ServedPipelines, job_of, patient
 from tests.deployments.slow_stage import GATE, Gated
+from tests.deployments.threaded_stages import ThreadedStages
 from tests.support.metrics import values
 from tests.support.waiting import wait_until_async
 
