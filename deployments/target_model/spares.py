@@ -102,9 +102,11 @@ class SpareStages:
 
     async def _end_move(self, i: int, loading: asyncio.Task[list[SpareStage]]) -> list[SpareStage]:
         """Wait for a move, or load in the own bundle if that is on another node before there is room elsewhere."""
-        own, n_ranks = self._group.stages[i * self._group.n_ranks].bundle, self._group.n_ranks
+        n_ranks = self._group.n_ranks
+        own = self._group.stages[i * n_ranks].bundle
         while not (await asyncio.wait((loading,), timeout=CHECK_S))[0]:
-            if sum(one.is_with(own) for one in self._standbys.free_bundles.usable_own()) == n_ranks:
+            usable = sum(one.is_with(own) for one in self._standbys.free_bundles.usable_own())
+            if usable == n_ranks > 1:  # of one rank, the pool itself prefers the own bundle
                 loading.cancel()
                 return await self._group.load_moved(i)
         return loading.result()
