@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from engine.errors import ConfigError
 from engine.model.loader import load_config
 from engine.model.partition import GIB, ModelParts, partition
 from engine.model.ranges import LayerRange
-from engine.model.share import RankShare, allowed_sizes
+from engine.model.share import WHOLE, RankShare, allowed_sizes
 from engine.model.sizes import StageMemory, parameters, stage_memory, weight_bytes, with_kv
 from engine.model.spec import ModelSpec, read_spec
 from engine.target_model.memory import step_bytes
@@ -26,19 +26,24 @@ DEVICE = "cuda"  # of plans: its default dtype is the checkpoint's
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Sizes of a model's parts."""
+    """Sizes of a model's parts, or of the parts of one of its tensor-parallel ranks."""
 
-    spec: ModelSpec
+    spec: ModelSpec  # with the heads of a rank
     parameters: ModelParts  # a number for each part
     weights: ModelParts  # bytes of each part
     dtype: torch.dtype  # of unquantized weights and of the KV cache
     config: Any  # Hugging Face's
+    quantization: str | None = None
+    share: RankShare = WHOLE
 
     @classmethod
-    def of(cls, config: Any, dtype: torch.dtype, quantization: str | None = None) -> ModelSizes:
+    def of(
+        cls, config: Any, dtype: torch.dtype, quantization: str | None = None, share: RankShare = WHOLE
+    ) -> ModelSizes:
         """Return the sizes for a Hugging Face config; raise SpectraError if it or ``quantization`` is not supported."""
         spec = read_spec(config)
-        return cls(spec, parameters(config, spec), weight_bytes(config, spec, dtype, quantization), dtype, config)
+        weights = weight_bytes(config, spec, dtype, quantization, share)
+        return cls(share.spec(spec), parameters(config, spec, share), weights, dtype, config, quantization, share)
 
     @property
     def n_parameters(self) -> int:
@@ -64,14 +69,8 @@ class ModelSizes:
         return allowed_sizes(self.spec, self.config.intermediate_size)
 
     def of_rank(self, size: int) -> ModelSizes:
-        """Return the sizes of one of ``size`` ranks: its shares of layers and head, and the whole embedding."""
-
-        def share(whole: ModelParts) -> ModelParts:
-            layers = tuple(one / size for one in whole.layers)
-            return ModelParts(layers, whole.embed, whole.head / size, whole.shared / size)
-
-        spec = RankShare(0, size).spec(self.spec)
-        return replace(self, spec=spec, parameters=share(self.parameters), weights=share(self.weights))
+        """Return the sizes of the first of ``size`` ranks, which has most."""
+        return ModelSizes.of(self.config, self.dtype, self.quantization, RankShare(0, size))
 
     def split(self, stages: int, kv_bytes: int = 0, limit: int | None = None) -> list[LayerRange]:
         """Return the layers of each stage, as ``--layer-split auto`` splits them.
@@ -89,7 +88,8 @@ class ModelSizes:
 
     def step_bytes(self, is_last: bool) -> int:
         """Return about how much the largest step takes on a stage, which ``--kv-gib auto`` leaves free for it."""
-        return step_bytes(self.config, self.spec, STEP_ROWS, is_last, has_executor=True)
+        whole = read_spec(self.config)
+        return step_bytes(self.config, whole, STEP_ROWS, is_last, has_executor=True, n_ranks=self.share.size)
 
     def kv_room(self, ranges: Sequence[LayerRange], usable: int) -> int:
         """Return the bytes of KV cache over all stages that ``--kv-gib auto`` allocates of ``usable`` bytes a stage.

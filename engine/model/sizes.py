@@ -48,9 +48,9 @@ def weight_bytes(
     return _parts(config, spec, dtype.itemsize, check_quantization(quantization, config) is not None, share)
 
 
-def parameters(config: Any, spec: ModelSpec) -> ModelParts:
-    """Return the number of parameters of every part."""
-    return _parts(config, spec, 1, is_small=False)
+def parameters(config: Any, spec: ModelSpec, share: RankShare = WHOLE) -> ModelParts:
+    """Return the number of parameters of every part, or of a rank's share of them."""
+    return _parts(config, spec, 1, is_small=False, share=share)
 
 
 def with_kv(weights: ModelParts, per_layer: int) -> ModelParts:
@@ -63,7 +63,7 @@ def stage_memory(weights: ModelParts, kv_per_layer: int, ranges: Sequence[LayerR
     return [StageMemory(one, int(weights.of(one.first, one.last)), len(one) * kv_per_layer, n) for one in ranges]
 
 
-def _parts(config: Any, spec: ModelSpec, size: int, is_small: bool, share: RankShare = WHOLE) -> ModelParts:
+def _parts(config: Any, spec: ModelSpec, size: int, is_small: bool, share: RankShare) -> ModelParts:
     """Return parameters times ``size``; if ``is_small``, matrices have one byte a weight and their scales."""
     types = set(spec.layer_types)
     kinds = {kind: _layer(one_layer_config(config, kind), spec, size, is_small, share) for kind in types}

@@ -83,7 +83,7 @@ def test_the_weights_of_a_rank_are_the_parts_that_it_loads(size: int) -> None:
     for name, weight in empty_model(config).named_parameters():
         part = share.part(name, weight.shape, sizes.spec)
         total += 2 * (weight if part is None else part.of(weight)).numel()
-    assert sizes.of_rank(size).bytes == pytest.approx(total, rel=1e-4)
+    assert sizes.of_rank(size).bytes == total
 
 
 def test_the_cache_of_a_rank_has_its_key_heads_and_repeats_one_where_ranks_exceed_them() -> None:
@@ -104,7 +104,8 @@ def test_a_step_of_ranks_reads_a_share_and_exchanges_sums() -> None:
     [one] = layouts(SEVENTY, PlanRequest(4, USABLE, 1500, tensor_parallel=4), speeds, None)
     assert one.profile is not None
     embedding = 2 * 128256 * 8192
-    read_s = (SEVENTY.bytes - embedding) / 4 / 3e12
+    norms = 2 * 161 * 8192  # whole on every rank
+    read_s = ((SEVENTY.bytes - embedding - norms) / 4 + norms) / 3e12
     assert one.profile.base_s == pytest.approx(read_s + (80 * 14 + 10) * 2e-6)
     assert one.profile.exchange_s == pytest.approx((80 * 2 + 2) * 1e-5)
     head = 128256 * 4 * 3 / 4
