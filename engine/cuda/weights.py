@@ -18,7 +18,7 @@ from engine.cuda.operands import Heads, LayerWeights, Matrix, Norm, RotaryFreque
 from engine.errors import UnsupportedModelError
 from engine.model.exchange import ShardedHead, SummedLinear
 from engine.model.families import get_family
-from engine.model.linears import ScaledLinear
+from engine.model.matrices.linears import ScaledLinear
 from engine.model.shard import ModelShard, window_of
 from engine.model.spec import ModelSpec
 

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import CONFIG, reason_of
-from engine.model.linears import is_layer_matrix, put_matrix, quantize
-from engine.model.quantization import check_quantization
+from engine.model.matrices.linears import is_layer_matrix, put_matrix, quantize
+from engine.model.matrices.quantization import check_quantization
 
 # Building patches ``torch.nn.Module`` and the default dtype for the whole process. Two threads could undo each other's
 # patches in the wrong order; every later module of the process would then have no memory.

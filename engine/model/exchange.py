@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.model.linears import ScaledLinear
+from engine.model.matrices.linears import ScaledLinear
 from engine.model.share import RankShare
 from engine.model.spec import ModelSpec
 

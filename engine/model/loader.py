@@ -27,8 +27,8 @@ from engine.model.checkpoint_files import (
 )
 from engine.model.exchange import Ranks, put_ranks
 from engine.model.gguf.folder import SOURCE, refers_to_gguf
-from engine.model.linears import SCALES, is_layer_matrix, put_matrix, scale_of
-from engine.model.quantization import INT8, Quantization, check_quantization, stored_quantization
+from engine.model.matrices.linears import SCALES, is_layer_matrix, put_matrix, scale_of
+from engine.model.matrices.quantization import INT8, Quantization, check_quantization, stored_quantization
 from engine.model.ranges import LayerRange
 from engine.model.resolve import revision_of
 from engine.model.shard import ModelShard

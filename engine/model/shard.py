@@ -12,7 +12,7 @@ from engine.attention.packed_step import NAME, PackedStep
 from engine.device import set_precision
 from engine.model.exchange import Ranks
 from engine.model.families import get_family
-from engine.model.linears import pack_linears
+from engine.model.matrices.linears import pack_linears
 from engine.model.ranges import LayerRange
 from engine.model.share import WHOLE, RankShare
 from engine.model.spec import ModelSpec

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from engine.model.build import empty_model, one_layer_config
-from engine.model.linears import is_layer_matrix
+from engine.model.matrices.linears import is_layer_matrix
+from engine.model.matrices.quantization import check_quantization
 from engine.model.partition import ModelParts
-from engine.model.quantization import check_quantization
 from engine.model.ranges import LayerRange
 from engine.model.share import WHOLE, RankShare
 from engine.model.spec import ModelSpec

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import UnsupportedModelError
 from engine.model.families import get_family
-from engine.model.quantization import stored_quantization
+from engine.model.matrices.quantization import stored_quantization
 
 # A table of cos and sin by position is exact only if frequencies do not depend on the sequence's length.
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")

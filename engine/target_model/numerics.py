@@ -23,7 +23,7 @@ from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
 from engine.errors import ConfigError
 from engine.model.build import one_layer_config, random_model
 from engine.model.loader import load_config
-from engine.model.quantization import check_quantization
+from engine.model.matrices.quantization import check_quantization
 from engine.model.shard import ModelShard
 from engine.model.spec import ModelSpec, read_spec
 from engine.target_model.options import (

@@ -17,8 +17,8 @@ import torch
 from engine.kept_files import in_cache
 from engine.kv.blocks import block_bytes
 from engine.model.loader import load_config
+from engine.model.matrices.quantization import check_quantization
 from engine.model.partition import ModelParts, check_ranges, partition
-from engine.model.quantization import check_quantization
 from engine.model.ranges import LayerRange, split_layers
 from engine.model.share import RankShare
 from engine.model.sizes import StageMemory, parameters, stage_memory, weight_bytes, with_kv

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.model.checkpoint_files import SINGLE
-from engine.model.linears import SCALES, is_layer_matrix, quantize_rows, scale_of
+from engine.model.matrices.linears import SCALES, is_layer_matrix, quantize_rows, scale_of
 from tests.support.tiny_models import saved_model, tiny_model
 
 LARGEST = 448.0

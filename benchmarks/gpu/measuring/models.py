@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 
 from benchmarks.gpu.setting import GpuSetting
 from engine.model.build import random_model
-from engine.model.quantization import FP8, INT8
+from engine.model.matrices.quantization import FP8, INT8
 
 BLOCK = 64  # tokens of a KV block
 

@@ -14,7 +14,7 @@ from benchmarks.gpu.setting import GpuSetting, Row
 from engine.cuda.kernels.gemm import INPUT_LEAVES, choose_leaves
 from engine.cuda.operands import Matrix
 from engine.cuda.products import Products
-from engine.model.linears import quantize_rows
+from engine.model.matrices.linears import quantize_rows
 
 SHARDED_INPUTS = ("o", "down")
 ROW_TILES = (16, 32, 128, 256)  # compared with 64

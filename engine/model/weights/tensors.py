@@ -13,8 +13,8 @@ from torch import Tensor
 from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import SINGLE, check_format, files_of_tensors
 from engine.model.gguf.folder import referred_file, refers_to_gguf
-from engine.model.linears import DTYPES, FP8_DTYPE, SCALES, quantize, scale_of
-from engine.model.quantization import FP8, Quantization
+from engine.model.matrices.linears import DTYPES, FP8_DTYPE, SCALES, quantize, scale_of
+from engine.model.matrices.quantization import FP8, Quantization
 from engine.model.share import INNER, OUTER, WeightPart
 from engine.model.weights.files import GgufFile, TensorFile, TensorLocation
 from engine.model.weights.meter import Meter

@@ -16,7 +16,7 @@ from engine.cuda import graphs, weights
 from engine.cuda.executor import Executor
 from engine.cuda.products import Products
 from engine.model.exchange import Ranks
-from engine.model.linears import DTYPES, ScaledLinear, is_layer_matrix, quantize_rows
+from engine.model.matrices.linears import DTYPES, ScaledLinear, is_layer_matrix, quantize_rows
 from engine.model.ranges import LayerRange
 from engine.model.shard import ModelShard
 from engine.model.share import RankShare

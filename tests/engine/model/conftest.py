@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from engine.model.quantization import bitsandbytes
+from engine.model.matrices.quantization import bitsandbytes
 
 bitsandbytes()

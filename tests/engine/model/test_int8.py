@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from engine.model.linears import Int8Linear, quantize
-from engine.model.quantization import THRESHOLD, Quantization, bitsandbytes
+from engine.model.matrices.linears import Int8Linear, quantize
+from engine.model.matrices.quantization import THRESHOLD, Quantization, bitsandbytes
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.target_model.local import LocalTarget

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.model.linears import PackedLinear, pack_linears
+from engine.model.matrices.linears import PackedLinear, pack_linears
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.target_model.local import LocalTarget

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from engine import device
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.model import quantization
 from engine.model.checkpoint_files import SINGLE
-from engine.model.linears import SCALES, ScaledLinear, quantize_rows, scale_of
 from engine.model.loader import load_shard
+from engine.model.matrices import quantization
+from engine.model.matrices.linears import SCALES, ScaledLinear, quantize_rows, scale_of
 from engine.model.ranges import LayerRange
 from engine.model.shard import ModelShard
 from engine.request import Request

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.loop import Completion
-from engine.model.quantization import bitsandbytes
+from engine.model.matrices.quantization import bitsandbytes
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from tests.support.engines import complete_all, make_engine

@@ -14,8 +14,8 @@ from engine.drafter.part import NO_DRAFTER
 from engine.drafter.settings import DrafterSettings
 from engine.errors import ConfigError
 from engine.model.exchange import Ranks
-from engine.model.linears import PackedLinear
 from engine.model.loader import load_config, load_spec
+from engine.model.matrices.linears import PackedLinear
 from engine.model.share import RankShare
 from engine.target_model.info import TargetInfo
 from engine.target_model.loading import describe_target, load_parts

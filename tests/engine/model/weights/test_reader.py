@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from engine.errors import UnsupportedModelError
-from engine.model.linears import quantize
-from engine.model.quantization import THRESHOLD, Quantization
+from engine.model.matrices.linears import quantize
+from engine.model.matrices.quantization import THRESHOLD, Quantization
 from engine.model.weights import reader
 from engine.model.weights.files import TensorFile
 from engine.model.weights.meter import Meter

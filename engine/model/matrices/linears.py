@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.model.quantization import FP8, INT8, THRESHOLD, Quantization, bitsandbytes
+from engine.model.matrices.quantization import FP8, INT8, THRESHOLD, Quantization, bitsandbytes
 
 SCALES = "SCB"  # bitsandbytes' name of the scales, also in checkpoints
 FP8_DTYPE = torch.float8_e4m3fn
