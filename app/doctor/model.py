@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import psutil
+import torch
 
 from app.config.serve import ServeConfig
 from app.doctor import Finding
@@ -38,8 +39,9 @@ def check_fit(config: ServeConfig, gpu_memory_gib: float | None, share: float) -
     ranks = config.tensor_parallel
     try:
         dtype = config.dtype or ("float32" if limit is None else None)
-        sizes = sizes_of(config.model, None, dtype, config.quantization)
-        check_ranks(ranks, sizes.spec, sizes.config.intermediate_size)
+        device = torch.device("cpu") if limit is None else None
+        sizes = sizes_of(config.model, None, dtype, config.quantization, device)
+        check_ranks(ranks, sizes.spec)
         sizes = sizes.of_rank(ranks)
         if config.kv_gib != AUTO:
             kv_bytes = int(float(config.kv_gib) * GIB) // ranks
@@ -74,8 +76,6 @@ def check_fit(config: ServeConfig, gpu_memory_gib: float | None, share: float) -
 
 
 def _smallest_gpu_gib() -> float | None:
-    import torch
-
     if not torch.cuda.is_available():
         return None
     return min(torch.cuda.mem_get_info(i)[1] for i in range(torch.cuda.device_count())) / GIB

@@ -92,11 +92,9 @@ def check_stages(spec: ModelSpec, stages: int) -> None:
         raise ConfigError(f"--stages is {stages}; it must be 1 to {spec.n_layers}, the model's number of layers")
 
 
-def check_tensor_parallel(path: Path, spec: ModelSpec, target: TargetOptions) -> None:
-    """Raise ConfigError if the ranks of a stage cannot share the model in directory ``path``."""
+def check_tensor_parallel(spec: ModelSpec, target: TargetOptions) -> None:
+    """Raise ConfigError if the ranks of a stage cannot share the model."""
     if target.tensor_parallel > 1:
-        from engine.model.loader import load_config
         from engine.model.share import check_ranks
 
-        size = load_config(path).intermediate_size
-        check_ranks(target.tensor_parallel, spec, size, is_exact=target.numerics == EXACT)
+        check_ranks(target.tensor_parallel, spec, is_exact=target.numerics == EXACT)

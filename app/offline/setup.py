@@ -42,7 +42,7 @@ def load_target(config: ServeConfig) -> LocalTarget:
     options = replace(target_options(config), model=str(path), revision=None, beside=draft_model_bytes(config))
     spec, _ = read_checkpoint(path)
     check_stages(spec, options.stages)
-    check_tensor_parallel(path, spec, options)
+    check_tensor_parallel(spec, options)
     target = LocalTarget.load(options, path)
     if target.info.drafter is not None:
         print(f"spectra: drafter: {target.info.drafter}", file=sys.stderr)

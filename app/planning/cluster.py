@@ -2,8 +2,8 @@
 
 Times are in seconds, rates per second. Micro-batches of ``b`` streams go round the pipeline; every step of a stream has
 a tree of ``nodes`` drafted nodes. A stage reads its weights once a step and starts its kernels, or waits for operator
-launches if these take longer. Rows share the reading until their arithmetic takes as long. The tensor-parallel ranks of
-a stage read a share each, then exchange sums.
+launches if these take longer. Of experts it reads those that the rows of the step choose. Rows share the reading until
+their arithmetic takes as long. The tensor-parallel ranks of a stage read a share each, then exchange sums.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ TAU_PER_LOG = 0.31
 LAYER_OPERATORS, OTHER_OPERATORS = 40, 48  # of a step without drafts, counted: in a layer; in head and verification
 # Of the executor: in a layer (engine/cuda/layer.py), two more with several ranks; in head and verification, estimated
 LAYER_KERNELS, RANK_KERNELS, OTHER_KERNELS = 12, 2, 10
+EXPERT_KERNELS = 4  # more in a layer with experts: router, choice, order of rows by expert, sum; estimated
 TREE_S, TREE_LAYERS = 0.3e-3 / 64, 32  # estimated seconds that a node adds in so many layers, without arithmetic
 TAU = "1 + 0.31 ln(1 + nodes): a fit to three measured methods on other models, docs/explanation/scaling.md"
 
@@ -147,17 +148,20 @@ def planning_inputs(
 
 def derived_profile(sizes: ModelSizes, ranges: list[LayerRange], hardware: Hardware, size: int = 1) -> PipelineProfile:
     """Return the profile of a model's slowest stage; ``sizes`` are those of one of its ``size`` ranks."""
-    n_layers = max(len(one) for one in ranges)
-    read_s = max(_read(sizes.weights, one) for one in ranges) / hardware.memory_bytes_per_s
+    n_layers, spec = max(len(one) for one in ranges), sizes.spec
+    experts_s = max(_read(sizes.experts, one) for one in ranges) / hardware.memory_bytes_per_s
+    read_s = max(_read(sizes.weights, one) - _read(sizes.experts, one) for one in ranges) / hardware.memory_bytes_per_s
     n_kernels = n_layers * (LAYER_KERNELS + (RANK_KERNELS if size > 1 else 0)) + OTHER_KERNELS
+    n_kernels += n_layers * EXPERT_KERNELS if spec.n_experts else 0
     base_s = max(
         read_s + n_kernels * hardware.kernel_s,
         (n_layers * LAYER_OPERATORS + OTHER_OPERATORS) * hardware.launch_s,
     )
     gathered, scattered = (
-        count_exchanges(sizes.spec, n_layers, size, True, sizes.dtype.itemsize, by_rows) for by_rows in (False, True)
+        count_exchanges(spec, n_layers, size, True, sizes.dtype.itemsize, by_rows) for by_rows in (False, True)
     )
-    row_s = 2 * max(_read(sizes.parameters, one) for one in ranges) / hardware.flops
+    row_s = 2 * max(_read(sizes.active, one) for one in ranges) / hardware.flops
+    n_experts = spec.n_experts // size
     return PipelineProfile(
         base_s=base_s,
         stages=len(ranges),
@@ -167,11 +171,15 @@ def derived_profile(sizes: ModelSizes, ranges: list[LayerRange], hardware: Hardw
         prompt_row_s=row_s,
         context_s=sizes.kv_layer_bytes * n_layers / hardware.memory_bytes_per_s,
         link_bytes_per_s=hardware.link_bytes_per_s,
-        row_bytes=sizes.spec.hidden_size * sizes.dtype.itemsize,
+        row_bytes=spec.hidden_size * sizes.dtype.itemsize,
         exchange_rows=BUCKETS[0],
         exchange_s=gathered.messages * hardware.exchange_s,
         gather_row_s=gathered.row_bytes / hardware.exchange_bytes_per_s,
         scatter_row_s=scattered.row_bytes / hardware.exchange_bytes_per_s,
+        expert_s=experts_s / max(1, n_experts),
+        rank_experts=n_experts,
+        expert_share=spec.experts_per_token / max(1, spec.n_experts),
+        expert_ranks=size if n_experts else 1,
     )
 
 
@@ -183,5 +191,5 @@ def _read(parts: ModelParts, layers: LayerRange) -> float:
 def spread(profile: PipelineProfile, stages: int) -> PipelineProfile:
     """Return the profile of the same model over another number of stages, each with its share of the layers."""
     share = profile.stages / stages
-    names = ("base_s", "node_s", "prompt_row_s", "context_s", "exchange_s", "gather_row_s", "scatter_row_s")
+    names = ("base_s", "node_s", "prompt_row_s", "context_s", "exchange_s", "gather_row_s", "scatter_row_s", "expert_s")
     return replace(profile, stages=stages, **{name: getattr(profile, name) * share for name in names})

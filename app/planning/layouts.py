@@ -100,7 +100,7 @@ def layouts(
 
 def _rank_sizes(sizes: ModelSizes, asked: PlanRequest, has_profile: bool) -> list[int]:
     if asked.tensor_parallel is not None:
-        check_ranks(asked.tensor_parallel, sizes.spec, sizes.config.intermediate_size)
+        check_ranks(asked.tensor_parallel, sizes.spec)
         return [asked.tensor_parallel]
     if has_profile:
         return [1]

@@ -24,8 +24,10 @@ def document(plan: DeploymentPlan) -> dict[str, Any]:
     return {
         "model": plan.model,
         "parameters": sizes.n_parameters,
+        "active_parameters": sizes.n_active,
         "layers": sizes.spec.n_layers,
         "dtype": _dtype(plan),
+        "matrices": sizes.format,
         "weight_bytes": sizes.bytes,
         "kv_bytes_per_token": sizes.kv_token_bytes,
         "gpus": plan.asked.gpus,
@@ -68,9 +70,12 @@ def _load_s(one: GpuLayout, disk: float) -> float:
 def text(plan: DeploymentPlan) -> str:
     """Return the plan as text for a terminal."""
     sizes, asked = plan.sizes, plan.asked
+    active = f", {sizes.n_active / 1e9:.2f}B active for a token," if sizes.spec.n_experts else ""
+    matrices = "" if sizes.format == _dtype(plan) else f" with {sizes.format} matrices"
     lines = [
-        f"{plan.model}: {sizes.n_parameters / 1e9:.2f}B parameters in {sizes.spec.n_layers} layers, {_dtype(plan)}; "
-        f"{sizes.bytes / GIB:.1f} GiB of weights, {sizes.kv_token_bytes / 1024:.0f} KiB of KV cache a token",
+        f"{plan.model}: {sizes.n_parameters / 1e9:.2f}B parameters{active} in {sizes.spec.n_layers} layers, "
+        f"{_dtype(plan)}{matrices}; {sizes.bytes / GIB:.1f} GiB of weights, {sizes.kv_token_bytes / 1024:.0f} KiB of "
+        "KV cache a token",
         f"GPUs: {asked.gpus}, each with {asked.usable / GIB:.1f} GiB for weights, KV cache and a step; "
         f"sequences of {asked.context} tokens, prompt and output",
         "",
@@ -78,7 +83,8 @@ def text(plan: DeploymentPlan) -> str:
         "",
     ]
     if not plan.choices:
-        lines.append("The model does not fit. Use more or larger GPUs, or --quantization int8 or fp8.")
+        smaller = ", or --quantization int8 or fp8" if sizes.format == _dtype(plan) else ""
+        lines.append(f"The model does not fit. Use more or larger GPUs{smaller}.")
         return "\n".join(lines)
     inputs = [(f"  {name}", _value(value), source) for name, value, source in plan.inputs if value]
     for aim, best in plan.choices.items():

@@ -12,10 +12,19 @@ import torch
 from app.inputs.models import texts_path
 from engine.errors import ConfigError
 from engine.model.loader import load_config
+from engine.model.matrices.quantization import check_quantization
 from engine.model.partition import GIB, ModelParts, partition
 from engine.model.ranges import LayerRange
 from engine.model.share import WHOLE, RankShare, allowed_sizes
-from engine.model.sizes import StageMemory, parameters, stage_memory, weight_bytes, with_kv
+from engine.model.sizes import (
+    StageMemory,
+    active_parameters,
+    expert_bytes,
+    parameters,
+    stage_memory,
+    weight_bytes,
+    with_kv,
+)
 from engine.model.spec import ModelSpec, read_spec
 from engine.target_model.memory import step_bytes
 from engine.target_model.numerics import resolve_dtype
@@ -30,24 +39,53 @@ class ModelSizes:
 
     spec: ModelSpec  # with the heads of a rank
     parameters: ModelParts  # a number for each part
+    active: ModelParts  # of these, the parameters that a token uses
     weights: ModelParts  # bytes of each part
+    experts: ModelParts  # bytes of experts among ``weights``, on a GPU
     dtype: torch.dtype  # of unquantized weights and of the KV cache
     config: Any  # Hugging Face's
     quantization: str | None = None
     share: RankShare = WHOLE
+    device: torch.device | None = None  # of the weights; None: a GPU
 
     @classmethod
     def of(
-        cls, config: Any, dtype: torch.dtype, quantization: str | None = None, share: RankShare = WHOLE
+        cls,
+        config: Any,
+        dtype: torch.dtype,
+        quantization: str | None = None,
+        share: RankShare = WHOLE,
+        device: torch.device | None = None,
     ) -> ModelSizes:
         """Return the sizes for a Hugging Face config; raise SpectraError if it or ``quantization`` is not supported."""
         spec = read_spec(config)
-        weights = weight_bytes(config, spec, dtype, quantization, share)
-        return cls(share.spec(spec), parameters(config, spec, share), weights, dtype, config, quantization, share)
+        return cls(
+            share.spec(spec),
+            parameters(config, spec, share),
+            active_parameters(config, spec, share),
+            weight_bytes(config, spec, dtype, quantization, share, device),
+            expert_bytes(config, spec, dtype, quantization, share),
+            dtype,
+            config,
+            quantization,
+            share,
+            device,
+        )
 
     @property
     def n_parameters(self) -> int:
         return int(self.parameters.of(0, self.spec.n_layers))
+
+    @property
+    def n_active(self) -> int:
+        """Parameters that a token uses: of experts only those that its router chooses."""
+        return int(self.active.of(0, self.spec.n_layers))
+
+    @property
+    def format(self) -> str:
+        """Format of the layers' matrices: int4, int8, fp8, or the name of ``dtype``."""
+        found = check_quantization(self.quantization, self.config)
+        return str(self.dtype).removeprefix("torch.") if found is None else found.name
 
     @property
     def bytes(self) -> int:
@@ -66,11 +104,11 @@ class ModelSizes:
     @property
     def rank_sizes(self) -> list[int]:
         """Numbers of tensor-parallel ranks that can share the model."""
-        return allowed_sizes(self.spec, self.config.intermediate_size)
+        return allowed_sizes(self.spec)
 
     def of_rank(self, size: int) -> ModelSizes:
         """Return the sizes of the first of ``size`` ranks, which has most."""
-        return ModelSizes.of(self.config, self.dtype, self.quantization, RankShare(0, size))
+        return ModelSizes.of(self.config, self.dtype, self.quantization, RankShare(0, size), self.device)
 
     def split(self, stages: int, kv_bytes: int = 0, limit: int | None = None) -> list[LayerRange]:
         """Return the layers of each stage, as ``--layer-split auto`` splits them.
@@ -89,7 +127,7 @@ class ModelSizes:
     def step_bytes(self, is_last: bool) -> int:
         """Return about how much the largest step takes on a stage, which ``--kv-gib auto`` leaves free for it."""
         whole = read_spec(self.config)
-        return step_bytes(self.config, whole, STEP_ROWS, is_last, has_executor=True, n_ranks=self.share.size)
+        return step_bytes(whole, STEP_ROWS, is_last, has_executor=True, n_ranks=self.share.size)
 
     def kv_room(self, ranges: Sequence[LayerRange], usable: int) -> int:
         """Return the bytes of KV cache over all stages that ``--kv-gib auto`` allocates of ``usable`` bytes a stage.
@@ -103,15 +141,23 @@ class ModelSizes:
         return max(0, min(rooms)) * self.spec.n_layers
 
 
-def sizes_of(model: str, revision: str | None, dtype: str | None, quantization: str | None) -> ModelSizes:
+def sizes_of(
+    model: str,
+    revision: str | None,
+    dtype: str | None,
+    quantization: str | None,
+    device: torch.device | None = None,
+) -> ModelSizes:
     """Return the sizes of a model: of a ``config.json``, its folder, or a hub id. Reads no weights.
 
-    Raises SpectraError if there is no such model, or it, ``dtype`` or ``quantization`` is not supported.
+    ``device`` is that of the weights; None: a GPU. Raises SpectraError if there is no such model, or it, ``dtype`` or
+    ``quantization`` is not supported.
     """
     file = Path(model).expanduser()
     path = file.parent if file.name == "config.json" and file.is_file() else texts_path(model, revision)
     config = load_config(path)
-    return ModelSizes.of(config, resolve_dtype(dtype, read_spec(config), DEVICE), quantization)
+    found = resolve_dtype(dtype, read_spec(config), DEVICE)
+    return ModelSizes.of(config, found, quantization, device=device)
 
 
 def usable_bytes(gpu_memory_gib: float, share: float) -> int:

@@ -42,7 +42,7 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
     spec = simulated_spec(checked_spec(path, has_weights=reads), target)
     sampling_defaults(config)
     check_stages(spec, target.stages)
-    check_tensor_parallel(path, spec, target)
+    check_tensor_parallel(spec, target)
     prepare(library(config))
     speculators = served_speculators(config)
     if is_local:

@@ -1,4 +1,7 @@
-"""The launches of a decoder layer: 10, and one more per shared sum of leaves and per norm after a product."""
+"""The launches of a decoder layer: 10, and one more per shared sum of leaves and per norm after a product.
+
+A mixture of experts has more (``engine.cuda.experts``).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.cuda.experts import run_experts
 from engine.cuda.kernels.activation import apply_gate
 from engine.cuda.kernels.attention import Partials, attend
 from engine.cuda.kernels.combine import combine
 from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.rope import rotate_and_write
 from engine.cuda.occupancy import count_attention_programs
-from engine.cuda.operands import Heads, LayerWeights, Matrix, Norm
+from engine.cuda.operands import ExpertMlps, Heads, LayerWeights, Matrix, Norm
 from engine.cuda.plan.layout import PlanLayout
 from engine.cuda.plan.plan import StepPlan
 from engine.cuda.products import Products
@@ -86,10 +90,14 @@ def run_layer(
         capture_query(query)
     attention = attend_step(query, arena, step, layer.heads)
     _add_product(products, attention, layer.attention_out, hidden, layer.after_attention, overlaps)
-    gate_up = products.multiply(_normalise(layer.before_mlp, hidden, overlaps), layer.gate_up, overlaps=overlaps)
+    rows, mlp = _normalise(layer.before_mlp, hidden, overlaps), layer.mlp
+    if isinstance(mlp, ExpertMlps):
+        _add_experts(products, rows, mlp, layer, step, hidden)
+        return
+    gate_up = products.multiply(rows, mlp.gate_up, overlaps=overlaps)
     active = hidden.new_empty(len(hidden), gate_up.shape[1] // 2)
     apply_gate(gate_up, active, layer.activation, overlaps=overlaps)
-    _add_product(products, active, layer.down, hidden, layer.after_mlp, overlaps)
+    _add_product(products, active, mlp.down, hidden, layer.after_mlp, overlaps)
 
 
 def attend_step(query: Tensor, arena: KVLayer, step: StepOnDevice, heads: Heads) -> Tensor:
@@ -117,3 +125,16 @@ def _add_product(
         return
     product = products.multiply(rows, matrix, overlaps=overlaps)
     rms_norm(product, after, hidden, residual=hidden, overlaps=overlaps)
+
+
+def _add_experts(
+    products: Products, rows: Tensor, mlps: ExpertMlps, layer: LayerWeights, step: StepOnDevice, hidden: Tensor
+) -> None:
+    """Add the experts of normalised ``rows`` to ``hidden``, normalised first if the family has a norm there."""
+    firsts, overlaps = step.plan[step.layout.firsts(0)], step.overlaps
+    if layer.after_mlp is None:
+        run_experts(mlps, rows, firsts, layer.activation, products, hidden, hidden, overlaps)
+        return
+    out = torch.empty_like(hidden)
+    run_experts(mlps, rows, firsts, layer.activation, products, out, overlaps=overlaps)
+    rms_norm(out, layer.after_mlp, hidden, residual=hidden, overlaps=overlaps)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from engine.model.exchange import Ranks
+from engine.model.matrices.groups import ScaleGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,13 @@ class RotaryFrequencies:
 class Matrix:
     """A weight matrix of a product."""
 
-    weight: Tensor  # [n_out, n_in], contiguous: the dtype of rows, int8 or float8_e4m3fn
-    scales: Tensor | None  # fp32 [n_out], of a one-byte weight
+    # [n_out, n_in], contiguous: the dtype of rows, int8 or float8_e4m3fn; with groups, as ``groups.widen`` takes it
+    weight: Tensor
+    scales: Tensor | None  # fp32 [n_out], of a one-byte weight without groups
     bias: Tensor | None  # [n_out]
     leaves: int  # of its sums over inputs, a power of two; see ``kernels.leaves``
     ranks: Ranks | None = None  # that share the inputs, and have to add their sums; None: it has all inputs
+    groups: ScaleGroups | None = None  # scales of groups of inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,43 @@ class Embedding:
 
 
 @dataclass(frozen=True, slots=True)
+class Mlp:
+    """The MLP of a layer."""
+
+    gate_up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMlps:
+    """The experts of a layer, of which every row has some.
+
+    Args:
+        router: its outputs are the scores of all experts.
+        gate_up: ``[n_own * 2 * width, hidden]``, the matrices of this process's experts one after the other.
+        down: ``[n_own * hidden, width]``, like ``gate_up``.
+        n_experts: of all ranks.
+        first: number of this process's first expert.
+        n_own: experts of this process, which are adjacent.
+        per_row: experts that a row has.
+        normalizes: whether the weights of a row's experts are divided by their sum.
+        rounds_weights: whether these weights are rounded to the dtype of rows.
+        ranks: that share the experts, and have to add their sums; None: this process has all.
+    """
+
+    router: Matrix
+    gate_up: Matrix
+    down: Matrix
+    n_experts: int
+    first: int
+    n_own: int
+    per_row: int
+    normalizes: bool
+    rounds_weights: bool
+    ranks: Ranks | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One decoder layer; a norm that the family lacks is None."""
 
@@ -89,6 +129,5 @@ class LayerWeights:
     attention_out: Matrix
     after_attention: Norm | None  # of attention's output, before it is added to the residual stream
     before_mlp: Norm
-    gate_up: Matrix
-    down: Matrix
+    mlp: Mlp | ExpertMlps
     after_mlp: Norm | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ class Products:
     """Multiplies rows by the matrices of layers and head.
 
     Args:
-        by_library: by cuBLAS, whose sums depend on the number of rows (numerics ``fast``), except for one-byte
+        by_library: by cuBLAS, whose sums depend on the number of rows (numerics ``fast``), except for quantised
             weights; otherwise by our kernel, in which a row's bits depend on that row alone (``exact``).
         row_tile: rows that our kernel multiplies at once, whatever the step; None: by the number of rows.
     """
@@ -51,7 +51,7 @@ class Products:
             out = rows.new_empty(len(rows), len(matrix.weight)) if out is None else out
             self._add_over_ranks(rows, matrix, matrix.ranks.connected, out, residual, overlaps)
             return out
-        if self.by_library and matrix.scales is None:
+        if self._uses_library(matrix):
             product = linear(rows, matrix.weight, matrix.bias)
             if residual is not None:
                 return torch.add(residual, product, out=out)
@@ -74,11 +74,14 @@ class Products:
 
     def _multiply_partly(self, rows: Tensor, matrix: Matrix, overlaps: bool) -> Tensor:
         """Return this rank's sums, fp32 ``[n, n_out]``, without scales and bias."""
-        if self.by_library and matrix.scales is None:
+        if self._uses_library(matrix):
             if rows.is_cuda and rows.dtype.itemsize == 2:
                 return torch.mm(rows, matrix.weight.T, out_dtype=torch.float32)
             return linear(rows, matrix.weight).float()
         sums = torch.empty(len(rows), len(matrix.weight), dtype=torch.float32, device=rows.device)
-        bare = Matrix(matrix.weight, None, None, matrix.leaves)
+        bare = replace(matrix, scales=None, bias=None, ranks=None)
         multiply(rows, bare, sums, row_tile=self.row_tile, overlaps=overlaps)
         return sums
+
+    def _uses_library(self, matrix: Matrix) -> bool:
+        return self.by_library and matrix.groups is None and matrix.weight.dtype.itemsize > 1

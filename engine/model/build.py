@@ -15,8 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import CONFIG, reason_of
+from engine.model.matrices.experts import put_experts
 from engine.model.matrices.linears import is_layer_matrix, put_matrix, quantize
 from engine.model.matrices.quantization import check_quantization
+from engine.model.matrices.stored import quantize_as
 
 # Building patches ``torch.nn.Module`` and the default dtype for the whole process. Two threads could undo each other's
 # patches in the wrong order; every later module of the process would then have no memory.
@@ -37,10 +39,12 @@ def empty_model(config: Any, dtype: torch.dtype | None = None) -> Any:
     """
     try:
         with _BUILDING, _shapes_only():
-            return AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     except Exception as error:  # of any kind: transformers checks few values before it computes with them
         file = Path(config.name_or_path) / CONFIG
         raise UnsupportedModelError(f"{file} describes no model that can be built: {reason_of(error)}") from error
+    put_experts(model)
+    return model
 
 
 @contextmanager
@@ -78,7 +82,11 @@ def random_model(config: Any, dtype: torch.dtype, device: torch.device, quantiza
         weight = torch.empty(parameter.shape, dtype=dtype, device=device)
         mean, deviation = (1.0, 0.1) if weight.ndim == 1 else (0.0, weight.shape[-1] ** -0.5)
         weight.normal_(mean, deviation, generator=generator)
-        if found is not None and is_layer_matrix(model, name):
+        is_matrix = found is not None and not found.widens and is_layer_matrix(model, name)
+        if is_matrix and found is not None and found.layout is not None:
+            owner = name.removesuffix(".weight")
+            model.set_submodule(owner, quantize_as(weight, found.layout).linear(model.get_submodule(owner).bias))
+        elif is_matrix and found is not None:
             put_matrix(model, name, *quantize(weight, found, device), found)
         else:
             put_weight(model, name, weight)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.model.matrices.experts import Experts
 from engine.model.matrices.linears import ScaledLinear
 from engine.model.share import RankShare
 from engine.model.spec import ModelSpec
@@ -104,6 +105,32 @@ class SummedLinear(nn.Module):
         return product.float()
 
 
+class SummedExperts(nn.Module):
+    """Experts that ranks share, each of which has some: their fp32 sums are added.
+
+    Args:
+        experts: has the rank's own.
+        ranks: of the stage.
+    """
+
+    def __init__(self, experts: Experts, ranks: Ranks) -> None:
+        super().__init__()
+        self.experts, self.ranks = experts, ranks
+
+    def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Return the same as ``Experts.forward`` on every rank."""
+        partial = self.experts.sum_own(hidden, top_k_index, top_k_weights)
+        out = torch.empty_like(hidden)
+
+        def finish(sums: Tensor, some: slice) -> None:
+            total = add_tree(sums.view(len(sums) // max(1, some.stop - some.start), -1, sums.shape[1]))
+            out[some] = total.to(out.dtype)
+
+        if len(hidden):
+            self.ranks.connected.add(partial, out, finish)
+        return out
+
+
 class GatheredLinear(nn.Module):
     """A linear layer that needs whole rows, as LLM.int8() does to scale them, and is split by outputs.
 
@@ -170,7 +197,12 @@ def put_ranks(model: nn.Module, ranks: Ranks, layers: range, n_vocab: int, is_ga
     """
     for i in layers:
         layer = model.get_submodule(f"model.layers.{i}")
-        for owner, name in ((layer.self_attn, "o_proj"), (layer.mlp, "down_proj")):
+        experts: Any = getattr(layer.mlp, "experts", None)
+        if experts is not None:
+            experts.keep(ranks.share.own_experts(ranks.whole))
+            layer.mlp.experts = SummedExperts(experts, ranks)  # type: ignore[union-attr]
+        summed = [(layer.self_attn, "o_proj"), *([(layer.mlp, "down_proj")] if experts is None else [])]
+        for owner, name in summed:
             linear = getattr(owner, name)
             setattr(owner, name, GatheredLinear(linear, ranks) if is_gathered else SummedLinear(linear, ranks))
     if n_vocab:

@@ -18,7 +18,7 @@ class GgufDialect:
     """How the GGUF files of one family differ from those of others.
 
     Args:
-        architecture: value of ``general.architecture``.
+        architecture: value of ``general.architecture``; None: the family's files are not read.
         windowed_type: model type of the family whose files also have this architecture, but a sliding window.
         has_window: whether a file may have a sliding window.
         interleaves_heads: whether the two halves of a query or key head alternate row by row.
@@ -32,7 +32,7 @@ class GgufDialect:
         settings: entries of config.json that the file does not contain.
     """
 
-    architecture: str
+    architecture: str | None
     windowed_type: str | None = None
     has_window: bool = False
     interleaves_heads: bool = False
@@ -42,6 +42,21 @@ class GgufDialect:
     rope_theta_sliding: float = 10_000.0
     n_layers_scaled_by_hidden: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertDialect:
+    """How a family with experts differs from others.
+
+    Args:
+        stored: parts of parameters' names and of the checkpoint's, which has a matrix for each expert.
+        rounds_weights: whether the weights of a row's experts are rounded to the dtype of rows.
+        normalizes: whether these weights are divided by their sum; None: the config's ``norm_topk_prob`` says it.
+    """
+
+    stored: tuple[tuple[str, str], ...] = ()
+    rounds_weights: bool = False
+    normalizes: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +76,8 @@ class Family:
         activation_field: config field that names the MLP's activation.
         biases: projections that always have a bias.
         has_optional_biases: whether ``attention_bias`` and ``mlp_bias`` of the config add biases.
+        mlp_size_field: config field with the width of an MLP, or of each expert.
+        experts: its experts; None: every layer has one MLP.
     """
 
     model_type: str
@@ -74,6 +91,14 @@ class Family:
     activation_field: str = "hidden_act"
     biases: tuple[str, ...] = ()
     has_optional_biases: bool = False
+    mlp_size_field: str = "intermediate_size"
+    experts: ExpertDialect | None = None
+
+    def stored_name(self, parameter: str) -> str:
+        """Return the name of a parameter in checkpoints."""
+        for own, stored in self.experts.stored if self.experts is not None else ():
+            parameter = parameter.replace(own, stored)
+        return parameter
 
 
 _ALL = (
@@ -110,10 +135,40 @@ _ALL = (
         norm_offset=1.0,
         activation_field="hidden_activation",
     ),
+    Family(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        GgufDialect(None),
+        window="layer",
+        has_head_norms=True,
+        mlp_size_field="moe_intermediate_size",
+        experts=ExpertDialect(rounds_weights=True),
+    ),
+    Family(
+        "mixtral",
+        "MixtralForCausalLM",
+        GgufDialect(None),
+        window="config",
+        experts=ExpertDialect(
+            stored=(
+                (".mlp.", ".block_sparse_moe."),
+                (".gate_proj.", ".w1."),
+                (".down_proj.", ".w2."),
+                (".up_proj.", ".w3."),
+            ),
+            normalizes=True,
+        ),
+    ),
 )
 FAMILIES = {family.model_type: family for family in _ALL}
-GGUF_FAMILIES = {family.gguf.architecture: family for family in _ALL}
-assert len(GGUF_FAMILIES) == len(_ALL), "two families have the same GGUF architecture"
+_OF_GGUF = [(family.gguf.architecture, family) for family in _ALL if family.gguf.architecture is not None]
+GGUF_FAMILIES = dict(_OF_GGUF)
+assert len(GGUF_FAMILIES) == len(_OF_GGUF), "two families have the same GGUF architecture"
+# Families that users ask for, and why they are not supported.
+_REFUSED = {
+    "gpt_oss": "its weights are MXFP4, and its attention has sinks, which the kernels lack; Qwen3-MoE and Mixtral are "
+    "supported mixtures of experts"
+}
 
 
 def get_family(model_type: Any) -> Family:
@@ -125,6 +180,8 @@ def get_family(model_type: Any) -> Family:
     if isinstance(model_type, str) and model_type in FAMILIES:
         return FAMILIES[model_type]
     known = ", ".join(FAMILIES)
+    if model_type in _REFUSED:
+        raise UnsupportedModelError(f"model type {model_type!r} is not supported: {_REFUSED[model_type]}")
     if model_type is None:
         raise UnsupportedModelError(f"model_type is missing; it must be one of {known}")
     raise UnsupportedModelError(

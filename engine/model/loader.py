@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,17 +26,26 @@ from engine.model.checkpoint_files import (
     reason_of,
 )
 from engine.model.exchange import Ranks, put_ranks
+from engine.model.families import get_family
 from engine.model.gguf.folder import SOURCE, refers_to_gguf
-from engine.model.matrices.linears import SCALES, is_layer_matrix, put_matrix, scale_of
-from engine.model.matrices.quantization import INT8, Quantization, check_quantization, stored_quantization
+from engine.model.matrices.linears import is_layer_matrix, put_matrix
+from engine.model.matrices.quantization import (
+    BITSANDBYTES,
+    SCALES,
+    Quantization,
+    check_quantization,
+    stored_quantization,
+)
+from engine.model.matrices.stored import input_order, to_memory, to_weights
 from engine.model.ranges import LayerRange
 from engine.model.resolve import revision_of
 from engine.model.shard import ModelShard
-from engine.model.share import WHOLE, RankShare
+from engine.model.share import INNER, OUTER, WHOLE, RankShare, WeightPart
 from engine.model.spec import ModelSpec, check_values, declared_dtype, read_spec, token_ids
 from engine.model.weights.meter import Meter
 from engine.model.weights.tensors import CheckpointTensors
 
+MODELOPT = "hf_quant_config.json"  # where ModelOpt's older checkpoints describe their numbers
 EMBED = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 
@@ -83,6 +92,10 @@ def load_config(path: Path) -> Any:
     try:
         check_values(stored)
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, dtype=declared_dtype(stored))
+        if not stored.get("quantization_config") and (path / MODELOPT).exists():
+            file = path / MODELOPT  # errors name it from here on
+            found = read_json_object(file).get("quantization")
+            config.quantization_config = {"quant_method": "modelopt", **(found if isinstance(found, dict) else {})}
         read_spec(config)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{file}: {error}") from error
@@ -99,9 +112,15 @@ def check_weights(path: Path) -> None:
     """
     config = load_config(path)
     model, layers = empty_model(config), LayerRange(0, config.num_hidden_layers, config.num_hidden_layers)
+    stored = stored_quantization(config)
     with closing(CheckpointTensors(path, torch.device("cpu"))) as tensors:
         for name, source in _find_sources(model, layers, tensors, embeds=True).items():
-            tensors.check(source, model.get_parameter(name).shape)
+            shape, owner = model.get_parameter(name).shape, source.removesuffix(".weight")
+            layout = stored.layout if stored is not None and is_layer_matrix(model, name) else None
+            if layout is not None and tensors.has_matrix(owner, layout):
+                tensors.check_matrix(owner, layout, shape)
+            else:
+                tensors.check(source, shape)
 
 
 def load_shard(
@@ -136,31 +155,79 @@ def load_shard(
     """
     spec, config = load_spec(path), load_config(path)
     requested = check_quantization(quantization, config, device)
-    is_made = requested is not None and (requested.name == INT8 or stored_quantization(config) is None)
+    is_made = stored_quantization(config) is None
     model, embeds = empty_model(config, dtype), embeds or layers.is_first
     share = WHOLE if ranks is None else ranks.share
-    is_gathered = _scales_rows(requested, spec, share)
+    is_gathered, waiting = _scales_rows(requested, spec, share), {}
     with closing(CheckpointTensors(path, device)) as tensors:
-        sources = _find_sources(model, layers, tensors, embeds)
+        sources = _find_sources(model, layers, tensors, embeds, share)
         for name, source in sources.items():
-            shape, is_matrix = model.get_parameter(name).shape, is_layer_matrix(model, name)
+            shape, owner = model.get_parameter(name).shape, source.removesuffix(".weight")
             part = share.part(name, shape, spec, is_gathered)
-            # A checkpoint in fp8 may have matrices without scales, which keep its other dtype.
-            if requested is not None and is_matrix and (is_made or scale_of(source) in tensors):
-                put_matrix(model, name, *tensors.request_quantized(source, shape, requested, part), requested)
+            wanted = requested if is_layer_matrix(model, name) else None
+            # A quantised checkpoint may have matrices in full precision, which keep their dtype.
+            if wanted is not None and wanted.layout is not None and tensors.has_matrix(owner, wanted.layout):
+                waiting[name] = part, tensors.request_matrix(owner, wanted.layout, shape)
+            elif wanted is not None and is_made:
+                put_matrix(model, name, *tensors.quantize(source, shape, wanted, part), wanted)
+            elif wanted is not None and f"{owner}.{SCALES}" in tensors:  # bitsandbytes' kernels take them as they are
+                rows = part if part is not None and part.dim == OUTER else None
+                scales = tensors.request(f"{owner}.{SCALES}", torch.float32, shape[:1], rows)
+                put_matrix(model, name, tensors.request(source, torch.int8, shape, part), scales, wanted)
             else:
                 put_weight(model, name, tensors.request(source, dtype, shape, part))
         tensors.read(meter or Meter(f"layers {layers.first} to {layers.last - 1}"))
+    while waiting:  # one after the other, each of which frees its tensors
+        name, (part, stored) = waiting.popitem()
+        assert requested is not None
+        _put_stored(model, name, stored, requested, part, dtype, device)
     if _is_tied(config) and embeds and layers.is_last:
-        rows = _head_of_embedding(model.model.embed_tokens.weight, spec, share)
-        if HEAD not in sources or torch.equal(model.lm_head.weight, rows):
-            put_weight(model, HEAD, rows)
+        own = _head_of_embedding(model.model.embed_tokens.weight, spec, share)
+        if HEAD not in sources or torch.equal(model.lm_head.weight, own):
+            put_weight(model, HEAD, own)
     for buffer_owner in (model.model.rotary_emb, model.model.embed_tokens):
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             buffer_owner._buffers[name] = buffer.to(device)
     if ranks is not None:
         put_ranks(model, ranks, layers.numbers, spec.vocab_size if layers.is_last else 0, is_gathered)
     return ModelShard(model, spec, layers, n_positions, embeds, ranks)
+
+
+def _put_stored(
+    model: Any,
+    name: str,
+    stored: Mapping[str, Tensor],
+    quantization: Quantization,
+    part: WeightPart | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Put a stored matrix, or a part of it, into the model, as numbers or as weights.
+
+    Raises:
+        UnsupportedModelError: kernels would need its numbers, and their inputs are not in the order of their groups.
+    """
+    layout, (n_out, n_in) = quantization.layout, model.get_parameter(name).shape
+    assert layout is not None
+    try:
+        order = input_order(stored, layout)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{name} cannot be read: {error}") from error
+    tensors = {suffix: tensor.to(device) for suffix, tensor in stored.items()}
+    if quantization.widens:
+        weights = to_weights(tensors, layout, n_out, n_in, dtype, order)
+        put_weight(model, name, weights if part is None else part.of(weights).contiguous())
+        return
+    if order is not None:
+        raise UnsupportedModelError(
+            f"{name} is quantised with act-order (desc_act, actorder: {layout.order} is not ascending), which is read "
+            f"on a CPU alone; a checkpoint without act-order would do"
+        )
+    rows = slice(part.first, part.last) if part is not None and part.dim == OUTER else slice(None)
+    columns = slice(part.first, part.last) if part is not None and part.dim == INNER else None
+    owner = name.removesuffix(".weight")
+    bias = model.get_submodule(owner).bias
+    model.set_submodule(owner, to_memory(tensors, layout, n_out, n_in, rows, columns).linear(bias))
 
 
 def _scales_rows(quantization: Quantization | None, spec: ModelSpec, share: RankShare) -> bool:
@@ -197,13 +264,17 @@ def layer_files(path: Path, layers: LayerRange, embeds: bool) -> set[str]:
     files = files_of_tensors(path)
     if not files:
         return {SOURCE if refers_to_gguf(path) else SINGLE}
-    model = empty_model(load_config(path))
-    names = {*_find_sources(model, layers, files, embeds or layers.is_first).values()}
-    missing = sorted(names - files.keys())
-    if missing:
-        raise UnsupportedModelError(f"{path} cannot be loaded: its index lacks the tensor {missing[0]!r}")
-    scales = {name.removesuffix("weight") + SCALES for name in names} | {scale_of(name) for name in names}
-    return {files[name] for name in names | (scales & files.keys())}
+    config = load_config(path)
+    model, stored = empty_model(config), stored_quantization(config)
+    layout = BITSANDBYTES if stored is None or stored.layout is None else stored.layout
+    found = set()
+    for name in _find_sources(model, layers, files, embeds or layers.is_first).values():
+        owner = name.removesuffix(".weight")
+        parts = {f"{owner}.{suffix}" for suffix in layout.suffixes} & files.keys()
+        if name not in files and f"{owner}.{layout.weight}" not in parts:
+            raise UnsupportedModelError(f"{path} cannot be loaded: its index lacks the tensor {name!r}")
+        found |= parts | {name} & files.keys()
+    return {files[name] for name in found}
 
 
 def _is_tied(config: Any) -> bool:
@@ -211,23 +282,27 @@ def _is_tied(config: Any) -> bool:
     return bool(getattr(config, "tie_word_embeddings", False))
 
 
-def _find_sources(model: Any, layers: LayerRange, stored: Container[str], embeds: bool) -> dict[str, str]:
-    """Map each parameter of the range to the checkpoint's tensor.
+def _find_sources(
+    model: Any, layers: LayerRange, stored: Container[str], embeds: bool, share: RankShare = WHOLE
+) -> dict[str, str]:
+    """Map each parameter of the range that a rank has to the checkpoint's tensor.
 
     A head that shares the embedding's tensor is left out if the range has both.
     """
     is_tied = _is_tied(model.config)
     is_shared = is_tied and not (EMBED in stored and HEAD in stored)
+    spec, family = read_spec(model.config), get_family(model.config.model_type)
     sources = {}
     for name, _ in model.named_parameters(remove_duplicate=False):
         parts = name.split(".")
         if parts[:2] == ["model", "layers"]:
-            is_needed = layers.first <= int(parts[2]) < layers.last
+            is_needed = layers.first <= int(parts[2]) < layers.last and share.has(name, spec)
         elif name == EMBED:
             is_needed = embeds
         else:  # the head or the final norm
             is_needed = layers.is_last and not (name == HEAD and is_shared and embeds)
         if is_needed:
             other = {HEAD: EMBED, EMBED: HEAD}.get(name, name)
-            sources[name] = other if is_tied and name not in stored and other in stored else name
+            is_other = is_tied and name not in stored and other in stored
+            sources[name] = other if is_other else family.stored_name(name)
     return sources

@@ -1,4 +1,4 @@
-"""Computes the bytes of a model's parts from its config alone."""
+"""Computes the bytes and parameters of a model's parts from its config alone."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import torch
 
 from engine.model.build import empty_model, one_layer_config
 from engine.model.matrices.linears import is_layer_matrix
-from engine.model.matrices.quantization import check_quantization
+from engine.model.matrices.quantization import Quantization, check_quantization
+from engine.model.matrices.stored import DEFAULT_GROUP
 from engine.model.partition import ModelParts
 from engine.model.ranges import LayerRange
-from engine.model.share import WHOLE, RankShare
+from engine.model.share import INNER, WHOLE, RankShare, WeightPart, expert_number
 from engine.model.spec import ModelSpec
 
-_SCALE = 4  # bytes of the fp32 scale of each output of a matrix with one byte a weight
+_SCALE = 4  # bytes of an fp32 scale: of an output, or of a block of fp8 numbers
+_GROUP_SCALE = 2  # bytes of the scale of a group of integers, whose dtype only the checkpoint's files tell
+_ZERO = 2  # bytes of a group's zero in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +41,52 @@ class StageMemory:
 
 
 def weight_bytes(
-    config: Any, spec: ModelSpec, dtype: torch.dtype, quantization: str | None = None, share: RankShare = WHOLE
+    config: Any,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    quantization: str | None = None,
+    share: RankShare = WHOLE,
+    device: torch.device | None = None,
 ) -> ModelParts:
     """Return the bytes of every part's weights, or of a rank's share of them.
 
+    Args:
+        config: the checkpoint's Hugging Face config.
+        spec: of the whole model.
+        dtype: of weights that are not quantized.
+        quantization: as for ``check_quantization``.
+        share: of the rank.
+        device: of the weights; None: a GPU. A CPU widens numbers with scales of groups to ``dtype``.
+
     Raises:
-        ConfigError: ``quantization`` is unknown, or not the checkpoint's.
+        ConfigError: ``quantization`` is unknown, or not the checkpoint's, or its package is not installed.
     """
-    return _parts(config, spec, dtype.itemsize, check_quantization(quantization, config) is not None, share)
+    return _parts(config, spec, _Sizes(dtype.itemsize, check_quantization(quantization, config, device)), share)
+
+
+def expert_bytes(
+    config: Any, spec: ModelSpec, dtype: torch.dtype, quantization: str | None = None, share: RankShare = WHOLE
+) -> ModelParts:
+    """Return the bytes of experts among ``weight_bytes`` on a GPU; 0 for embedding and head."""
+    return _experts(config, spec, _Sizes(dtype.itemsize, check_quantization(quantization, config)), share)
 
 
 def parameters(config: Any, spec: ModelSpec, share: RankShare = WHOLE) -> ModelParts:
     """Return the number of parameters of every part, or of a rank's share of them."""
-    return _parts(config, spec, 1, is_small=False, share=share)
+    return _parts(config, spec, _Sizes(1), share)
+
+
+def active_parameters(config: Any, spec: ModelSpec, share: RankShare = WHOLE) -> ModelParts:
+    """Return the parameters that a token uses: of a layer's experts only as many as its router chooses.
+
+    Those of a rank are a mean over tokens, which choose all experts equally often.
+    """
+    found = parameters(config, spec, share)
+    if not spec.n_experts:
+        return found
+    experts, unused = _experts(config, spec, _Sizes(1), share), 1 - spec.experts_per_token / spec.n_experts
+    layers = zip(found.layers, experts.layers, strict=True)
+    return replace(found, layers=tuple(whole - own * unused for whole, own in layers))
 
 
 def with_kv(weights: ModelParts, per_layer: int) -> ModelParts:
@@ -63,14 +99,46 @@ def stage_memory(weights: ModelParts, kv_per_layer: int, ranges: Sequence[LayerR
     return [StageMemory(one, int(weights.of(one.first, one.last)), len(one) * kv_per_layer, n) for one in ranges]
 
 
-def _parts(config: Any, spec: ModelSpec, size: int, is_small: bool, share: RankShare) -> ModelParts:
-    """Return parameters times ``size``; if ``is_small``, matrices have one byte a weight and their scales."""
-    types = set(spec.layer_types)
-    kinds = {kind: _layer(one_layer_config(config, kind), spec, size, is_small, share) for kind in types}
-    row = spec.hidden_size * size
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Computes the size of a tensor: its parameters, or bytes."""
+
+    item: int  # of a number that is not quantized
+    quantization: Quantization | None = None  # of the layers' matrices
+
+    def tensor(self, shape: Sequence[int], part: WeightPart | None) -> int:
+        return prod(_own_shape(shape, part)) * self.item
+
+    def matrix(self, shape: Sequence[int], part: WeightPart | None) -> int:
+        """Return the size of a matrix of a decoder layer.
+
+        Where ranks cut groups of inputs, another rank may have one group more for every output than the first.
+        """
+        if self.quantization is None or self.quantization.widens:
+            return self.tensor(shape, part)
+        n_out, n_in = _own_shape(shape, part)
+        layout = self.quantization.layout
+        if layout is None or not layout.is_grouped:
+            return n_out * (n_in + _SCALE)
+        size = layout.group or DEFAULT_GROUP
+        first = part.first if part is not None and part.dim == INNER else 0
+        n_groups = n_out * (-(-(first + n_in) // size) - first // size)  # all are full in memory
+        scale = _SCALE if layout.is_float else _GROUP_SCALE
+        return n_groups * (size * layout.bits // 8 + scale + (_ZERO if layout.zero else 0))
+
+
+def _own_shape(shape: Sequence[int], part: WeightPart | None) -> list[int]:
+    own = [*shape]
+    if part is not None:
+        own[part.dim] = part.last - part.first
+    return own
+
+
+def _parts(config: Any, spec: ModelSpec, sizes: _Sizes, share: RankShare) -> ModelParts:
+    row = spec.hidden_size * sizes.item
     head = -(-spec.vocab_size // share.size) * row
     return ModelParts(
-        layers=tuple(kinds[kind] for kind in spec.layer_types),
+        layers=tuple(map(sum, _layers(config, spec, sizes, share))),
         embed=spec.vocab_size * row,
         head=head + row,
         shared=head if getattr(config, "tie_word_embeddings", False) else 0,
@@ -78,14 +146,24 @@ def _parts(config: Any, spec: ModelSpec, size: int, is_small: bool, share: RankS
     )
 
 
-def _layer(config: Any, spec: ModelSpec, size: int, is_small: bool, share: RankShare) -> int:
+def _experts(config: Any, spec: ModelSpec, sizes: _Sizes, share: RankShare) -> ModelParts:
+    """Return the sizes of the experts of every layer."""
+    layers = _layers(config, spec, sizes, share) if spec.n_experts else [(0, 0)] * spec.n_layers
+    return ModelParts(tuple(experts for _, experts in layers), 0, 0, n_ranks=share.size)
+
+
+def _layers(config: Any, spec: ModelSpec, sizes: _Sizes, share: RankShare) -> list[tuple[int, int]]:
+    """Return the size of every layer without its experts, and that of the experts."""
+    types = set(spec.layer_types)
+    kinds = {kind: _layer(one_layer_config(config, kind), spec, sizes, share) for kind in types}
+    return [kinds[kind] for kind in spec.layer_types]
+
+
+def _layer(config: Any, spec: ModelSpec, sizes: _Sizes, share: RankShare) -> tuple[int, int]:
     model = empty_model(config)
-    total = 0
+    found = [0, 0]
     for name, weight in model.named_parameters():
-        if name.startswith("model.layers."):
-            part, shape = share.part(name, weight.shape, spec), [*weight.shape]
-            if part is not None:
-                shape[part.dim] = part.last - part.first
-            is_matrix = is_small and is_layer_matrix(model, name)
-            total += prod(shape) + shape[0] * _SCALE if is_matrix else prod(shape) * size
-    return total
+        if name.startswith("model.layers.") and share.has(name, spec):
+            size_of = sizes.matrix if is_layer_matrix(model, name) else sizes.tensor
+            found[expert_number(name) is not None] += size_of(weight.shape, share.part(name, weight.shape, spec))
+    return found[0], found[1]

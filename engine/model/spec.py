@@ -23,6 +23,10 @@ _AT_LEAST_1 = (
     "head_dim",
     "hidden_size",
     "intermediate_size",
+    "moe_intermediate_size",
+    "num_local_experts",
+    "num_experts",
+    "num_experts_per_tok",
     "vocab_size",
     "max_position_embeddings",
     "query_pre_attn_scalar",
@@ -45,6 +49,9 @@ class ModelSpec:
     eos_ids: tuple[int, ...]
     dtype: str  # the checkpoint's, by torch's name: "bfloat16"
     logit_softcap: float | None
+    mlp_size: int = 0  # width of a layer's MLP, or of each of its experts
+    n_experts: int = 0  # of a layer; 0: it has one MLP
+    experts_per_token: int = 0  # that a layer runs for each token
 
     @property
     def groups(self) -> int:
@@ -58,9 +65,10 @@ def read_spec(config: Any, eos_ids: tuple[int, ...] | None = None) -> ModelSpec:
     Raises:
         UnsupportedModelError: the engine lacks something that the model needs; names it.
     """
-    get_family(config.model_type)
+    family = get_family(config.model_type)
     _check_rope(config)
     _check_window(config)
+    _check_experts(config)
     stored_quantization(config)  # refuses every other quantisation
     if getattr(config, "use_bidirectional_attention", False):
         raise UnsupportedModelError("use_bidirectional_attention is set: a decoder must be causal")
@@ -80,6 +88,9 @@ def read_spec(config: Any, eos_ids: tuple[int, ...] | None = None) -> ModelSpec:
         eos_ids=token_ids(config.eos_token_id, "eos_token_id") if eos_ids is None else eos_ids,
         dtype=str(getattr(config, "dtype", None) or "float32").removeprefix("torch."),
         logit_softcap=getattr(config, "final_logit_softcapping", None),
+        mlp_size=getattr(config, family.mlp_size_field),
+        n_experts=config.num_local_experts if family.experts else 0,
+        experts_per_token=config.num_experts_per_tok if family.experts else 0,
     )
 
 
@@ -148,6 +159,20 @@ def _check_window(config: Any) -> None:
         # transformers would apply it to its cache, but not to the attention of the prompt.
         raise UnsupportedModelError(
             f"sliding_window is {window}, which layers of model type {config.model_type!r} do not have"
+        )
+
+
+def _check_experts(config: Any) -> None:
+    if get_family(config.model_type).experts is None:
+        return
+    if getattr(config, "mlp_only_layers", None) or getattr(config, "decoder_sparse_step", 1) != 1:
+        raise UnsupportedModelError(
+            f"mlp_only_layers is {config.mlp_only_layers} and decoder_sparse_step {config.decoder_sparse_step}; they "
+            f"must be [] and 1: all layers have experts"
+        )
+    if config.num_experts_per_tok > config.num_local_experts:
+        raise UnsupportedModelError(
+            f"num_experts_per_tok is {config.num_experts_per_tok}, but there are {config.num_local_experts} experts"
         )
 
 

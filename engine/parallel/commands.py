@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Sequence
+from multiprocessing import BufferTooShort
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -123,7 +124,10 @@ class PipeLink:
 
     def receive_into(self, buffer: memoryview) -> None:
         self._wait()
-        self._connection.recv_bytes_into(buffer)
+        try:
+            self._connection.recv_bytes_into(buffer)
+        except BufferTooShort as error:  # the other end has left this exchange, and sends something else
+            raise EOFError(f"the rank sent {len(error.args[0])} bytes in the place of {len(buffer)}") from None
 
     def _wait(self) -> None:
         if self._timeout is not None and not self._connection.poll(self._timeout):

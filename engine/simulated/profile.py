@@ -18,7 +18,8 @@ class PipelineProfile:
 
     A stage takes ``base_s`` for a step of up to ``flat_sequences`` decoding sequences whose roots and nodes fill up to
     ``flat_rows`` rows, and proportionally longer above either. Every node, every row of a prompt and every cached token
-    of a decoding sequence adds its own time.
+    of a decoding sequence adds its own time. In addition to ``base_s``, a mixture of experts reads the experts that its
+    rows choose (``read_experts``).
 
     Raises:
         ConfigError: a value is out of range; the message names the field.
@@ -40,25 +41,45 @@ class PipelineProfile:
     exchange_rows: int = 1  # least rows that are exchanged: steps of CUDA graphs are padded
     gather_row_s: float = 0.0  # seconds per row and stage, with one message
     scatter_row_s: float = 0.0  # seconds per row and stage, with two messages
+    expert_s: float = 0.0  # seconds per stage in which a rank reads one expert of every layer
+    rank_experts: int = 0  # experts of a layer that a rank has
+    expert_share: float = 0.0  # of a layer's experts that a row uses
+    expert_ranks: int = 1  # that have the experts of a layer
 
     def __post_init__(self) -> None:
         for least, names in (
-            (1, ("stages", "flat_sequences", "flat_rows", "exchange_rows")),
+            (1, ("stages", "flat_sequences", "flat_rows", "exchange_rows", "expert_ranks")),
             (0, ("base_s", "node_s", "prompt_row_s", "context_s", "verify_s")),
             (0, ("link_latency_s", "link_bytes_per_s", "row_bytes")),
             (0, ("exchange_s", "gather_row_s", "scatter_row_s")),
+            (0, ("expert_s", "rank_experts", "expert_share")),
         ):
             for name in names:
                 value = getattr(self, name)
                 if not (value >= least and math.isfinite(value)):
                     raise ConfigError(f"profile: {name} is {value}; it must be at least {least} and finite")
+        if self.expert_share > 1:
+            raise ConfigError(f"profile: expert_share is {self.expert_share}; it must be at most 1")
 
     def stage_seconds(self, sequences: int, nodes: int, prompt_rows: int = 0, is_last: bool = False) -> float:
         """Seconds one stage takes for ``sequences`` trees with ``nodes`` nodes in all, and for rows of prompt."""
-        load = max(1.0, sequences / self.flat_sequences, (sequences + nodes) / self.flat_rows)
-        seconds = self.base_s * load + self.node_s * nodes + self.prompt_row_s * prompt_rows
-        seconds += self.exchange_seconds(sequences + nodes + prompt_rows)
+        rows = sequences + nodes
+        load = max(sequences / self.flat_sequences, rows / self.flat_rows)
+        reading = self.base_s + self.expert_s * self.read_experts(rows + prompt_rows)
+        seconds = max(reading, self.base_s * load) + self.node_s * nodes + self.prompt_row_s * prompt_rows
+        seconds += self.exchange_seconds(rows + prompt_rows)
         return seconds + (self.verify_s if is_last else 0.0)
+
+    def read_experts(self, rows: int) -> float:
+        """Estimate the experts of a layer that the busiest rank reads in a step of ``rows``.
+
+        Every expert is taken to be equally likely. Of several ranks the busiest has sqrt(2 ln T) standard deviations
+        more than the mean, like the largest of T normal variables.
+        """
+        chosen = 1 - (1 - self.expert_share) ** rows
+        mean = self.rank_experts * chosen
+        variance = mean * (1 - chosen) * (1 - 1 / self.expert_ranks)
+        return min(self.rank_experts, mean + math.sqrt(2 * math.log(self.expert_ranks) * variance))
 
     def exchange_seconds(self, rows: int) -> float:
         """Return the seconds that the ranks of a stage exchange sums of ``rows`` rows."""

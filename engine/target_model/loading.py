@@ -14,7 +14,7 @@ from engine.errors import ConfigError
 from engine.grammar.compiler import Grammars
 from engine.model.exchange import Ranks
 from engine.model.identity import ModelIdentity, model_hash, tokenizer_hash_if_any
-from engine.model.loader import load_config, load_shard, load_spec
+from engine.model.loader import load_shard, load_spec
 from engine.model.ranges import LayerRange
 from engine.model.resolve import revision_of
 from engine.model.shard import ModelShard
@@ -53,7 +53,7 @@ def describe_target(options: TargetOptions, path: Path) -> TargetInfo:
     dtype = resolve_dtype(options.dtype, spec, options.device)
     if options.tensor_parallel != 1:
         is_exact = options.resolution is not None and options.resolution.numerics == EXACT
-        check_ranks(options.tensor_parallel, spec, load_config(path).intermediate_size, is_exact)
+        check_ranks(options.tensor_parallel, spec, is_exact)
     drafter = None
     if options.drafter is not None:
         if options.simulation is not None:

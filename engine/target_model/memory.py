@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from engine.cuda.plan.layout import DRAFTER_PARTIAL_BYTES, PARTIAL_BYTES
 from engine.device import is_host
 from engine.errors import ConfigError
-from engine.model.loader import load_config
 from engine.model.ranges import LayerRange
 from engine.model.share import RankShare
 from engine.model.spec import ModelSpec
@@ -88,12 +86,12 @@ class _DeviceBytes:
 def _stage_bytes(
     options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence[LayerRange]
 ) -> list[_DeviceBytes]:
-    config, n_ranks = load_config(path), options.tensor_parallel
+    n_ranks = options.tensor_parallel
     limits = check_memory(options.stage_memory, len(ranges)) or (ANY,) * len(ranges)
     memory = memory_of_stages(options, path, replace(info, n_blocks=1), ranges)
     found = []
     for i, (layers, one, limit) in enumerate(zip(ranges, memory, limits, strict=True)):
-        step = step_bytes(config, info.spec, options.step_rows, layers.is_last, options.has_executor, n_ranks)
+        step = step_bytes(info.spec, options.step_rows, layers.is_last, options.has_executor, n_ranks)
         if layers.is_last and info.drafter is not None:
             step += DRAFTER_PARTIAL_BYTES if info.drafter.cache_bytes and options.has_executor else 0
         name = f"stage {i}" if n_ranks == 1 else f"a rank of stage {i}"
@@ -118,15 +116,18 @@ def _blocks(held: _DeviceBytes, room: int) -> int:
     return n_blocks
 
 
-def step_bytes(config: Any, spec: ModelSpec, n_rows: int, is_last: bool, has_executor: bool, n_ranks: int = 1) -> int:
+def step_bytes(spec: ModelSpec, n_rows: int, is_last: bool, has_executor: bool, n_ranks: int = 1) -> int:
     """Estimate the bytes of a step of ``n_rows`` on a stage, or on the leader of its ranks, without weights and cache.
 
     A row takes the states of a layer in fp32. On the last stage it also takes its logits, and two arrays of their size
     while tokens are sampled. An executor also has partial softmaxes. One of several ranks also has its sums and those
-    of the others.
+    of the others. Of experts it has room for all pairs of a row and an expert, because one rank may have them all.
     """
     own, n_states = RankShare(0, n_ranks).spec(spec), 4 if n_ranks == 1 else 6
     heads = (own.n_heads + 2 * own.n_kv_heads) * spec.head_dim
-    row: int = 4 * (n_states * spec.hidden_size + 2 * heads + 3 * config.intermediate_size // n_ranks)
+    mlp = 3 * spec.mlp_size // n_ranks
+    if spec.n_experts:
+        mlp = spec.experts_per_token * (3 * spec.mlp_size + spec.hidden_size)
+    row = 4 * (n_states * spec.hidden_size + 2 * heads + mlp)
     row += 3 * 4 * spec.vocab_size if is_last else 0
     return n_rows * row + (PARTIAL_BYTES if has_executor else 0)

@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 EXACT_CAPABILITY = (9, 0)  # tiles and memory fit a Hopper GPU
 FAST_CAPABILITY = (8, 0)  # bf16 on tensor cores
 TEST_VOCABULARY = 256  # of the tested model, whose layer has the target's sizes
+TEST_EXPERTS = 16  # of the layers to test, if the model has more
 
 
 def resolve_dtype(name: str | None, spec: ModelSpec, device: str) -> torch.dtype:
@@ -156,6 +157,8 @@ def layers_to_test(options: TargetOptions, config: Any) -> Iterator[Any]:
     for kind in sorted(set(spec.layer_types)):
         small = one_layer_config(config, kind)
         small.vocab_size = min(small.vocab_size, TEST_VOCABULARY)
+        if spec.n_experts:
+            small.num_local_experts = min(spec.n_experts, max(TEST_EXPERTS, spec.experts_per_token))
         small.pad_token_id = None
         yield random_model(small, dtype, device, options.quantization)
 

@@ -1,7 +1,8 @@
 """Chooses the layers of every stage, and computes the memory of every stage.
 
 Split ``auto`` weighs every part by its parameters: a step multiplies by each of them once and does little else, so a
-large vocabulary head counts as much as layers with as many parameters. ``measured`` weighs by seconds instead.
+large vocabulary head counts as much as layers with as many parameters. A layer's experts all count, because the rows of
+a batch or a tree use nearly all of them. ``measured`` weighs by seconds instead.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[L
     config = load_config(path)
     check_quantization(options.quantization, config, device)  # a package may be missing
     share = RankShare(0, options.tensor_parallel)
-    memory = with_kv(weight_bytes(config, spec, dtype, options.quantization, share), kv_per_layer(info, dtype, share))
+    weights = weight_bytes(config, spec, dtype, options.quantization, share, device)
+    memory = with_kv(weights, kv_per_layer(info, dtype, share))
     if info.drafter is not None:
         memory = replace(memory, head=memory.head + info.drafter.weight_bytes + _drafter_cache(info))
     if options.split in (AUTO, MEASURED):
@@ -98,9 +100,9 @@ def memory_of_stages(
     """
     if options.simulation is not None:
         return []
-    dtype = resolve_dtype(options.dtype, info.spec, options.device)
+    dtype, device = resolve_dtype(options.dtype, info.spec, options.device), torch.device(options.device)
     share = RankShare(0, options.tensor_parallel)
-    weights = weight_bytes(load_config(path), info.spec, dtype, options.quantization, share)
+    weights = weight_bytes(load_config(path), info.spec, dtype, options.quantization, share, device)
     stages = stage_memory(weights, kv_per_layer(info, dtype, share), ranges)
     if info.drafter is not None:
         last = stages[-1]

@@ -44,7 +44,8 @@ def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step,
         needs: outputs that the sequences read back, which takes time too; None: those of the sources of ``auto``.
 
     Trees are measured with ``MEASURED_CONTEXT`` tokens of context, chunks of prompt at the beginning of a text and far
-    from it, where attention reads more keys. Times do not depend on the values of the keys, so none are written first.
+    from it, where attention reads more keys. No keys are written first: times do not depend on their values, and a
+    row's experts depend on its own token enough.
 
     A generator, so that a target in this process and a pipeline behind channels are measured by the same code. Batches
     that the cache cannot hold are left out. The last step ends all sequences.
@@ -166,13 +167,19 @@ def _begin(info: TargetInfo, step_id: int, batch: int, n_blocks: int, needs: Nee
 
 
 def _decode(info: TargetInfo, batch: int, n_nodes: int, reads_back: bool, step_id: int) -> Step:
-    """Verify a tree of ``n_nodes`` for every sequence, two children a node, at the same position as before."""
-    vocab = info.spec.vocab_size
-    tokens = [(11 * node + step_id) % vocab for node in range(n_nodes)]
-    tree = TokenTree(tokens, [ROOT if node == 0 else (node - 1) // 2 for node in range(n_nodes)])
-    length = _context(info)
-    root = [step_id % vocab]
-    return Step(step_id, [Work(FIRST_SEQ + i, length, root, tree, reads_back=reads_back) for i in range(batch)])
+    """Verify a tree of ``n_nodes`` for every sequence, two children a node, at the same position as before.
+
+    All rows of the step have different tokens: equal ones would share their experts, and so read fewer of them than
+    the rows of different texts.
+    """
+    parents = [ROOT if node == 0 else (node - 1) // 2 for node in range(n_nodes)]
+    work = []
+    for i in range(batch):
+        rows = range(i * (n_nodes + 1), (i + 1) * (n_nodes + 1))
+        root, *tokens = ((11 * row + step_id) % info.spec.vocab_size for row in rows)
+        tree = TokenTree(tokens, parents)
+        work.append(Work(FIRST_SEQ + i, _context(info), [root], tree, reads_back=reads_back))
+    return Step(step_id, work)
 
 
 def _room(info: TargetInfo) -> int:

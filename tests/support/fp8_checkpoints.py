@@ -13,11 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.model.checkpoint_files import SINGLE
-from engine.model.matrices.linears import SCALES, is_layer_matrix, quantize_rows, scale_of
+from engine.model.matrices.linears import is_layer_matrix, quantize_rows
+from engine.model.matrices.quantization import SCALES
 from tests.support.tiny_models import saved_model, tiny_model
 
 LARGEST = 448.0
 UNQUANTIZED = "model.layers.1.mlp.up_proj"
+
+
+def scale_of(weight: str) -> str:
+    """``X.weight`` -> ``X.weight_scale``"""
+    return f"{weight}_scale"
 
 
 def quantization_config(strategy: str = "channel", **weights: Any) -> dict[str, Any]:

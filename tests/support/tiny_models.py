@@ -25,15 +25,20 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from app.inputs.chat_templates import SMOLLM2
 from app.inputs.default_model import DEFAULT_MODEL, PACKAGE
+from engine.model.matrices.experts import put_experts
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
@@ -91,8 +96,21 @@ _MAKERS: dict[str, Callable[[], Any]] = {
             query_pre_attn_scalar=16,
         )
     ),
+    "qwen3_moe": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **_COMMON,
+            num_key_value_heads=2,
+            head_dim=16,
+            moe_intermediate_size=16,
+            num_experts=8,
+            num_experts_per_tok=3,
+            norm_topk_prob=True,
+        )
+    ),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**_COMMON, num_key_value_heads=2, sliding_window=WINDOW)),
 }
 FAMILIES = tuple(_MAKERS)
+MIXTURES = ("qwen3_moe", "mixtral")
 
 
 @cache
@@ -136,6 +154,7 @@ def random_prompts(n: int, first: int = 0) -> list[list[int]]:
 def tiny_shards(family: str, n_stages: int, embeds: bool = False) -> tuple[ModelShard, ...]:
     """Shards of a copy of the tiny model, which targets share; ``embeds``: the last one has the embedding too."""
     model = copy.deepcopy(tiny_model(family))
+    put_experts(model)
     spec = read_spec(model.config)
     ranges = split_layers(spec.n_layers, n_stages)
     return tuple(ModelShard(model, spec, layers, 600, embeds and layers.is_last) for layers in ranges)

@@ -15,11 +15,15 @@ KINDS = ("silu", "gelu_tanh")
 def _gated(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and knows only its own
     gate_up,
     out,
+    experts,
     n_rows,
     width,
+    first,
+    n_own,
     gate_up_stride,
     out_stride,
     is_silu: tl.constexpr,
+    has_experts: tl.constexpr,
     block: tl.constexpr,
     overlaps: tl.constexpr,
 ):
@@ -27,6 +31,9 @@ def _gated(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and 
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     inside = at < width
+    if has_experts:
+        expert = tl.load(experts + row)
+        inside = inside & (expert >= first) & (expert < first + n_own)
     dtype: tl.constexpr = out.dtype.element_ty
     gate = tl.load(gate_up + row * gate_up_stride + at, mask=inside, other=0.0)
     up = tl.load(gate_up + row * gate_up_stride + width + at, mask=inside, other=0.0)
@@ -39,13 +46,23 @@ def _gated(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and 
     tl.store(out + row * out_stride + at, result.to(dtype), mask=inside)
 
 
-def apply_gate(gate_up: Tensor, out: Tensor, kind: str, *, overlaps: bool = False) -> None:
+def apply_gate(
+    gate_up: Tensor,
+    out: Tensor,
+    kind: str,
+    experts: Tensor | None = None,
+    own: range = range(0),
+    *,
+    overlaps: bool = False,
+) -> None:
     """Write ``act(gate) * up`` to ``out``, where ``act(gate)`` is rounded to its dtype first.
 
     Args:
         gate_up: ``[rows, 2 * width]``, the gate first, of the dtype of ``out``, rows contiguous.
         out: ``[rows, width]``.
         kind: "silu", or Gemma's "gelu_tanh" (GELU by tanh).
+        experts: int32 ``[rows]``; only rows whose expert is in ``own`` are read and written. None: all rows are.
+        own: experts.
         overlaps: the kernel may start before the previous one ends, and waits for it (``launch_options``).
 
     Raises:
@@ -60,11 +77,15 @@ def apply_gate(gate_up: Tensor, out: Tensor, kind: str, *, overlaps: bool = Fals
     _gated[(n_rows, triton.cdiv(width, block))](
         gate_up,
         out,
+        out if experts is None else experts,
         n_rows,
         width,
+        own.start,
+        len(own),
         gate_up.stride(0),
         out.stride(0),
         kind == "silu",
+        experts is not None,
         block,
         overlaps,
         **launch_options(4, overlaps),

@@ -5,13 +5,15 @@ as a binary tree. How many rows, outputs and leaves a program takes is tuning, w
 
 The weight is the left factor: Hopper's wgmma reads it from registers, where one-byte weights are converted. It reads
 the rows from shared memory, and multiplies any multiple of 8 rows by the same steps of 16 inputs. One-byte weights
-(int8, or fp8 e4m3) are converted exactly to the dtype of the rows; every complete sum is scaled once. Rows are not
-quantised.
+(int8, or fp8 e4m3) are converted exactly to the dtype of the rows; every complete sum is scaled once. So are weights
+with scale groups, among them packed integers of 4 bits: one group is multiplied at a time, and its sum is scaled. Rows
+are not quantised.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -19,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.cuda.kernels.launch import await_previous, launch_options
-from engine.cuda.kernels.leaves import add_leaves, finish
+from engine.cuda.kernels.leaves import add_leaves, finish, sum_leaves
 from engine.cuda.occupancy import HOPPER, get_card
 from engine.cuda.operands import Matrix
 from engine.cuda.plan.layout import BUCKETS
@@ -75,55 +77,27 @@ def choose_tile(
     weight_dtype: torch.dtype,
     row_tile: int | None = None,
     shared_bytes: int = HOPPER.shared_bytes,
+    group: int = 0,
 ) -> Tile:
     """Return the tile of a step.
 
     Args:
         n_rows: rows of the step.
         dtype: of the rows.
-        weight_dtype: of the weight.
+        weight_dtype: of the weight; uint8 has two inputs in a byte.
         row_tile: rows to multiply at once; None: by ``n_rows``.
         shared_bytes: largest shared memory of a program.
+        group: inputs of a scale group, which are multiplied at a time; 0: the weight has none.
     """
     rows = row_tile or next((size for size in ROW_TILES if size >= n_rows), ROW_TILES[-1])
     is_byte = weight_dtype.itemsize == 1
-    outputs, inputs = 64 if rows <= 32 or (is_byte and rows <= 64) else 128, 128 if is_byte else 64
-    stage_bytes = inputs * (outputs * weight_dtype.itemsize + rows * dtype.itemsize)
-    most_leaves = {16: 8, 32: 4, 64: 2, 128: 2}.get(rows, 1)  # what registers hold, as compiled for a Hopper GPU
-    return Tile(rows, outputs, inputs, max(1, min(4, shared_bytes // stage_bytes)), most_leaves)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _sum_leaves(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and knows only its own
-    x_at,
-    weight_at,
-    in_rows,
-    in_outs,
-    n_in,
-    leaf_size,
-    first,
-    leaves: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-    block_k: tl.constexpr,
-):
-    """The sum of ``leaves`` leaves from ``first`` on, fp32 ``[block_n, block_m]``."""
-    if leaves == 1:
-        total = tl.zeros((block_n, block_m), dtype=tl.float32)
-        end = tl.minimum((first + 1) * leaf_size, n_in)
-        for at in range(first * leaf_size, end, block_k):
-            inputs = at + tl.arange(0, block_k)
-            inside = inputs < end
-            left = tl.load(weight_at + inputs[None, :], mask=in_outs[:, None] & inside[None, :], other=0.0)
-            right = tl.load(x_at + inputs[:, None], mask=in_rows[None, :] & inside[:, None], other=0.0)
-            total = tl.dot(left.to(right.dtype), right, total, input_precision="ieee")  # which bf16 ignores
-        return total
-    else:  # noqa: RET505  # Triton compiles only the branch that a constant chooses
-        half: tl.constexpr = leaves // 2
-        sizes = (in_rows, in_outs, n_in, leaf_size)
-        one = _sum_leaves(x_at, weight_at, *sizes, first, half, block_m, block_n, block_k)
-        two = _sum_leaves(x_at, weight_at, *sizes, first + half, half, block_m, block_n, block_k)
-        return one + two
+    outputs, inputs = 64 if rows <= 32 or (is_byte and rows <= 64) else 128, group or (128 if is_byte else 64)
+    weight_bytes = inputs * outputs * weight_dtype.itemsize // (2 if weight_dtype == torch.uint8 else 1)
+    stage_bytes = weight_bytes + inputs * rows * dtype.itemsize
+    # What registers hold, as compiled for a Hopper GPU; the sum of a group takes some, too.
+    most_leaves = {16: 8, 32: 4, 64: 2, 128: 2 if group <= 64 else 1}.get(rows, 1)
+    most_stages = 8 if inputs == 32 else 4  # small copies need more of them under way
+    return Tile(rows, outputs, inputs, max(1, min(most_stages, shared_bytes // stage_bytes)), most_leaves)
 
 
 @triton.jit(do_not_specialize=["n_rows"])  # type: ignore[untyped-decorator]
@@ -133,11 +107,15 @@ def _product(  # type: ignore[no-untyped-def]
     scales,
     bias,
     residual,
+    group_scales,
+    group_zeros,
     out,
     n_rows,
     n_out,
     n_in,
     leaf_size,
+    skipped,
+    n_groups,
     x_stride,
     out_stride,
     residual_stride,
@@ -146,6 +124,9 @@ def _product(  # type: ignore[no-untyped-def]
     has_scales: tl.constexpr,
     has_bias: tl.constexpr,
     has_residual: tl.constexpr,
+    group: tl.constexpr,
+    is_packed: tl.constexpr,
+    has_zeros: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
@@ -156,9 +137,13 @@ def _product(  # type: ignore[no-untyped-def]
     outs = (tl.program_id(1) * block_n + tl.arange(0, block_n)).to(tl.int64)
     part = tl.program_id(2)
     in_rows, in_outs = rows < n_rows, outs < n_out
-    x_at, weight_at = x + rows[None, :] * x_stride, weight + outs[:, None] * n_in
-    sizes = (in_rows, in_outs, n_in, leaf_size)
-    total = _sum_leaves(x_at, weight_at, *sizes, part * leaves, leaves, block_m, block_n, block_k)
+    n_columns = n_groups * (group // 2 if is_packed else group) if group > 0 else n_in
+    at = (x + rows[None, :] * x_stride, weight + outs[:, None] * n_columns)
+    groups_at = (group_scales + outs * n_groups, group_zeros + outs * n_groups)
+    sizes = (in_rows, in_outs, n_in, leaf_size, skipped)
+    total = sum_leaves(
+        *at, *groups_at, *sizes, part * leaves, leaves, group, is_packed, has_zeros, block_m, block_n, block_k
+    )
     result = tl.trans(total)
     inside = in_rows[:, None] & in_outs[None, :]
     if is_complete:
@@ -192,8 +177,8 @@ def multiply(
         residual: ``[rows, n_out]`` of the dtype of ``out``.
         overlaps: each kernel may start before the previous one ends, and waits for it (``launch_options``).
     """
-    weight, leaves, n_out = matrix.weight, matrix.leaves, len(matrix.weight)
-    tile = tile or choose_tile(len(x), x.dtype, weight.dtype, row_tile, get_card(x.device).shared_bytes)
+    leaves, n_out = matrix.leaves, len(matrix.weight)
+    tile = tile or choose_matrix_tile(matrix, len(x), x, row_tile)
     programs = tile.programs(min(len(x), MOST_ROWS), n_out, leaves)
     size = MOST_ROWS if programs > 1 else max(1, len(x))
     for first in range(0, len(x), size):
@@ -205,16 +190,32 @@ def multiply(
             "residual": None if residual is None else residual[some],
         }
         if programs == 1:
-            _launch(rows, weight, target, leaves, leaves, tile, overlaps, **extras)
+            _launch(rows, matrix, target, leaves, leaves, tile, overlaps, **extras)
             continue
         sums = torch.empty(programs * len(rows), n_out, dtype=torch.float32, device=x.device)
-        _launch(rows, weight, sums, leaves, leaves // programs, tile, overlaps)
+        _launch(rows, matrix, sums, leaves, leaves // programs, tile, overlaps)
         add_leaves(sums, target, overlaps=overlaps, **extras)
+
+
+def choose_matrix_tile(matrix: Matrix, n_rows: int, x: Tensor, row_tile: int | None = None) -> Tile:
+    """Return the tile for ``n_rows`` rows like ``x`` on its device; ``row_tile`` as for ``choose_tile``."""
+    group = 0 if matrix.groups is None else matrix.groups.size
+    return choose_tile(n_rows, x.dtype, matrix.weight.dtype, row_tile, get_card(x.device).shared_bytes, group)
+
+
+def group_arguments(matrix: Matrix, other: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int], tuple[Any, ...]]:
+    """Return what kernels take of scale groups: scales and zeros (or ``other``), two sizes, three constants."""
+    groups = matrix.groups
+    if groups is None:
+        return (other, other), (0, 0), (0, False, False)
+    zeros, is_packed = groups.zeros, matrix.weight.dtype == torch.uint8
+    tensors = groups.scales, other if zeros is None else zeros
+    return tensors, (groups.skipped, groups.scales.shape[1]), (groups.size, is_packed, zeros is not None)
 
 
 def _launch(
     x: Tensor,
-    weight: Tensor,
+    matrix: Matrix,
     out: Tensor,
     leaves: int,
     program_leaves: int,
@@ -224,20 +225,24 @@ def _launch(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> None:
-    (n_rows, n_in), n_out = x.shape, len(weight)
+    (n_rows, n_in), n_out = x.shape, len(matrix.weight)
     extras = [out if extra is None else extra for extra in (scales, bias, residual)]
+    groups, group_sizes, group_kind = group_arguments(matrix, out)
     grid = triton.cdiv(n_rows, tile.rows), triton.cdiv(n_out, tile.outputs), leaves // program_leaves
     _product[grid](
         x,
-        weight,
+        matrix.weight,
         *extras,
+        *groups,
         out,
         *(n_rows, n_out, n_in),
         triton.cdiv(n_in, leaves),
+        *group_sizes,
         *(one.stride(0) for one in (x, out, extras[2])),
         program_leaves,
         program_leaves == leaves,
         *(extra is not None for extra in (scales, bias, residual)),
+        *group_kind,
         *(tile.rows, tile.outputs, tile.inputs),
         overlaps,
         num_stages=tile.stages,

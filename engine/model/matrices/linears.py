@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.model.matrices.quantization import FP8, INT8, THRESHOLD, Quantization, bitsandbytes
+from engine.model.matrices.quantization import FP8, INT8, SCALES, THRESHOLD, Quantization, bitsandbytes
 
-SCALES = "SCB"  # bitsandbytes' name of the scales, also in checkpoints
 FP8_DTYPE = torch.float8_e4m3fn
 DTYPES = {INT8: torch.int8, FP8: FP8_DTYPE}
 WEIGHTS_AT_ONCE = 1 << 20  # quantized together: the temporary memory is several times the result
@@ -192,8 +191,3 @@ def _row_blocks(weight: Tensor) -> list[slice]:
     n_out, n_in = weight.shape
     step = max(1, WEIGHTS_AT_ONCE // max(1, n_in))
     return [slice(first, first + step) for first in range(0, n_out, step)]
-
-
-def scale_of(weight: str) -> str:
-    """Return compressed-tensors' name of the scales of a weight: ``X.weight`` -> ``X.weight_scale``."""
-    return f"{weight}_scale"

@@ -1,21 +1,23 @@
-"""Determines which weights of one byte a model's decoder layers have or get; ``linears`` has the modules."""
+"""Determines in which format a model's decoder layers have or get their matrices."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError, UnsupportedModelError, require_extra
+from engine.model.matrices.layout import WeightLayout, read_layout
 
 if TYPE_CHECKING:  # commands read specs and flags without torch
     import torch
 
-INT8, FP8 = "int8", "fp8"
-QUANTIZATIONS = (INT8, FP8)
+INT8, FP8, INT4 = "int8", "fp8", "int4"
+QUANTIZATIONS = (INT8, FP8)  # that weights in full precision can get
+SCALES = "SCB"  # bitsandbytes' name of the scales, also in checkpoints
+BITSANDBYTES = WeightLayout(8, scale=(SCALES,), divisor=127.0)
 THRESHOLD = 6.0  # bitsandbytes' default; larger activations are outliers
 
 
@@ -24,18 +26,23 @@ class Quantization:
     """Format of the matrices of a model's decoder layers.
 
     Args:
-        name: one of ``QUANTIZATIONS``.
+        name: ``INT8``, ``FP8`` or ``INT4``.
         threshold: size of activations that are outliers, if activations are int8 too; None: they keep their dtype.
+        layout: of the checkpoint's matrices; None: they are in full precision, or bitsandbytes' int8.
+        widens: whether stored numbers become weights in full precision when they are loaded.
     """
 
     name: str
     threshold: float | None = None
+    layout: WeightLayout | None = None
+    widens: bool = False
 
 
 def check_quantization(name: str | None, config: Any, device: torch.device | None = None) -> Quantization | None:
     """Return the quantization that a model's decoder layers run in; None: none.
 
-    int8 on a CPU is bitsandbytes', whose activations are int8 too. Elsewhere only weights have one byte.
+    int8 on a CPU is bitsandbytes', whose activations are int8 too. Elsewhere only weights are small. Scales of groups
+    are for a GPU's kernels; on a CPU such weights are widened.
 
     Args:
         name: the user's option.
@@ -52,13 +59,17 @@ def check_quantization(name: str | None, config: Any, device: torch.device | Non
     if stored is not None and name not in (None, stored.name):
         raise ConfigError(f"quantization is {name!r}, but the checkpoint's weights are {stored.name}; leave it out")
     found = stored if stored is not None or name is None else Quantization(name, THRESHOLD if name == INT8 else None)
-    if found is None or found.name != INT8 or device is None:
+    if found is None or device is None:
         return found
     from engine.device import is_host
 
-    if not is_host(device):
-        return Quantization(INT8)
-    bitsandbytes()
+    if found.layout is not None:
+        is_wide = is_host(device) and (found.layout.is_grouped or not found.layout.is_float)
+        return Quantization(found.name, layout=found.layout, widens=is_wide)
+    if found.name == INT8 and not is_host(device):
+        return Quantization(INT8, layout=BITSANDBYTES if stored is not None else None)
+    if found.name == INT8:
+        bitsandbytes()
     return found
 
 
@@ -72,43 +83,16 @@ def stored_quantization(config: Any) -> Quantization | None:
     if not given:
         return None
     values: dict[str, Any] = given if isinstance(given, dict) else given.to_dict()
-    method = str(getattr(values.get("quant_method"), "value", values.get("quant_method", "bitsandbytes")))
-    if method == "compressed-tensors":
-        _check_compressed(values)
-        return Quantization(FP8)
-    if method != "bitsandbytes" or not (values.get("load_in_8bit") or values.get("_load_in_8bit")):
+    method = values.get("quant_method", "bitsandbytes")
+    if str(getattr(method, "value", method)) != "bitsandbytes":
+        layout = read_layout(values)
+        return Quantization(FP8 if layout.is_float else f"int{layout.bits}", layout=layout)
+    if not (values.get("load_in_8bit") or values.get("_load_in_8bit")):
         raise UnsupportedModelError(
-            f"quantization_config says {method} ({values}): only weights in full precision, which can be made int8 or "
-            f"fp8 (quantization), bitsandbytes' int8 (load_in_8bit) and compressed-tensors' fp8 are read"
+            "quantization_config says bitsandbytes without load_in_8bit: of its formats only int8 is read; the "
+            "checkpoint in full precision, fp8, AWQ or GPTQ would do"
         )
     return Quantization(INT8, float(values.get("llm_int8_threshold", THRESHOLD)))
-
-
-def _check_compressed(values: Mapping[str, Any]) -> None:
-    """Check that compressed-tensors' weights are fp8 with a scale per output or matrix; ignores activations.
-
-    Raises:
-        UnsupportedModelError: they are something else; names the field.
-    """
-    for name in ("kv_cache_scheme", "sparsity_config", "transform_config"):
-        if values.get(name):
-            raise UnsupportedModelError(f"quantization_config has {name} ({values[name]}), which is not read")
-    groups = values.get("config_groups") or {}
-    if not isinstance(groups, Mapping) or not groups:
-        raise UnsupportedModelError("quantization_config says compressed-tensors and has no config_groups")
-    for name, group in groups.items():
-        weights = (group.get("weights") if isinstance(group, Mapping) else None) or {}
-        kind = f"{weights.get('type')}{weights.get('num_bits')}"
-        if kind != "float8" or not weights.get("symmetric", True):
-            raise UnsupportedModelError(
-                f"config_groups.{name}.weights of quantization_config are {kind}, symmetric "
-                f"{weights.get('symmetric', True)}: of compressed-tensors only symmetric fp8 (float, 8 bits) is read"
-            )
-        if weights.get("strategy") not in ("tensor", "channel"):
-            raise UnsupportedModelError(
-                f"config_groups.{name}.weights.strategy of quantization_config is {weights.get('strategy')!r}: fp8 is "
-                f"read with one scale for a matrix (tensor) or for each of its outputs (channel), not for blocks"
-            )
 
 
 @cache

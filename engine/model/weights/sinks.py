@@ -88,30 +88,6 @@ class ColumnSink(Sink):
         self.tensor[begin : begin + len(kept)] = kept.to(self.tensor.device)
 
 
-class ScaleSink(Sink):
-    """Fills the fp32 scales ``[n_out]`` of a matrix, of which the file has one per output or one for all.
-
-    Args:
-        place: of the scales.
-        n_out: outputs.
-        device: of the result.
-        divisor: of the stored scales: 127 if that is the largest number of an int8 row.
-    """
-
-    def __init__(self, place: TensorLocation, n_out: int, device: torch.device, divisor: float = 1.0) -> None:
-        super().__init__(place)
-        self._divisor = divisor
-        self.tensor = torch.empty(n_out, dtype=torch.float32, device=device)
-
-    def put(self, first: int, stored: Tensor) -> None:
-        begin = first // self.unit
-        scales = stored.to(self.tensor.device).float() / self._divisor
-        if self.place.n_bytes == self.unit:
-            self.tensor.copy_(scales.expand(len(self.tensor)))
-        else:
-            self.tensor[begin : begin + len(stored)] = scales
-
-
 class MapSink(Sink):
     """A tensor that is mapped from the file. Reading its bytes brings their pages into the cache.
 

@@ -13,13 +13,15 @@ from torch import Tensor
 from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import SINGLE, check_format, files_of_tensors
 from engine.model.gguf.folder import referred_file, refers_to_gguf
-from engine.model.matrices.linears import DTYPES, FP8_DTYPE, SCALES, quantize, scale_of
-from engine.model.matrices.quantization import FP8, Quantization
+from engine.model.matrices.layout import WeightLayout
+from engine.model.matrices.linears import DTYPES, FP8_DTYPE, quantize
+from engine.model.matrices.quantization import Quantization
+from engine.model.matrices.stored import stored_dtypes, stored_shapes
 from engine.model.share import INNER, OUTER, WeightPart
 from engine.model.weights.files import GgufFile, TensorFile, TensorLocation
 from engine.model.weights.meter import Meter
 from engine.model.weights.reader import read_tensors
-from engine.model.weights.sinks import ColumnSink, CopySink, DequantizeSink, QuantizeSink, ScaleSink, Sink, load_sink
+from engine.model.weights.sinks import ColumnSink, CopySink, DequantizeSink, QuantizeSink, Sink, load_sink
 
 Shape = Sequence[int]
 
@@ -81,38 +83,72 @@ class CheckpointTensors:
         self._add(name, sink, sink.tensor)
         return sink.tensor if part is None or len(shape) > 1 else part.of(sink.tensor)
 
-    def request_quantized(
+    def quantize(
         self, name: str, shape: Shape, quantization: Quantization, part: WeightPart | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return a matrix with one byte a weight and its scales fp32 ``[n_out]``: stored, or quantized during ``read``.
+        """Return a matrix with one byte a weight and its scales fp32 ``[n_out]``, which ``read`` makes.
 
         Of ``part`` of a matrix, numbers and scales are those that the whole matrix has there.
 
         Raises:
-            UnsupportedModelError: as ``request``; or the scales are neither one nor one for each output.
+            UnsupportedModelError: as ``request``.
         """
-        is_fp8, n_out, dtype = quantization.name == FP8, shape[0], DTYPES[quantization.name]
-        scales = scale_of(name) if is_fp8 else name.removesuffix("weight") + SCALES
         rows = part if part is not None and part.dim == OUTER else None
-        if scales not in self:
-            by = partial(quantize, quantization=quantization, device=self._device)
-            place = self._locate(name, shape)
-            own = place if rows is None else place.rows(rows.first, rows.last)
-            columns = None if part is None or rows is not None else slice(part.first, part.last)
-            made = QuantizeSink(own, self._device, dtype, self._quantizing, by, columns)
-            self._add(name, made, made.scales)
-            return made.tensor, made.scales
-        if quantization.threshold is not None:  # bitsandbytes' kernels take its scales as they are
-            return self.request(name, dtype, shape, part), self.request(scales, torch.float32, shape[:1], rows)
-        place = self._opened(scales).locate(scales)
-        if place.shape not in ((), (1,), (n_out,), (n_out, 1)):
-            raise UnsupportedModelError(
-                f"{scales!r} in {self._path} has the shape {[*place.shape]}; {'fp8' if is_fp8 else 'int8'} is read "
-                f"with one scale for a matrix ([1]) or for each of its outputs ([{n_out}, 1]), not for blocks"
-            )
-        spread = ScaleSink(place, n_out, self._device, 1.0 if is_fp8 else 127.0)
-        self._add(scales, spread, spread.tensor)
-        return self.request(name, dtype, shape, part), spread.tensor if rows is None else rows.of(spread.tensor)
+        by = partial(quantize, quantization=quantization, device=self._device)
+        place = self._locate(name, shape)
+        own = place if rows is None else place.rows(rows.first, rows.last)
+        columns = None if part is None or rows is not None else slice(part.first, part.last)
+        made = QuantizeSink(own, self._device, DTYPES[quantization.name], self._quantizing, by, columns)
+        self._add(name, made, made.scales)
+        return made.tensor, made.scales
+
+    def has_matrix(self, owner: str, layout: WeightLayout) -> bool:
+        """Return whether the matrix of linear layer ``owner`` is stored as numbers; their scales may be missing."""
+        if layout.weight != "weight":
+            return f"{owner}.{layout.weight}" in self
+        return any(f"{owner}.{name}" in self for name in layout.scale)
+
+    def check_matrix(self, owner: str, layout: WeightLayout, shape: Shape) -> dict[str, TensorLocation]:
+        """Return where the tensors of a stored matrix are, by the last part of their names; reads no values.
+
+        Raises:
+            UnsupportedModelError: a tensor has another shape than a matrix of ``shape`` needs, or its file is damaged.
+        """
+        found: dict[str, TensorLocation] = {}
+        for suffix, shapes in stored_shapes(layout, *shape).items():
+            name = f"{owner}.{suffix}"
+            if not suffix or (name not in self and suffix not in (layout.weight, layout.zero, layout.scale[-1])):
+                continue
+            if suffix in layout.scale and name not in self and len(found) > 1:  # it has one of the other names
+                continue
+            place = found[suffix] = self._opened(name).locate(name)
+            if place.shape not in shapes:
+                allowed = " or ".join(str([*one]) for one in shapes)
+                raise UnsupportedModelError(
+                    f"{name!r} in {self._path} has the shape {[*place.shape]}, but the matrix {[*shape]} that "
+                    f"config.json describes needs {allowed}"
+                )
+            dtypes = stored_dtypes(layout, suffix)
+            if place.dtype not in dtypes:
+                allowed = " or ".join(str(one)[6:] for one in dtypes)
+                raise UnsupportedModelError(
+                    f"{name!r} in {self._path} has the dtype {str(place.dtype)[6:]}, but quantization_config of "
+                    f"config.json means {allowed}"
+                )
+        return found
+
+    def request_matrix(self, owner: str, layout: WeightLayout, shape: Shape) -> dict[str, Tensor]:
+        """Return the tensors of a stored matrix on the CPU as they are in the file, filled by ``read``.
+
+        Raises:
+            UnsupportedModelError: as ``check_matrix``.
+        """
+        tensors = {}
+        for suffix, place in self.check_matrix(owner, layout, shape).items():
+            sink = load_sink(place, torch.device("cpu"), place.dtype)
+            self._add(f"{owner}.{suffix}", sink, sink.tensor)
+            tensors[suffix] = sink.tensor
+        return tensors
 
     def read(self, meter: Meter) -> None:
         """Read all requested tensors.

@@ -46,12 +46,12 @@ def test_a_gguf_file_is_a_model_and_a_draft_model(file: str, monkeypatch: pytest
 def test_a_stage_has_a_number_of_ranks_that_can_share_the_model(tiny_checkpoint: Path) -> None:
     spec = read_checkpoint(tiny_checkpoint)[0]
     for ranks in (1, spec.n_kv_heads):
-        check_tensor_parallel(tiny_checkpoint, spec, TargetOptions(str(tiny_checkpoint), tensor_parallel=ranks))
+        check_tensor_parallel(spec, TargetOptions(str(tiny_checkpoint), tensor_parallel=ranks))
     with pytest.raises(ConfigError, match="tensor_parallel is 7; this model has "):
-        check_tensor_parallel(tiny_checkpoint, spec, TargetOptions(str(tiny_checkpoint), tensor_parallel=7))
+        check_tensor_parallel(spec, TargetOptions(str(tiny_checkpoint), tensor_parallel=7))
     options = TargetOptions(str(tiny_checkpoint), tensor_parallel=3, device="cuda", numerics="exact")
     with pytest.raises(ConfigError, match="numerics exact allow only 1, 2, 4, 8"):
-        check_tensor_parallel(tiny_checkpoint, spec, options)
+        check_tensor_parallel(spec, options)
 
 
 @pytest.mark.parametrize("name", ["demo", "SmolLM2-135M-Instruct"])

@@ -17,10 +17,11 @@ from engine.cuda.kernels.rows import embed, move_rows
 from engine.cuda.kernels.truncation import Truncation
 from engine.cuda.layer import StepOnDevice, run_layer
 from engine.cuda.occupancy import count_attention_programs
-from engine.cuda.operands import Heads, LayerWeights, Matrix, Norm, RotaryFrequencies
+from engine.cuda.operands import ExpertMlps, Heads, LayerWeights, Matrix, Mlp, Norm, RotaryFrequencies
 from engine.cuda.plan.layout import BUCKETS, PlanLayout
 from engine.cuda.products import Products
 from engine.kv.arena import KVLayer
+from engine.model.matrices.groups import ScaleGroups
 
 SLOTS, PLAN_INTS, N_PARTIALS = 4096, 1 << 19, 512
 META = torch.device("meta")
@@ -44,26 +45,65 @@ def make_meta_matrix(
     return Matrix(make_meta(n_out, n_in, dtype=dtype), scales, bias, leaves or choose_leaves(n_out))
 
 
+def make_meta_groups(
+    n_out: int,
+    n_in: int,
+    dtype: torch.dtype,
+    leaves: int | None = None,
+    size: int = 128,
+    scale: torch.dtype = FP32,
+    has_zeros: bool = False,
+) -> Matrix:
+    """Return a matrix ``[n_out, n_in]`` with scale groups of ``size`` inputs; ``uint8`` is packed int4."""
+    n_groups = -(-n_in // size)
+    zeros = make_meta(n_out, n_groups, dtype=torch.int16) if has_zeros else None
+    groups = ScaleGroups(make_meta(n_out, n_groups, dtype=scale), zeros, size, n_in)
+    width = n_groups * size // (2 if dtype == torch.uint8 else 1)
+    return Matrix(make_meta(n_out, width, dtype=dtype), None, None, leaves or choose_leaves(n_out), groups=groups)
+
+
+MakeMatrix = Callable[..., Matrix]  # ``make_meta_matrix``, ``make_meta_groups``
+
+
 def make_layer(
-    hidden: int, width: int, heads: Heads, dtype: torch.dtype = BF16, is_gemma: bool = False, has_bias: bool = False
+    hidden: int,
+    width: int,
+    heads: Heads,
+    dtype: torch.dtype = BF16,
+    make: MakeMatrix = make_meta_matrix,
+    is_gemma: bool = False,
+    has_bias: bool = False,
+    n_experts: int = 0,
 ) -> LayerWeights:
-    """Return a decoder layer whose MLP has ``width`` inner numbers, of Llama's kind or of Gemma's."""
+    """Return a decoder layer whose MLP or experts have ``width`` inner numbers, of Llama's kind or of Gemma's."""
     dim = heads.head_dim
     norm, head_norm = Norm(make_meta(hidden), 1e-6, float(is_gemma)), Norm(make_meta(dim), 1e-6, float(is_gemma))
+    n_qkv = (heads.n_heads + 2 * heads.n_kv_heads) * dim
+    qkv = make_meta_matrix(n_qkv, hidden, dtype, has_bias=True) if has_bias else make(n_qkv, hidden, dtype)
     return LayerWeights(
         heads=heads,
         rotary=RotaryFrequencies(make_meta(dim // 2, dtype=FP32), 1.0),
         activation="gelu_tanh" if is_gemma else "silu",
         before_attention=norm,
-        qkv=make_meta_matrix((heads.n_heads + 2 * heads.n_kv_heads) * dim, hidden, dtype, has_bias=has_bias),
+        qkv=qkv,
         head_norms=(head_norm, head_norm) if is_gemma else None,
-        attention_out=make_meta_matrix(hidden, heads.n_heads * dim, dtype, INPUT_LEAVES),
+        attention_out=make(hidden, heads.n_heads * dim, dtype, INPUT_LEAVES),
         after_attention=norm if is_gemma else None,
         before_mlp=norm,
-        gate_up=make_meta_matrix(2 * width, hidden, dtype),
-        down=make_meta_matrix(hidden, width, dtype, INPUT_LEAVES),
+        mlp=make_experts(hidden, width, dtype, make, n_experts) if n_experts else make_mlp(hidden, width, dtype, make),
         after_mlp=norm if is_gemma else None,
     )
+
+
+def make_mlp(hidden: int, width: int, dtype: torch.dtype, make: MakeMatrix) -> Mlp:
+    return Mlp(make(2 * width, hidden, dtype), make(hidden, width, dtype, INPUT_LEAVES))
+
+
+def make_experts(hidden: int, width: int, dtype: torch.dtype, make: MakeMatrix, n_experts: int) -> ExpertMlps:
+    """Return experts of which a row has 8, like Qwen3's."""
+    router = make_meta_matrix(n_experts, hidden, BF16)
+    gate_up, down = make(n_experts * 2 * width, hidden, dtype, 1), make(n_experts * hidden, width, dtype, 1)
+    return ExpertMlps(router, gate_up, down, n_experts, 0, n_experts, 8, normalizes=True, rounds_weights=True)
 
 
 LAYERS = {
@@ -72,6 +112,12 @@ LAYERS = {
     "8B int8": make_layer(4096, 14336, Heads(32, 8, 128, 1.0), torch.int8),
     "70B fp8": make_layer(8192, 28672, Heads(64, 8, 128, 1.0), FP8),
     "Qwen2.5 7B": make_layer(3584, 18944, Heads(28, 4, 128, 1.0), has_bias=True),
+    "70B AWQ": make_layer(
+        8192, 28672, Heads(64, 8, 128, 1.0), torch.uint8, partial(make_meta_groups, scale=BF16, has_zeros=True)
+    ),
+    "8B fp8 blocks": make_layer(4096, 12288, Heads(32, 8, 128, 1.0), FP8, make_meta_groups),
+    "Qwen3 30B-A3B": make_layer(2048, 768, Heads(32, 4, 128, 1.0), n_experts=128),
+    "Qwen3 30B-A3B fp8": make_layer(2048, 768, Heads(32, 4, 128, 1.0), FP8, make_meta_groups, n_experts=128),
     "Gemma 3 4B": make_layer(2560, 10240, Heads(8, 4, 256, 1.0, 1024), is_gemma=True),
 }
 
@@ -87,6 +133,12 @@ def run(weights: LayerWeights, n_rows: int, n_pieces: int = 1, n_layers: int = 1
     arena = KVLayer.of(*(make_meta(SLOTS, heads.n_kv_heads, heads.head_dim) for _ in range(2)))
     for _ in range(n_layers):
         run_layer(weights, hidden, step, arena, Products())
+
+
+def run_product(matrix: Matrix, n_rows: int) -> None:
+    """Launch a product by a matrix with scale groups."""
+    assert matrix.groups is not None
+    Products().multiply(make_meta(n_rows, matrix.groups.n_in), matrix)
 
 
 def run_head(vocab: int, dtype: torch.dtype, n_rows: int) -> None:
@@ -118,11 +170,20 @@ def run_moves(n: int) -> None:
     move_rows(arena[:, 0], arena[:, 1], make_ints(n), make_ints(n))
 
 
+GROUPED = {
+    "int4, groups of 32": make_meta_groups(4096, 4096, torch.uint8, INPUT_LEAVES, 32, BF16),
+    "int4, groups of 64 with zeros": make_meta_groups(4096, 4096, torch.uint8, INPUT_LEAVES, 64, BF16, has_zeros=True),
+    "int8, groups of 128": make_meta_groups(4096, 4096, torch.int8, INPUT_LEAVES, 128, BF16),
+}
 RULES = "top_k top_p log_min_p"
 HEADS = {"bf16": BF16, "int8": torch.int8, "fp8": FP8}
 CASES: dict[str, Callable[[], None]] = {
     **{f"{name}, {n} rows": partial(run, LAYERS[name], n) for name in LAYERS for n in BUCKETS},
-    "8B, 16 rows, overlapping launches": partial(run, LAYERS["8B"], 16, overlaps=True),
+    **{
+        f"{name}, 16 rows, overlapping launches": partial(run, LAYERS[name], 16, overlaps=True)
+        for name in ("8B", "Qwen3 30B-A3B")
+    },
+    **{f"{name}, {n} rows": partial(run_product, GROUPED[name], n) for name in GROUPED for n in BUCKETS},
     **{f"{name} head, {n} rows": partial(run_head, 128256, HEADS[name], n) for name in HEADS for n in BUCKETS},
     "draws of 128,256": partial(run_draws, 128256, False, ""),
     "truncated and masked draws of 128,256": partial(run_draws, 128256, True, RULES),

@@ -10,13 +10,23 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from engine.cuda import graphs, weights
 from engine.cuda.executor import Executor
 from engine.cuda.products import Products
 from engine.model.exchange import Ranks
+from engine.model.matrices.experts import put_experts
+from engine.model.matrices.layout import WeightLayout
 from engine.model.matrices.linears import DTYPES, ScaledLinear, is_layer_matrix, quantize_rows
+from engine.model.matrices.stored import quantize_as
 from engine.model.ranges import LayerRange
 from engine.model.shard import ModelShard
 from engine.model.share import RankShare
@@ -42,14 +52,18 @@ def leaves_depend_on_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def model(key_heads: int, dtype: str = "", family: str = "llama") -> Any:
-    """A seeded model with biases and 8 query heads; ``dtype`` is that of its one-byte weights."""
+    """A seeded model with 8 query heads, and biases if the family has them; ``dtype`` is that of its small weights."""
     sizes: dict[str, Any] = {
         "vocab_size": 41, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8,
         "num_attention_heads": 8, "num_key_value_heads": key_heads, "max_position_embeddings": 128,
         "initializer_range": 0.3, "attention_bias": True, "tie_word_embeddings": False,
     }  # fmt: skip
     torch.manual_seed(9)
-    if family == "llama":
+    if family == "qwen3_moe":
+        sizes |= {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+        made: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes))
+        put_experts(made)
+    elif family == "llama":
         made = LlamaForCausalLM(LlamaConfig(**sizes, mlp_bias=True))
     else:
         made = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, sliding_window=9, final_logit_softcapping=30.0))
@@ -59,6 +73,10 @@ def model(key_heads: int, dtype: str = "", family: str = "llama") -> Any:
             torch.nn.init.normal_(parameter)
         if dtype and is_layer_matrix(made, name):
             place = name.removesuffix(".weight")
+            if dtype == "int4":
+                stored = quantize_as(parameter.detach(), WeightLayout(4, group=32, zero="zeros"))
+                made.set_submodule(place, stored.linear(made.get_submodule(place).bias))
+                continue
             quantized = quantize_rows(parameter.detach(), DTYPES[dtype])
             made.set_submodule(place, ScaledLinear(*quantized, made.get_submodule(place).bias))
     return made
@@ -130,6 +148,10 @@ CLUSTER, MATRIX = pytest.mark.cluster, pytest.mark.matrix
 @pytest.mark.parametrize(("size", "by_rows", "case"), [
     pytest.param(4, False, (2,), marks=CLUSTER),  # key heads of two ranks
     pytest.param(2, True, (4, "int8"), marks=CLUSTER),
+    pytest.param(4, False, (2, "int4"), marks=CLUSTER),  # ranks begin within a group
+    pytest.param(2, True, (2, "", "qwen3_moe"), marks=CLUSTER),
+    pytest.param(8, False, (2, "int4", "qwen3_moe"), marks=MATRIX),
+    pytest.param(2, True, (2, "int8", "qwen3_moe"), marks=MATRIX),
     pytest.param(4, True, (2, "fp8"), marks=MATRIX),
     pytest.param(2, False, (4, "", "gemma3"), marks=MATRIX),
     pytest.param(8, True, (4, "int8"), marks=MATRIX),

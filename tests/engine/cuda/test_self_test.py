@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Gemma3TextConfig, LlamaConfig
+from transformers import Gemma3TextConfig, LlamaConfig, Qwen3MoeConfig
 
+from engine import device
 from engine.cuda import layer, products, self_test
 from engine.cuda.kernels.gemm import choose_tile
 from engine.cuda.operands import Matrix, Norm
 from engine.model.build import random_model
+from engine.model.matrices import groups
 
 pytestmark = pytest.mark.cluster
+
+CPU = torch.device("cpu")
 
 SIZES: dict[str, Any] = {
     "vocab_size": 41,
@@ -43,6 +47,9 @@ def model(family: str, activation: str = "silu") -> Any:
     """Of one layer."""
     if family == "llama":
         return random_model(LlamaConfig(**SIZES, hidden_act=activation), torch.float32, torch.device("cpu"), None)
+    if family == "qwen3_moe":
+        few = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+        return random_model(Qwen3MoeConfig(**SIZES, **few), torch.float32, CPU, None)
     config = Gemma3TextConfig(**SIZES, sliding_window=12, layer_types=["sliding_attention"])
     return random_model(config, torch.float32, torch.device("cpu"), None)
 
@@ -62,9 +69,21 @@ def wrap(patch: pytest.MonkeyPatch, module: Any, name: str, change: Callable[...
     patch.setattr(module, name, changed)
 
 
-def test_right_kernels_pass() -> None:
-    found = verdict("gemma3")
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_moe"])
+def test_right_kernels_pass(family: str) -> None:
+    found = verdict(family)
     assert (found.kernel_fault, found.order_fault, found.row_tile) == ("", "", None)
+
+
+def test_right_products_of_groups_pass_and_wrong_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "is_host", lambda _: False)  # a CPU would dequantise
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    config = LlamaConfig(**SIZES | {"hidden_size": 48}, quantization_config=awq)
+    quantised = random_model(config, torch.float32, CPU, None)
+    found = self_test.self_test([quantised], is_exact=True)
+    assert (found.kernel_fault, found.order_fault) == ("", "")
+    monkeypatch.setattr(groups, "CENTRE", 7)  # of the modules; kernels have their own
+    assert "a layer differs from the oracle" in self_test.self_test([quantised], is_exact=True).kernel_fault
 
 
 def test_a_missing_kernel_is_named() -> None:

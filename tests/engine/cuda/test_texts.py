@@ -23,19 +23,21 @@ TEXT = [5, 6, 7]
 
 
 @pytest.mark.parametrize(
-    ("products", "strategy", "quantization"),
+    ("family", "products", "strategy", "quantization"),
     [
-        pytest.param(Products(by_library=True), None, None, marks=pytest.mark.cluster),
-        pytest.param(Products(by_library=True), None, "fp8", marks=pytest.mark.matrix),
-        pytest.param(Products(), "tensor", None, marks=pytest.mark.matrix),
-        pytest.param(Products(row_tile=16), "channel", None, marks=pytest.mark.matrix),
+        pytest.param("qwen2", Products(by_library=True), None, None, marks=pytest.mark.cluster),
+        pytest.param("qwen2", Products(by_library=True), None, "fp8", marks=pytest.mark.matrix),
+        pytest.param("qwen2", Products(), "tensor", None, marks=pytest.mark.matrix),
+        pytest.param("qwen2", Products(row_tile=16), "channel", None, marks=pytest.mark.matrix),
+        pytest.param("qwen3_moe", Products(), None, None, marks=pytest.mark.cluster),
+        pytest.param("mixtral", Products(by_library=True), None, "fp8", marks=pytest.mark.matrix),
     ],
     ids=str,
 )
 def test_texts_are_those_of_hugging_face_layers(
-    products: Products, strategy: str | None, quantization: str | None, tmp_path: Path
+    family: str, products: Products, strategy: str | None, quantization: str | None, tmp_path: Path
 ) -> None:
-    path = saved_model("qwen2") if strategy is None else fp8_checkpoint("qwen2", tmp_path / "fp8", strategy)
+    path = saved_model(family) if strategy is None else fp8_checkpoint(family, tmp_path / "fp8", strategy)
     found: list[list[list[int]]] = []
     answers: dict[tuple[int, ...], list[int]] = {}
     for has_executor in (False, True):

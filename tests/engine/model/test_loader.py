@@ -115,13 +115,9 @@ LONGROPE = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4, "factor": 2.0}
         *(
             ("llama", {"quantization_config": config}, message)
             for config, message in (
-                (quantization_config("block"), "strategy of quantization_config is 'block': .* not for blocks"),
-                (quantization_config(num_bits=4, type="int"), "weights of quantization_config are int4"),
-                (quantization_config(symmetric=False), "symmetric False"),
-                (quantization_config() | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
-                (quantization_config() | {"config_groups": {}}, "no config_groups"),
-                ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "compressed-tensors' fp8 are read"),
-                ({"quant_method": "gptq", "bits": 4}, "gptq .* bitsandbytes' int8"),
+                (quantization_config(symmetric=False), "symmetric is False"),
+                (quantization_config() | {"config_groups": {}}, "config_groups is {}"),
+                ({"quant_method": "exl3"}, "quantization_config.quant_method is 'exl3', .* AWQ, GPTQ .* would do"),
                 ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "load_in_8bit"),
             )
         ),

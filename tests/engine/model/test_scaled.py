@@ -18,7 +18,8 @@ from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.checkpoint_files import SINGLE
 from engine.model.loader import load_shard
 from engine.model.matrices import quantization
-from engine.model.matrices.linears import SCALES, ScaledLinear, quantize_rows, scale_of
+from engine.model.matrices.linears import ScaledLinear, quantize_rows
+from engine.model.matrices.quantization import SCALES
 from engine.model.ranges import LayerRange
 from engine.model.shard import ModelShard
 from engine.request import Request
@@ -31,6 +32,7 @@ from tests.support.fp8_checkpoints import (
     fp8_checkpoint,
     int8_checkpoint,
     rounded_model,
+    scale_of,
 )
 from tests.support.tiny_models import random_prompts, saved_model
 
@@ -163,7 +165,7 @@ def shaped(name: str, *shape: int) -> Callable[[dict[str, Tensor]], dict[str, Te
         (None, None, shaped(NORM, 1, 32), f"'{NORM}' in .* has the shape"),
         (None, None, shaped(EMBED, 96, 32), f"'{EMBED}' in .* has the shape"),
         (None, None, shaped(HEAD, 32, 97), f"'{HEAD}' in .* has the shape"),
-        (fp8_by("channel"), None, shaped(scale_of(DOWN), 2, 3), rf"{scale_of(DOWN)}' .* \[2, 3\]; .*\[32, 1\]"),
+        (fp8_by("channel"), None, shaped(scale_of(DOWN), 2, 3), rf"{scale_of(DOWN)}' .* \[2, 3\].* \[32, 1\]"),
         (fp8_by("channel"), None, fp8_of(DOWN), f"'{DOWN}' in .* is fp8, which only matrices of its layers"),
         (fp8_by("channel"), None, fp8_of(HEAD), f"'{HEAD}' in .* is fp8, which only matrices of its layers"),
         (int8_checkpoint, None, shaped(INT8_SCALE, 1), rf"'{INT8_SCALE}' in .* has the shape \[1\], .* needs \[32\]"),

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from engine import device
 from engine.loop import Completion
 from engine.model.matrices.quantization import bitsandbytes
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from tests.support.engines import complete_all, make_engine
 from tests.support.fp8_checkpoints import fp8_checkpoint, int8_checkpoint
+from tests.support.quantized_checkpoints import quantized_checkpoint
 from tests.support.rank_threads import threaded_target
 from tests.support.tiny_models import VOCAB, random_prompts, saved_model
 
@@ -55,5 +57,27 @@ def test_the_text_is_that_of_one_rank(
     assert [one.token_ids for one in done] == [one.token_ids for one in alone]
     # Bits of int8 may differ: its sums are exact but for outliers, whose products torch sums in another order for
     # another number of outputs, as it does those of the fp32 head.
+    for found, expected in zip(logits_of(done), logits_of(alone), strict=True):
+        assert found == [(token, pytest.approx(logprob, abs=1e-4)) for token, logprob in expected]
+
+
+@pytest.mark.parametrize("keeps_numbers", [False, True])
+@pytest.mark.parametrize(
+    ("family", "form", "shape"),
+    [("llama", "gptq asymmetric", (4, 1)), ("qwen3_moe", "fp8 block inverse", (2, 2))],  # ranks cut groups; experts
+)
+def test_the_text_of_groups_is_that_of_one_rank(
+    family: str,
+    form: str,
+    shape: tuple[int, int],
+    keeps_numbers: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if keeps_numbers:  # as on a GPU
+        monkeypatch.setattr(device, "is_host", lambda _: False)
+    path = quantized_checkpoint(family, tmp_path / "stored", form)
+    alone, done = complete(path, None), complete(path, None, *shape)
+    assert [one.token_ids for one in done] == [one.token_ids for one in alone]
     for found, expected in zip(logits_of(done), logits_of(alone), strict=True):
         assert found == [(token, pytest.approx(logprob, abs=1e-4)) for token, logprob in expected]

@@ -13,7 +13,7 @@ from engine.cuda.plan.layout import PARTIAL_BYTES
 from engine.drafter.checkpoint.write import write_drafter
 from engine.drafter.settings import DrafterSettings
 from engine.errors import ConfigError
-from engine.model.loader import load_config, load_spec
+from engine.model.loader import load_spec
 from engine.scheduling.batch_limits import SchedulerOptions
 from engine.simulated.profile import PipelineProfile, Simulation
 from engine.target_model.info import TargetInfo
@@ -38,9 +38,9 @@ def options_of(path: Path, stages: int = 1, **changes: object) -> TargetOptions:
 def held(options: TargetOptions, path: Path) -> tuple[TargetInfo, list[int], list[int]]:
     """The target, and bytes of each stage as it is and with one more block."""
     info = describe_target(options, path)
-    ranges, config = stage_ranges(options, path, info), load_config(path)
+    ranges = stage_ranges(options, path, info)
     more = replace(info, n_blocks=info.n_blocks + 1)
-    steps = [step_bytes(config, info.spec, STEP_ROWS, layers.is_last, False) for layers in ranges]
+    steps = [step_bytes(info.spec, STEP_ROWS, layers.is_last, False) for layers in ranges]
     taken = []
     for it in (info, more):
         stages = memory_of_stages(options, path, it, ranges)
@@ -125,13 +125,10 @@ def test_gpus_of_one_kind_have_the_same_room_whatever_is_free(monkeypatch: pytes
 
 def test_memory_is_reserved_for_the_largest_step_its_partials_and_its_logits() -> None:
     assert SchedulerOptions().max_step_rows == STEP_ROWS
-    config, spec = load_config(saved_model("llama")), describe_target(TargetOptions("m"), saved_model("llama")).spec
-    plain = step_bytes(config, spec, STEP_ROWS, is_last=False, has_executor=False)
-    assert step_bytes(config, spec, STEP_ROWS, is_last=False, has_executor=True) - plain == PARTIAL_BYTES
-    assert (
-        step_bytes(config, spec, STEP_ROWS, is_last=True, has_executor=False) - plain
-        == STEP_ROWS * 12 * spec.vocab_size
-    )
+    spec = describe_target(TargetOptions("m"), saved_model("llama")).spec
+    plain = step_bytes(spec, STEP_ROWS, is_last=False, has_executor=False)
+    assert step_bytes(spec, STEP_ROWS, is_last=False, has_executor=True) - plain == PARTIAL_BYTES
+    assert step_bytes(spec, STEP_ROWS, is_last=True, has_executor=False) - plain == STEP_ROWS * 12 * spec.vocab_size
 
 
 def options(folder: Path, kind: str, stages: int = 2) -> TargetOptions:

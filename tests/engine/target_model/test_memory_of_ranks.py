@@ -14,7 +14,7 @@ from engine.drafter.part import NO_DRAFTER
 from engine.drafter.settings import DrafterSettings
 from engine.errors import ConfigError
 from engine.model.exchange import Ranks
-from engine.model.loader import load_config, load_spec
+from engine.model.loader import load_spec
 from engine.model.matrices.linears import PackedLinear
 from engine.model.share import RankShare
 from engine.target_model.info import TargetInfo
@@ -45,13 +45,13 @@ def test_a_block_takes_memory_of_every_rank_and_of_repeated_key_heads() -> None:
 
 
 def test_the_rank_with_the_least_room_is_filled_and_none_is_overfilled() -> None:
-    config, spec = load_config(PATH), load_spec(PATH)
+    spec = load_spec(PATH)
     rooms = (60 * MIB, 50 * MIB, 40 * MIB, 60 * MIB)  # of two stages
     asked = with_cache(options(2, 2), PATH, rooms)
     info = describe_target(asked, PATH)
     for n_blocks, fits in ((info.n_blocks, True), (info.n_blocks + 1, False)):
         held = memory_of_stages(asked, PATH, replace(info, n_blocks=n_blocks), stage_ranges(asked, PATH, info))
-        steps = [step_bytes(config, spec, STEP_ROWS, one.layers.is_last, False, 2) for one in held]
+        steps = [step_bytes(spec, STEP_ROWS, one.layers.is_last, False, 2) for one in held]
         taken = [one.weights + one.kv + step for one, step in zip(held, steps, strict=True)]
         assert (taken[0] <= 50 * MIB and taken[1] <= 40 * MIB) is fits
     assert str(held[1]).startswith("layers 2 to 3, each of 2 ranks: ")
@@ -62,10 +62,10 @@ def test_the_rank_with_the_least_room_is_filled_and_none_is_overfilled() -> None
 
 
 def test_a_step_takes_the_heads_of_a_rank_and_all_logits() -> None:
-    config, spec = load_config(PATH), load_spec(PATH)
-    one, two = (step_bytes(config, spec, 1, False, False, n) for n in (1, 2))
+    spec = load_spec(PATH)
+    one, two = (step_bytes(spec, 1, False, False, n) for n in (1, 2))
     assert one - two == 4 * (2 * (4 + 2 * 2) * 8 // 2 + 3 * 48 // 2 - 2 * 32)  # and the sums of both ranks
-    assert step_bytes(config, spec, 1, True, False, 2) - two == 3 * 4 * spec.vocab_size
+    assert step_bytes(spec, 1, True, False, 2) - two == 3 * 4 * spec.vocab_size
 
 
 def test_errors_speak_of_a_rank() -> None:

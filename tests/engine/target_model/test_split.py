@@ -90,7 +90,15 @@ def test_memory_moves_layers_and_is_refused_where_it_cannot() -> None:
 
 @pytest.mark.parametrize(
     ("family", "stages", "quantization"),
-    [("llama", 1, "fp8"), ("qwen2", 3, None), ("qwen3", 3, "fp8"), ("qwen3", 1, None), ("gemma3", 3, None)],
+    [
+        ("llama", 1, "fp8"),
+        ("qwen2", 3, None),
+        ("qwen3", 3, "fp8"),
+        ("qwen3", 1, None),
+        ("gemma3", 3, None),
+        ("qwen3_moe", 3, None),
+        ("mixtral", 1, "fp8"),
+    ],
 )
 def test_bytes_of_a_stage_are_those_of_its_shard(family: str, stages: int, quantization: str | None) -> None:
     path = saved_model(family)

@@ -33,7 +33,7 @@ def _logits(model: Any) -> torch.Tensor:
 
 
 def test_every_supported_family_is_tested() -> None:
-    assert set(FAMILIES) == set(families.FAMILIES)
+    assert set(FAMILIES) == {name for name, family in families.FAMILIES.items() if family.gguf.architecture}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -66,7 +66,7 @@ def test_a_matrix_is_quantised_row_by_row_as_it_would_be_as_a_whole(
     save_file({"layer.weight": weight, "before": torch.ones(3)}, tmp_path / "model.safetensors")
     monkeypatch.setattr(reader, "READ_BYTES", 7 * 20 * stored.itemsize + 3)
     tensors = CheckpointTensors(tmp_path, CPU)
-    found = tensors.request_quantized("layer.weight", weight.shape, INT8_WITH_OUTLIERS)
+    found = tensors.quantize("layer.weight", weight.shape, INT8_WITH_OUTLIERS)
     tensors.request("before", torch.float32, (3,))
     tensors.read(Meter())
     tensors.close()
