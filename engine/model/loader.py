@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,20 +28,19 @@ from engine.model.checkpoint_files import (
 from engine.model.exchange import Ranks, put_ranks
 from engine.model.families import get_family
 from engine.model.gguf.folder import SOURCE, refers_to_gguf
-from engine.model.matrices.linears import is_layer_matrix, put_matrix
+from engine.model.matrices.layout import WeightLayout
 from engine.model.matrices.quantization import (
     BITSANDBYTES,
-    SCALES,
     Quantization,
     check_quantization,
     stored_quantization,
 )
-from engine.model.matrices.stored import input_order, to_memory, to_weights
 from engine.model.ranges import LayerRange
 from engine.model.resolve import revision_of
 from engine.model.shard import ModelShard
-from engine.model.share import INNER, OUTER, WHOLE, RankShare, WeightPart
+from engine.model.share import WHOLE, RankShare
 from engine.model.spec import ModelSpec, check_values, declared_dtype, read_spec, token_ids
+from engine.model.weight_requests import WeightRequests
 from engine.model.weights.meter import Meter
 from engine.model.weights.tensors import CheckpointTensors
 
@@ -112,12 +111,11 @@ def check_weights(path: Path) -> None:
     """
     config = load_config(path)
     model, layers = empty_model(config), LayerRange(0, config.num_hidden_layers, config.num_hidden_layers)
-    stored = stored_quantization(config)
+    layout = _stored_layout(config)
     with closing(CheckpointTensors(path, torch.device("cpu"))) as tensors:
         for name, source in _find_sources(model, layers, tensors, embeds=True).items():
             shape, owner = model.get_parameter(name).shape, source.removesuffix(".weight")
-            layout = stored.layout if stored is not None and is_layer_matrix(model, name) else None
-            if layout is not None and tensors.has_matrix(owner, layout):
+            if layout is not None and layout.has_matrix(owner, tensors):
                 tensors.check_matrix(owner, layout, shape)
             else:
                 tensors.check(source, shape)
@@ -154,33 +152,17 @@ def load_shard(
         ConfigError: ``quantization`` is unknown, or not the checkpoint's, or its package is not installed.
     """
     spec, config = load_spec(path), load_config(path)
-    requested = check_quantization(quantization, config, device)
-    is_made = stored_quantization(config) is None
+    requested, stored = check_quantization(quantization, config, device), stored_quantization(config)
     model, embeds = empty_model(config, dtype), embeds or layers.is_first
     share = WHOLE if ranks is None else ranks.share
-    is_gathered, waiting = _scales_rows(requested, spec, share), {}
+    is_gathered = _scales_rows(requested, spec, share)
     with closing(CheckpointTensors(path, device)) as tensors:
+        meter = meter or Meter(f"layers {layers.first} to {layers.last - 1}")
+        weights = WeightRequests(model, tensors, meter, dtype, device, requested, is_made=stored is None)
         sources = _find_sources(model, layers, tensors, embeds, share)
         for name, source in sources.items():
-            shape, owner = model.get_parameter(name).shape, source.removesuffix(".weight")
-            part = share.part(name, shape, spec, is_gathered)
-            wanted = requested if is_layer_matrix(model, name) else None
-            # A quantised checkpoint may have matrices in full precision, which keep their dtype.
-            if wanted is not None and wanted.layout is not None and tensors.has_matrix(owner, wanted.layout):
-                waiting[name] = part, tensors.request_matrix(owner, wanted.layout, shape)
-            elif wanted is not None and is_made:
-                put_matrix(model, name, *tensors.quantize(source, shape, wanted, part), wanted)
-            elif wanted is not None and f"{owner}.{SCALES}" in tensors:  # bitsandbytes' kernels take them as they are
-                rows = part if part is not None and part.dim == OUTER else None
-                scales = tensors.request(f"{owner}.{SCALES}", torch.float32, shape[:1], rows)
-                put_matrix(model, name, tensors.request(source, torch.int8, shape, part), scales, wanted)
-            else:
-                put_weight(model, name, tensors.request(source, dtype, shape, part))
-        tensors.read(meter or Meter(f"layers {layers.first} to {layers.last - 1}"))
-    while waiting:  # one after the other, each of which frees its tensors
-        name, (part, stored) = waiting.popitem()
-        assert requested is not None
-        _put_stored(model, name, stored, requested, part, dtype, device)
+            weights.request(name, source, share.part(name, model.get_parameter(name).shape, spec, is_gathered))
+        weights.read()
     if _is_tied(config) and embeds and layers.is_last:
         own = _head_of_embedding(model.model.embed_tokens.weight, spec, share)
         if HEAD not in sources or torch.equal(model.lm_head.weight, own):
@@ -191,43 +173,6 @@ def load_shard(
     if ranks is not None:
         put_ranks(model, ranks, layers.numbers, spec.vocab_size if layers.is_last else 0, is_gathered)
     return ModelShard(model, spec, layers, n_positions, embeds, ranks)
-
-
-def _put_stored(
-    model: Any,
-    name: str,
-    stored: Mapping[str, Tensor],
-    quantization: Quantization,
-    part: WeightPart | None,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
-    """Put a stored matrix, or a part of it, into the model, as numbers or as weights.
-
-    Raises:
-        UnsupportedModelError: kernels would need its numbers, and their inputs are not in the order of their groups.
-    """
-    layout, (n_out, n_in) = quantization.layout, model.get_parameter(name).shape
-    assert layout is not None
-    try:
-        order = input_order(stored, layout)
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{name} cannot be read: {error}") from error
-    tensors = {suffix: tensor.to(device) for suffix, tensor in stored.items()}
-    if quantization.widens:
-        weights = to_weights(tensors, layout, n_out, n_in, dtype, order)
-        put_weight(model, name, weights if part is None else part.of(weights).contiguous())
-        return
-    if order is not None:
-        raise UnsupportedModelError(
-            f"{name} is quantised with act-order (desc_act, actorder: {layout.order} is not ascending), which is read "
-            f"on a CPU alone; a checkpoint without act-order would do"
-        )
-    rows = slice(part.first, part.last) if part is not None and part.dim == OUTER else slice(None)
-    columns = slice(part.first, part.last) if part is not None and part.dim == INNER else None
-    owner = name.removesuffix(".weight")
-    bias = model.get_submodule(owner).bias
-    model.set_submodule(owner, to_memory(tensors, layout, n_out, n_in, rows, columns).linear(bias))
 
 
 def _scales_rows(quantization: Quantization | None, spec: ModelSpec, share: RankShare) -> bool:
@@ -265,16 +210,24 @@ def layer_files(path: Path, layers: LayerRange, embeds: bool) -> set[str]:
     if not files:
         return {SOURCE if refers_to_gguf(path) else SINGLE}
     config = load_config(path)
-    model, stored = empty_model(config), stored_quantization(config)
-    layout = BITSANDBYTES if stored is None or stored.layout is None else stored.layout
+    model, layout = empty_model(config), _stored_layout(config)
     found = set()
     for name in _find_sources(model, layers, files, embeds or layers.is_first).values():
         owner = name.removesuffix(".weight")
-        parts = {f"{owner}.{suffix}" for suffix in layout.suffixes} & files.keys()
-        if name not in files and f"{owner}.{layout.weight}" not in parts:
-            raise UnsupportedModelError(f"{path} cannot be loaded: its index lacks the tensor {name!r}")
-        found |= parts | {name} & files.keys()
-    return {files[name] for name in found}
+        names = [name]
+        if layout is not None and layout.has_matrix(owner, files):
+            names = [f"{owner}.{suffix}" for suffix in layout.suffixes(owner, files)]
+        for one in names:
+            if one not in files:
+                raise UnsupportedModelError(f"{path} cannot be loaded: its index lacks the tensor {one!r}")
+            found.add(files[one])
+    return found
+
+
+def _stored_layout(config: Any) -> WeightLayout | None:
+    """Return the layout of a checkpoint's matrices; None: they are in full precision."""
+    stored = stored_quantization(config)
+    return None if stored is None else stored.layout or BITSANDBYTES
 
 
 def _is_tied(config: Any) -> bool:

@@ -9,37 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError
+from engine.model.matrices.part import INNER, OUTER, WeightPart
 from engine.model.spec import ModelSpec
-
-if TYPE_CHECKING:  # commands check their flags without torch
-    from torch import Tensor
 
 LEAVES = 8  # of the sums of ``numerics exact``, which ranks share
 EXACT_SIZES = (1, 2, 4, 8)  # ranks that can share them
-OUTER = 0  # dimension of a matrix's outputs
-INNER = 1  # dimension of its inputs
-
-
-@dataclass(frozen=True, slots=True)
-class WeightPart:
-    """A range of a weight's rows or columns.
-
-    Args:
-        dim: ``OUTER`` or ``INNER``.
-        first: row or column.
-        last: the one after the part; it may exceed the weight, and the part is then padded with zeros.
-    """
-
-    dim: int
-    first: int
-    last: int
-
-    def of(self, weight: Tensor) -> Tensor:
-        """Return the part of a whole weight as a view, without padding."""
-        return weight[self.first : self.last] if self.dim == OUTER else weight[:, self.first : self.last]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ import torch
 
 from engine.model.build import empty_model, one_layer_config
 from engine.model.matrices.linears import is_layer_matrix
+from engine.model.matrices.part import INNER, WeightPart
 from engine.model.matrices.quantization import Quantization, check_quantization
 from engine.model.matrices.stored import DEFAULT_GROUP
 from engine.model.partition import ModelParts
 from engine.model.ranges import LayerRange
-from engine.model.share import INNER, WHOLE, RankShare, WeightPart, expert_number
+from engine.model.share import WHOLE, RankShare, expert_number
 from engine.model.spec import ModelSpec
 
 _SCALE = 4  # bytes of an fp32 scale: of an output, or of a block of fp8 numbers

@@ -28,9 +28,13 @@ class ScaleGroups:
     skipped: int = 0  # inputs of the first group that the matrix lacks, because another rank has them
 
     def rows(self, first: int, last: int) -> ScaleGroups:
-        """Return the groups of outputs ``first`` to ``last - 1``."""
+        """Return the groups of outputs ``first`` to ``last - 1``, as views."""
         zeros = None if self.zeros is None else self.zeros[first:last]
         return replace(self, scales=self.scales[first:last], zeros=zeros)
+
+    def copy(self) -> ScaleGroups:
+        """Return the same groups with memory of their own."""
+        return replace(self, scales=self.scales.clone(), zeros=None if self.zeros is None else self.zeros.clone())
 
     def columns(self, first: int, last: int) -> tuple[ScaleGroups, slice]:
         """Return the groups of inputs ``first`` to ``last - 1``, and which groups of the matrix they are."""

@@ -28,7 +28,7 @@ class Quantization:
     Args:
         name: ``INT8``, ``FP8`` or ``INT4``.
         threshold: size of activations that are outliers, if activations are int8 too; None: they keep their dtype.
-        layout: of the checkpoint's matrices; None: they are in full precision, or bitsandbytes' int8.
+        layout: of the checkpoint's matrices; None: they are in full precision, or bitsandbytes' int8 on a CPU.
         widens: whether stored numbers become weights in full precision when they are loaded.
     """
 
@@ -63,6 +63,11 @@ def check_quantization(name: str | None, config: Any, device: torch.device | Non
         return found
     from engine.device import is_host
 
+    if found.layout is not None and found.layout.has_order and not is_host(device):
+        raise UnsupportedModelError(
+            "quantization_config has act-order (desc_act or actorder): such weights are read on a CPU alone; a "
+            "checkpoint without it would do"
+        )
     if found.layout is not None:
         is_wide = is_host(device) and (found.layout.is_grouped or not found.layout.is_float)
         return Quantization(found.name, layout=found.layout, widens=is_wide)
@@ -79,20 +84,27 @@ def stored_quantization(config: Any) -> Quantization | None:
     Raises:
         UnsupportedModelError: the quantization is not supported.
     """
-    given = getattr(config, "quantization_config", None)
-    if not given:
+    values = quantization_values(config)
+    if not values:
         return None
-    values: dict[str, Any] = given if isinstance(given, dict) else given.to_dict()
-    method = values.get("quant_method", "bitsandbytes")
+    is_8bit = values.get("load_in_8bit") or values.get("_load_in_8bit")
+    method = values.get("quant_method", "bitsandbytes" if is_8bit else None)
     if str(getattr(method, "value", method)) != "bitsandbytes":
         layout = read_layout(values)
-        return Quantization(FP8 if layout.is_float else f"int{layout.bits}", layout=layout)
-    if not (values.get("load_in_8bit") or values.get("_load_in_8bit")):
+        return None if layout is None else Quantization(layout.name, layout=layout)
+    if not is_8bit:
         raise UnsupportedModelError(
             "quantization_config says bitsandbytes without load_in_8bit: of its formats only int8 is read; the "
             "checkpoint in full precision, fp8, AWQ or GPTQ would do"
         )
     return Quantization(INT8, float(values.get("llm_int8_threshold", THRESHOLD)))
+
+
+def quantization_values(config: Any) -> dict[str, Any]:
+    """Return a checkpoint's ``quantization_config``, also by its former name; empty if it has none."""
+    given = getattr(config, "quantization_config", None) or getattr(config, "compression_config", None) or {}
+    values: dict[str, Any] = given if isinstance(given, dict) else given.to_dict()
+    return values
 
 
 @cache

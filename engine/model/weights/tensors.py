@@ -15,9 +15,9 @@ from engine.model.checkpoint_files import SINGLE, check_format, files_of_tensors
 from engine.model.gguf.folder import referred_file, refers_to_gguf
 from engine.model.matrices.layout import WeightLayout
 from engine.model.matrices.linears import DTYPES, FP8_DTYPE, quantize
+from engine.model.matrices.part import INNER, OUTER, WeightPart
 from engine.model.matrices.quantization import Quantization
-from engine.model.matrices.stored import stored_dtypes, stored_shapes
-from engine.model.share import INNER, OUTER, WeightPart
+from engine.model.matrices.stored import allowed_tensors
 from engine.model.weights.files import GgufFile, TensorFile, TensorLocation
 from engine.model.weights.meter import Meter
 from engine.model.weights.reader import read_tensors
@@ -58,7 +58,7 @@ class CheckpointTensors:
         Raises:
             UnsupportedModelError: the checkpoint lacks the tensor or its file, or has another shape or too few bytes.
         """
-        self._locate(name, shape)
+        self._locate_float(name, shape, torch.float32)
 
     def request(self, name: str, dtype: torch.dtype, shape: Shape, part: WeightPart | None = None) -> Tensor:
         """Return a tensor, or ``part`` of it, on the device, whose values ``read`` fills in.
@@ -68,11 +68,9 @@ class CheckpointTensors:
 
         Raises:
             UnsupportedModelError: the checkpoint lacks the tensor or its file, the file is damaged, the tensor has
-                another shape, or it is fp8, whose numbers mean nothing without scales.
+                another shape, or its numbers are fp8 or integers, which mean nothing without scales.
         """
-        place = self._locate(name, shape)
-        if place.dtype == FP8_DTYPE != dtype:
-            raise UnsupportedModelError(f"{name!r} in {self._path} is fp8, which only matrices of its layers may be")
+        place = self._locate_float(name, shape, dtype)
         if part is None or len(shape) == 1:  # a GGUF file may only have a vector as a whole
             sink = load_sink(place, self._device, dtype)
         elif part.dim == INNER:
@@ -102,53 +100,50 @@ class CheckpointTensors:
         self._add(name, made, made.scales)
         return made.tensor, made.scales
 
-    def has_matrix(self, owner: str, layout: WeightLayout) -> bool:
-        """Return whether the matrix of linear layer ``owner`` is stored as numbers; their scales may be missing."""
-        if layout.weight != "weight":
-            return f"{owner}.{layout.weight}" in self
-        return any(f"{owner}.{name}" in self for name in layout.scale)
-
     def check_matrix(self, owner: str, layout: WeightLayout, shape: Shape) -> dict[str, TensorLocation]:
         """Return where the tensors of a stored matrix are, by the last part of their names; reads no values.
 
         Raises:
-            UnsupportedModelError: a tensor has another shape than a matrix of ``shape`` needs, or its file is damaged.
+            UnsupportedModelError: a tensor is missing, its shape or dtype is not that of a matrix of ``shape``, or its
+                file is damaged.
         """
-        found: dict[str, TensorLocation] = {}
-        for suffix, shapes in stored_shapes(layout, *shape).items():
+        found = {}
+        allowed = allowed_tensors(layout, *shape)
+        for suffix in layout.suffixes(owner, self._files):
             name = f"{owner}.{suffix}"
-            if not suffix or (name not in self and suffix not in (layout.weight, layout.zero, layout.scale[-1])):
-                continue
-            if suffix in layout.scale and name not in self and len(found) > 1:  # it has one of the other names
-                continue
             place = found[suffix] = self._opened(name).locate(name)
-            if place.shape not in shapes:
-                allowed = " or ".join(str([*one]) for one in shapes)
+            shapes, dtypes = allowed[suffix]
+            if place.shape not in shapes or place.dtype not in dtypes:
+                ways = " or ".join(str([*one]) for one in shapes), " or ".join(str(one)[6:] for one in dtypes)
                 raise UnsupportedModelError(
-                    f"{name!r} in {self._path} has the shape {[*place.shape]}, but the matrix {[*shape]} that "
-                    f"config.json describes needs {allowed}"
-                )
-            dtypes = stored_dtypes(layout, suffix)
-            if place.dtype not in dtypes:
-                allowed = " or ".join(str(one)[6:] for one in dtypes)
-                raise UnsupportedModelError(
-                    f"{name!r} in {self._path} has the dtype {str(place.dtype)[6:]}, but quantization_config of "
-                    f"config.json means {allowed}"
+                    f"{name!r} in {self._path} has the shape {[*place.shape]} and the dtype {str(place.dtype)[6:]}, "
+                    f"but for the matrix {[*shape]} that config.json describes it needs {ways[0]} and {ways[1]}"
                 )
         return found
 
-    def request_matrix(self, owner: str, layout: WeightLayout, shape: Shape) -> dict[str, Tensor]:
+    def request_matrix(
+        self, owner: str, layout: WeightLayout, shape: Shape, part: WeightPart | None = None
+    ) -> dict[str, Tensor]:
         """Return the tensors of a stored matrix on the CPU as they are in the file, filled by ``read``.
+
+        Of a part by rows, only the rows of plain numbers are read.
 
         Raises:
             UnsupportedModelError: as ``check_matrix``.
         """
         tensors = {}
         for suffix, place in self.check_matrix(owner, layout, shape).items():
+            if suffix == "weight" and part is not None and part.dim == OUTER:
+                place = place.rows(part.first, part.last)
             sink = load_sink(place, torch.device("cpu"), place.dtype)
             self._add(f"{owner}.{suffix}", sink, sink.tensor)
             tensors[suffix] = sink.tensor
         return tensors
+
+    @property
+    def requested_bytes(self) -> int:
+        """Bytes that ``read`` would read now."""
+        return sum(sink.place.n_bytes for sink in self._sinks)
 
     def read(self, meter: Meter) -> None:
         """Read all requested tensors.
@@ -173,6 +168,16 @@ class CheckpointTensors:
         file = self._opened(name)
         self._requested[name] = filled
         self._sinks.append(DequantizeSink(file.tensors[name], sink) if isinstance(file, GgufFile) else sink)
+
+    def _locate_float(self, name: str, shape: Shape, dtype: torch.dtype) -> TensorLocation:
+        place = self._locate(name, shape)
+        is_small = place.dtype == FP8_DTYPE or not place.dtype.is_floating_point
+        if is_small and dtype != place.dtype:
+            raise UnsupportedModelError(
+                f"{name!r} in {self._path} is {str(place.dtype)[6:]} without a scale, as quantization_config of "
+                f"config.json describes it; its numbers alone mean nothing"
+            )
+        return place
 
     def _locate(self, name: str, shape: Shape) -> TensorLocation:
         place = self._opened(name).locate(name)

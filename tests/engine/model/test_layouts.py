@@ -17,7 +17,7 @@ from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import CONFIG
 from engine.model.loader import load_config
 from engine.model.matrices.layout import read_layout
-from engine.model.matrices.stored import input_order, to_weights
+from engine.model.matrices.stored import to_weights
 from tests.support.quantized_checkpoints import HF_QUANT_CONFIG
 from tests.support.tiny_models import saved_model
 
@@ -32,11 +32,12 @@ def words(*values: int) -> Tensor:
 
 def weights_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor], n_out: int, n_in: int) -> Tensor:
     layout = read_layout(config)
-    return to_weights(tensors, layout, n_out, n_in, torch.float32, input_order(tensors, layout))
+    assert layout is not None
+    return to_weights(tensors, layout, n_out, n_in, torch.float32)
 
 
 def gptq(**values: Any) -> dict[str, Any]:
-    return {"quant_method": "gptq", "bits": 4, "group_size": -1, "sym": True, "desc_act": False} | values
+    return {"quant_method": "gptq", "bits": 4, "group_size": -1, "sym": False, "desc_act": False} | values
 
 
 def compressed(**weights: Any) -> dict[str, Any]:
@@ -57,6 +58,17 @@ def test_gptq_stores_zeros_less_1_in_its_first_version(version: dict[str, str], 
     }
     found = weights_of(gptq(**version), tensors, 8, 8)
     assert torch.equal(found, (EIGHT - zero) * tensors["scales"].float().T)
+
+
+@pytest.mark.parametrize("zeros", [0x77777777, 0x88888888])
+def test_symmetric_weights_of_gptq_have_no_zeros_whatever_is_stored(zeros: int) -> None:
+    tensors = {"qweight": words(*[ASCENDING] * 8), "qzeros": words(zeros), "scales": torch.ones(1, 8)}
+    assert torch.equal(weights_of(gptq(sym=True), tensors, 8, 8), (EIGHT - 8).expand(8, 8))
+
+
+def test_gptq_stores_a_zero_of_0_as_15() -> None:
+    tensors = {"qweight": words(*[ASCENDING] * 8), "qzeros": words(0xFFFFFFFF), "scales": torch.ones(1, 8)}
+    assert torch.equal(weights_of(gptq(), tensors, 8, 8), EIGHT.expand(8, 8))
 
 
 def test_gptq_packs_inputs_of_8_bits_with_the_lowest_bits_first() -> None:
