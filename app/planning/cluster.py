@@ -9,6 +9,7 @@ their arithmetic takes as long. The tensor-parallel ranks of a stage read a shar
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -25,7 +26,7 @@ TAU_PER_LOG = 0.31
 LAYER_OPERATORS, OTHER_OPERATORS = 40, 48  # of a step without drafts, counted: in a layer; in head and verification
 # Of the executor: in a layer (engine/cuda/layer.py), two more with several ranks; in head and verification, estimated
 LAYER_KERNELS, RANK_KERNELS, OTHER_KERNELS = 12, 2, 10
-EXPERT_KERNELS = 4  # more in a layer with experts: router, choice, order of rows by expert, sum; estimated
+EXPERT_KERNELS = 5  # more in a layer with experts (engine/cuda/experts.py)
 TREE_S, TREE_LAYERS = 0.3e-3 / 64, 32  # estimated seconds that a node adds in so many layers, without arithmetic
 TAU = "1 + 0.31 ln(1 + nodes): a fit to three measured methods on other models, docs/explanation/scaling.md"
 
@@ -84,7 +85,9 @@ class Cluster:
         """Return the rates with the micro-batches that make the time between two steps of a stream shortest."""
 
         def cycle_s(sizes: Sequence[int]) -> float:
-            return max(self.step_s(max(sizes), nodes), sum(self.interval_s(b, nodes) for b in sizes))
+            return max(
+                self.step_s(max(sizes), nodes), sum(n * self.interval_s(b, nodes) for b, n in Counter(sizes).items())
+            )
 
         shortest = min(cycle_s(split(streams, m)) for m in range(1, streams + 1))
         return DecodingRates(streams, nodes, shortest, tokens_per_step)
@@ -149,8 +152,9 @@ def planning_inputs(
 def derived_profile(sizes: ModelSizes, ranges: list[LayerRange], hardware: Hardware, size: int = 1) -> PipelineProfile:
     """Return the profile of a model's slowest stage; ``sizes`` are those of one of its ``size`` ranks."""
     n_layers, spec = max(len(one) for one in ranges), sizes.spec
-    experts_s = max(_read(sizes.experts, one) for one in ranges) / hardware.memory_bytes_per_s
-    read_s = max(_read(sizes.weights, one) - _read(sizes.experts, one) for one in ranges) / hardware.memory_bytes_per_s
+    weights, without = sizes.weights, sizes.weights.with_experts(0)
+    read_s = max(_read(without, one) for one in ranges) / hardware.memory_bytes_per_s
+    experts_s = max(_read(weights, one) - _read(without, one) for one in ranges) / hardware.memory_bytes_per_s
     n_kernels = n_layers * (LAYER_KERNELS + (RANK_KERNELS if size > 1 else 0)) + OTHER_KERNELS
     n_kernels += n_layers * EXPERT_KERNELS if spec.n_experts else 0
     base_s = max(
@@ -177,8 +181,8 @@ def derived_profile(sizes: ModelSizes, ranges: list[LayerRange], hardware: Hardw
         gather_row_s=gathered.row_bytes / hardware.exchange_bytes_per_s,
         scatter_row_s=scattered.row_bytes / hardware.exchange_bytes_per_s,
         expert_s=experts_s / max(1, n_experts),
-        rank_experts=n_experts,
-        expert_share=spec.experts_per_token / max(1, spec.n_experts),
+        experts_per_rank=n_experts,
+        expert_fraction=spec.experts_per_token / max(1, spec.n_experts),
         expert_ranks=size if n_experts else 1,
     )
 

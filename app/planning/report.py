@@ -27,7 +27,7 @@ def document(plan: DeploymentPlan) -> dict[str, Any]:
         "active_parameters": sizes.n_active,
         "layers": sizes.spec.n_layers,
         "dtype": _dtype(plan),
-        "matrices": sizes.format,
+        "matrix_format": sizes.format,
         "weight_bytes": sizes.bytes,
         "kv_bytes_per_token": sizes.kv_token_bytes,
         "gpus": plan.asked.gpus,

@@ -16,15 +16,7 @@ from engine.model.matrices.quantization import check_quantization
 from engine.model.partition import GIB, ModelParts, partition
 from engine.model.ranges import LayerRange
 from engine.model.share import WHOLE, RankShare, allowed_sizes
-from engine.model.sizes import (
-    StageMemory,
-    active_parameters,
-    expert_bytes,
-    parameters,
-    stage_memory,
-    weight_bytes,
-    with_kv,
-)
+from engine.model.sizes import StageMemory, parameters, stage_memory, weight_bytes, with_kv
 from engine.model.spec import ModelSpec, read_spec
 from engine.target_model.memory import step_bytes
 from engine.target_model.numerics import resolve_dtype
@@ -39,9 +31,7 @@ class ModelSizes:
 
     spec: ModelSpec  # with the heads of a rank
     parameters: ModelParts  # a number for each part
-    active: ModelParts  # of these, the parameters that a token uses
     weights: ModelParts  # bytes of each part
-    experts: ModelParts  # bytes of experts among ``weights``, on a GPU
     dtype: torch.dtype  # of unquantized weights and of the KV cache
     config: Any  # Hugging Face's
     quantization: str | None = None
@@ -59,26 +49,24 @@ class ModelSizes:
     ) -> ModelSizes:
         """Return the sizes for a Hugging Face config; raise SpectraError if it or ``quantization`` is not supported."""
         spec = read_spec(config)
-        return cls(
-            share.spec(spec),
-            parameters(config, spec, share),
-            active_parameters(config, spec, share),
-            weight_bytes(config, spec, dtype, quantization, share, device),
-            expert_bytes(config, spec, dtype, quantization, share),
-            dtype,
-            config,
-            quantization,
-            share,
-            device,
-        )
+        weights = weight_bytes(config, spec, dtype, quantization, share, device)
+        counts = parameters(config, spec, share)
+        return cls(share.spec(spec), counts, weights, dtype, config, quantization, share, device)
 
     @property
     def n_parameters(self) -> int:
         return int(self.parameters.of(0, self.spec.n_layers))
 
     @property
+    def active(self) -> ModelParts:
+        """Parameters that a token uses: of a layer's experts only as many as its router chooses.
+
+        Those of a rank are a mean over tokens, which choose all experts equally often.
+        """
+        return self.parameters.with_experts(self.spec.experts_per_token / max(1, self.spec.n_experts))
+
+    @property
     def n_active(self) -> int:
-        """Parameters that a token uses: of experts only those that its router chooses."""
         return int(self.active.of(0, self.spec.n_layers))
 
     @property

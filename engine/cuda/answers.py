@@ -55,7 +55,7 @@ class LogitsReader:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[n, hidden]`` -> fp32 ``[n, vocab]``."""
-        out = self._empty(torch.float32, len(hidden), self.vocab)
+        out = self._zeros(torch.float32, len(hidden), self.vocab)
         with torch.cuda.device_of(hidden):  # type: ignore[no-untyped-call]
             self._head.logits(hidden, out)
         return out
@@ -123,8 +123,8 @@ class LogitsReader:
 
     def _fresh(self, plan: AnswerPlan, ints: Tensor, mask: Tensor | None) -> RowsOnDevice:
         n_rows = plan.layout.n_rows
-        hidden, logits = self._empty(self._dtype, n_rows, self._width), self._empty(torch.float32, n_rows, self.vocab)
-        table = self._empty(torch.int32, n_rows, plan.kind.columns)
+        hidden, logits = self._zeros(self._dtype, n_rows, self._width), self._zeros(torch.float32, n_rows, self.vocab)
+        table = self._zeros(torch.int32, n_rows, plan.kind.columns)
         return RowsOnDevice(hidden, ints, plan.layout, mask, logits, table)
 
     def _fixed(self, layout: AnswerLayout, kind: AnswerKind, is_masked: bool) -> RowsOnDevice:
@@ -136,7 +136,7 @@ class LogitsReader:
                 torch.zeros(arrange_answer(most).size, dtype=torch.int32, device=self.device),
                 torch.full((most, words), -1, dtype=torch.int32, device=self.device),
                 torch.zeros(most, self.vocab, device=self.device),  # recording reads them
-                self._empty(torch.int32, most * AnswerKind(True, True, min(MOST_BEST, self.vocab)).columns),
+                self._zeros(torch.int32, most * AnswerKind(True, True, min(MOST_BEST, self.vocab)).columns),
             )
         n_rows, buffers = layout.n_rows, self._buffers
         table = buffers.table[: n_rows * kind.columns].view(n_rows, kind.columns)
@@ -151,5 +151,5 @@ class LogitsReader:
             self._graphs[key], _ = recorder.record(lambda: run(rows, kind))
         return self._graphs[key]
 
-    def _empty(self, dtype: torch.dtype, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.device)
+    def _zeros(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)  # a warm-up computes with it

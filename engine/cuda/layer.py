@@ -1,6 +1,6 @@
 """The launches of a decoder layer: 10, and one more per shared sum of leaves and per norm after a product.
 
-A mixture of experts has more (``engine.cuda.experts``).
+A mixture of experts has five more (``engine.cuda.experts``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.cuda.experts import run_experts
+from engine.cuda.experts import add_experts
 from engine.cuda.kernels.activation import apply_gate
 from engine.cuda.kernels.attention import Partials, attend
 from engine.cuda.kernels.combine import combine
@@ -92,7 +92,8 @@ def run_layer(
     _add_product(products, attention, layer.attention_out, hidden, layer.after_attention, overlaps)
     rows, mlp = _normalise(layer.before_mlp, hidden, overlaps), layer.mlp
     if isinstance(mlp, ExpertMlps):
-        _add_experts(products, rows, mlp, layer, step, hidden)
+        firsts = step.plan[step.layout.firsts(0)]
+        add_experts(mlp, rows, firsts, layer.activation, hidden, products.row_tile, overlaps)
         return
     gate_up = products.multiply(rows, mlp.gate_up, overlaps=overlaps)
     active = hidden.new_empty(len(hidden), gate_up.shape[1] // 2)
@@ -125,16 +126,3 @@ def _add_product(
         return
     product = products.multiply(rows, matrix, overlaps=overlaps)
     rms_norm(product, after, hidden, residual=hidden, overlaps=overlaps)
-
-
-def _add_experts(
-    products: Products, rows: Tensor, mlps: ExpertMlps, layer: LayerWeights, step: StepOnDevice, hidden: Tensor
-) -> None:
-    """Add the experts of normalised ``rows`` to ``hidden``, normalised first if the family has a norm there."""
-    firsts, overlaps = step.plan[step.layout.firsts(0)], step.overlaps
-    if layer.after_mlp is None:
-        run_experts(mlps, rows, firsts, layer.activation, products, hidden, hidden, overlaps)
-        return
-    out = torch.empty_like(hidden)
-    run_experts(mlps, rows, firsts, layer.activation, products, out, overlaps=overlaps)
-    rms_norm(out, layer.after_mlp, hidden, residual=hidden, overlaps=overlaps)

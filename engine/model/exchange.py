@@ -199,7 +199,7 @@ def put_ranks(model: nn.Module, ranks: Ranks, layers: range, n_vocab: int, is_ga
         layer = model.get_submodule(f"model.layers.{i}")
         experts: Any = getattr(layer.mlp, "experts", None)
         if experts is not None:
-            experts.keep(ranks.share.own_experts(ranks.whole))
+            experts.drop_others(ranks.share.own_experts(ranks.whole))
             layer.mlp.experts = SummedExperts(experts, ranks)  # type: ignore[union-attr]
         summed = [(layer.self_attn, "o_proj"), *([(layer.mlp, "down_proj")] if experts is None else [])]
         for owner, name in summed:

@@ -44,7 +44,7 @@ from engine.model.weight_requests import WeightRequests
 from engine.model.weights.meter import Meter
 from engine.model.weights.tensors import CheckpointTensors
 
-MODELOPT = "hf_quant_config.json"  # where ModelOpt's older checkpoints describe their numbers
+MODELOPT = "hf_quant_config.json"  # where older checkpoints of ModelOpt describe their quantisation
 EMBED = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 

@@ -8,7 +8,7 @@ Exact dynamic programming, O(stages x layers^2).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from engine.errors import ConfigError
@@ -27,6 +27,13 @@ class ModelParts:
     head: float  # norm, head and verification: on the last stage
     shared: float = 0  # counted once instead of twice where one stage is first and last: a tied head's bytes
     n_ranks: int = 1  # of a stage; bytes are those of the first
+    experts: tuple[float, ...] = ()  # of each layer, the part that belongs to its experts; (): no layer has experts
+
+    def with_experts(self, fraction: float) -> ModelParts:
+        """Return the quantity if layers had only this fraction of their experts."""
+        pairs = zip(self.layers, self.experts, strict=True) if self.experts else ()
+        layers = tuple(layer - (1 - fraction) * experts for layer, experts in pairs)
+        return replace(self, layers=layers or self.layers, experts=tuple(fraction * one for one in self.experts))
 
     def of(self, first: int, last: int) -> float:
         """Sum the stage that runs layers ``first`` to ``last - 1``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from engine.model.build import empty_model, one_layer_config
+from engine.model.families import get_family
+from engine.model.matrices.layout import matches, plain_patterns
 from engine.model.matrices.linears import is_layer_matrix
 from engine.model.matrices.part import INNER, WeightPart
-from engine.model.matrices.quantization import Quantization, check_quantization
+from engine.model.matrices.quantization import Quantization, check_quantization, quantization_values
 from engine.model.matrices.stored import DEFAULT_GROUP
 from engine.model.partition import ModelParts
 from engine.model.ranges import LayerRange
@@ -65,29 +67,9 @@ def weight_bytes(
     return _parts(config, spec, _Sizes(dtype.itemsize, check_quantization(quantization, config, device)), share)
 
 
-def expert_bytes(
-    config: Any, spec: ModelSpec, dtype: torch.dtype, quantization: str | None = None, share: RankShare = WHOLE
-) -> ModelParts:
-    """Return the bytes of experts among ``weight_bytes`` on a GPU; 0 for embedding and head."""
-    return _experts(config, spec, _Sizes(dtype.itemsize, check_quantization(quantization, config)), share)
-
-
 def parameters(config: Any, spec: ModelSpec, share: RankShare = WHOLE) -> ModelParts:
     """Return the number of parameters of every part, or of a rank's share of them."""
     return _parts(config, spec, _Sizes(1), share)
-
-
-def active_parameters(config: Any, spec: ModelSpec, share: RankShare = WHOLE) -> ModelParts:
-    """Return the parameters that a token uses: of a layer's experts only as many as its router chooses.
-
-    Those of a rank are a mean over tokens, which choose all experts equally often.
-    """
-    found = parameters(config, spec, share)
-    if not spec.n_experts:
-        return found
-    experts, unused = _experts(config, spec, _Sizes(1), share), 1 - spec.experts_per_token / spec.n_experts
-    layers = zip(found.layers, experts.layers, strict=True)
-    return replace(found, layers=tuple(whole - own * unused for whole, own in layers))
 
 
 def with_kv(weights: ModelParts, per_layer: int) -> ModelParts:
@@ -138,33 +120,48 @@ def _own_shape(shape: Sequence[int], part: WeightPart | None) -> list[int]:
 def _parts(config: Any, spec: ModelSpec, sizes: _Sizes, share: RankShare) -> ModelParts:
     row = spec.hidden_size * sizes.item
     head = -(-spec.vocab_size // share.size) * row
+    models = {kind: empty_model(one_layer_config(config, kind)) for kind in set(spec.layer_types)}
+    patterns = [] if sizes.quantization is None else plain_patterns(quantization_values(config))
+    found: dict[tuple[str, frozenset[str]], tuple[int, int]] = {}  # layers of a type differ by matrices left out
+    layers = []
+    for i, kind in enumerate(spec.layer_types):
+        own = [one for one in patterns if f"layers.{i}." in one or "layers." not in one or one.startswith("re:")]
+        plain = _plain_matrices(own, models[kind], spec, i)
+        if (kind, plain) not in found:
+            found[kind, plain] = _layer(models[kind], spec, sizes, share, plain)
+        layers.append(found[kind, plain])
     return ModelParts(
-        layers=tuple(map(sum, _layers(config, spec, sizes, share))),
+        layers=tuple(map(sum, layers)),
         embed=spec.vocab_size * row,
         head=head + row,
         shared=head if getattr(config, "tie_word_embeddings", False) else 0,
         n_ranks=share.size,
+        experts=tuple(experts for _, experts in layers) if spec.n_experts else (),
     )
 
 
-def _experts(config: Any, spec: ModelSpec, sizes: _Sizes, share: RankShare) -> ModelParts:
-    """Return the sizes of the experts of every layer."""
-    layers = _layers(config, spec, sizes, share) if spec.n_experts else [(0, 0)] * spec.n_layers
-    return ModelParts(tuple(experts for _, experts in layers), 0, 0, n_ranks=share.size)
+def _plain_matrices(patterns: Sequence[str], model: Any, spec: ModelSpec, number: int) -> frozenset[str]:
+    """Return the parameters of a layer, as ``model`` names those of its one layer, that the checkpoint leaves plain.
+
+    All experts of a layer are taken to be like the first.
+    """
+    family, plain = get_family(spec.family), set()
+    for name, _ in model.named_parameters() if patterns else ():
+        if expert_number(name) in (None, 0) and is_layer_matrix(model, name):
+            module = name.removesuffix(".weight").replace("layers.0.", f"layers.{number}.", 1)
+            names = module, family.stored_name(f"{module}.").rstrip(".")
+            if any(matches(pattern, one) for pattern in patterns for one in names):
+                plain.add(name)
+    return frozenset(plain)
 
 
-def _layers(config: Any, spec: ModelSpec, sizes: _Sizes, share: RankShare) -> list[tuple[int, int]]:
-    """Return the size of every layer without its experts, and that of the experts."""
-    types = set(spec.layer_types)
-    kinds = {kind: _layer(one_layer_config(config, kind), spec, sizes, share) for kind in types}
-    return [kinds[kind] for kind in spec.layer_types]
-
-
-def _layer(config: Any, spec: ModelSpec, sizes: _Sizes, share: RankShare) -> tuple[int, int]:
-    model = empty_model(config)
+def _layer(model: Any, spec: ModelSpec, sizes: _Sizes, share: RankShare, plain: Container[str]) -> tuple[int, int]:
+    """Return the size of a layer without its experts, and that of the experts."""
     found = [0, 0]
     for name, weight in model.named_parameters():
         if name.startswith("model.layers.") and share.has(name, spec):
-            size_of = sizes.matrix if is_layer_matrix(model, name) else sizes.tensor
-            found[expert_number(name) is not None] += size_of(weight.shape, share.part(name, weight.shape, spec))
+            expert = expert_number(name)
+            alike = name if expert is None else name.replace(f".experts.{expert}.", ".experts.0.")
+            size_of = sizes.matrix if is_layer_matrix(model, name) and alike not in plain else sizes.tensor
+            found[expert is not None] += size_of(weight.shape, share.part(name, weight.shape, spec))
     return found[0], found[1]

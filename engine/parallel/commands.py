@@ -127,7 +127,7 @@ class PipeLink:
         try:
             self._connection.recv_bytes_into(buffer)
         except BufferTooShort as error:  # the other end has left this exchange, and sends something else
-            raise EOFError(f"the rank sent {len(error.args[0])} bytes in the place of {len(buffer)}") from None
+            raise EOFError(f"the rank sent {len(error.args[0])} bytes instead of {len(buffer)}") from None
 
     def _wait(self) -> None:
         if self._timeout is not None and not self._connection.poll(self._timeout):

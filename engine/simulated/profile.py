@@ -42,8 +42,8 @@ class PipelineProfile:
     gather_row_s: float = 0.0  # seconds per row and stage, with one message
     scatter_row_s: float = 0.0  # seconds per row and stage, with two messages
     expert_s: float = 0.0  # seconds per stage in which a rank reads one expert of every layer
-    rank_experts: int = 0  # experts of a layer that a rank has
-    expert_share: float = 0.0  # of a layer's experts that a row uses
+    experts_per_rank: int = 0  # experts of a layer that a rank has
+    expert_fraction: float = 0.0  # of a layer's experts that a row uses
     expert_ranks: int = 1  # that have the experts of a layer
 
     def __post_init__(self) -> None:
@@ -52,14 +52,14 @@ class PipelineProfile:
             (0, ("base_s", "node_s", "prompt_row_s", "context_s", "verify_s")),
             (0, ("link_latency_s", "link_bytes_per_s", "row_bytes")),
             (0, ("exchange_s", "gather_row_s", "scatter_row_s")),
-            (0, ("expert_s", "rank_experts", "expert_share")),
+            (0, ("expert_s", "experts_per_rank", "expert_fraction")),
         ):
             for name in names:
                 value = getattr(self, name)
                 if not (value >= least and math.isfinite(value)):
                     raise ConfigError(f"profile: {name} is {value}; it must be at least {least} and finite")
-        if self.expert_share > 1:
-            raise ConfigError(f"profile: expert_share is {self.expert_share}; it must be at most 1")
+        if self.expert_fraction > 1:
+            raise ConfigError(f"profile: expert_fraction is {self.expert_fraction}; it must be at most 1")
 
     def stage_seconds(self, sequences: int, nodes: int, prompt_rows: int = 0, is_last: bool = False) -> float:
         """Seconds one stage takes for ``sequences`` trees with ``nodes`` nodes in all, and for rows of prompt."""
@@ -76,10 +76,10 @@ class PipelineProfile:
         Every expert is taken to be equally likely. Of several ranks the busiest has sqrt(2 ln T) standard deviations
         more than the mean, like the largest of T normal variables.
         """
-        chosen = 1 - (1 - self.expert_share) ** rows
-        mean = self.rank_experts * chosen
+        chosen = 1 - (1 - self.expert_fraction) ** rows
+        mean = self.experts_per_rank * chosen
         variance = mean * (1 - chosen) * (1 - 1 / self.expert_ranks)
-        return min(self.rank_experts, mean + math.sqrt(2 * math.log(self.expert_ranks) * variance))
+        return min(self.experts_per_rank, mean + math.sqrt(2 * math.log(self.expert_ranks) * variance))
 
     def exchange_seconds(self, rows: int) -> float:
         """Return the seconds that the ranks of a stage exchange sums of ``rows`` rows."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from engine.cuda.plan.layout import DRAFTER_PARTIAL_BYTES, PARTIAL_BYTES
+from engine.cuda.plan.layout import BUCKETS, DRAFTER_PARTIAL_BYTES, PARTIAL_BYTES
 from engine.device import is_host
 from engine.errors import ConfigError
 from engine.model.ranges import LayerRange
@@ -121,13 +121,13 @@ def step_bytes(spec: ModelSpec, n_rows: int, is_last: bool, has_executor: bool, 
 
     A row takes the states of a layer in fp32. On the last stage it also takes its logits, and two arrays of their size
     while tokens are sampled. An executor also has partial softmaxes. One of several ranks also has its sums and those
-    of the others. Of experts it has room for all pairs of a row and an expert, because one rank may have them all.
+    of the others, and room for all pairs of a row and an expert, because one rank may have them all.
     """
     own, n_states = RankShare(0, n_ranks).spec(spec), 4 if n_ranks == 1 else 6
     heads = (own.n_heads + 2 * own.n_kv_heads) * spec.head_dim
-    mlp = 3 * spec.mlp_size // n_ranks
-    if spec.n_experts:
-        mlp = spec.experts_per_token * (3 * spec.mlp_size + spec.hidden_size)
+    mlp = 0 if spec.n_experts else 3 * spec.mlp_size // n_ranks
     row = 4 * (n_states * spec.hidden_size + 2 * heads + mlp)
     row += 3 * 4 * spec.vocab_size if is_last else 0
-    return n_rows * row + (PARTIAL_BYTES if has_executor else 0)
+    pairs = spec.experts_per_token * min(n_rows, BUCKETS[-1])  # the executor's slices of a step
+    pair_bytes = 4 * pairs * (3 * spec.mlp_size + spec.hidden_size)
+    return n_rows * row + pair_bytes + (PARTIAL_BYTES if has_executor else 0)

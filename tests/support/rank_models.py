@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from engine.model.exchange import Ranks, put_ranks
 from engine.model.matrices.groups import GroupedLinear
+from engine.model.matrices.part import OUTER, WeightPart
 from engine.model.ranges import LayerRange
 from engine.model.shard import ModelShard
-from engine.model.matrices.part import OUTER, WeightPart
 
 
 def rank_model(model: Any, ranks: Ranks, layers: LayerRange) -> Any:

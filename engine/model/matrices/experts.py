@@ -45,7 +45,7 @@ class Expert(nn.Module):
 
 
 class Experts(nn.ModuleList):
-    """Takes the place of Hugging Face's experts of a layer; ``of`` makes it.
+    """Replaces Hugging Face's experts of a layer; ``of`` makes it.
 
     ``own`` are the experts that this process has: all, or those of a rank.
     """
@@ -66,7 +66,7 @@ class Experts(nn.ModuleList):
                 linear.weight = nn.Parameter(weight.clone(), requires_grad=False)  # type: ignore[union-attr]
         return experts
 
-    def keep(self, own: range) -> None:
+    def drop_others(self, own: range) -> None:
         """Drop all experts but ``own``, a rank's."""
         self.own = own
         for number in range(len(self)):

@@ -242,15 +242,14 @@ def _bits(value: Any, *allowed: int) -> int:
     return value
 
 
-def skips(values: Mapping[str, Any], module: str) -> bool:
-    """Return whether a ``quantization_config`` leaves a linear layer, given by its whole name, in full precision."""
+def plain_patterns(values: Mapping[str, Any]) -> list[str]:
+    """Return the patterns of linear layers that a ``quantization_config`` leaves in full precision, for ``matches``."""
     plain = (values.get(key) or () for key in ("ignore", "modules_to_not_convert", "exclude_modules"))
-    patterns = [pattern for patterns in plain for pattern in patterns]
-    patterns += [f"re:{rule[2:]}" for rule in values.get("dynamic") or () if rule.startswith("-:")]
-    return any(_matches(pattern, module) for pattern in patterns)
+    dynamic = [f"re:{rule[2:]}" for rule in values.get("dynamic") or () if rule.startswith("-:")]
+    return [pattern for patterns in plain for pattern in patterns] + dynamic
 
 
-def _matches(pattern: str, module: str) -> bool:
+def matches(pattern: str, module: str) -> bool:
     """Return whether a module has a name, a part of it, or one that a glob or a regular expression describes."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], module) is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import MixtralConfig, PreTrainedConfig, Qwen3MoeConfig
 
-from app.planning.cluster import Cluster, Hardware, derived_profile, spread
+from app.planning.cluster import EXPERT_KERNELS, Cluster, Hardware, derived_profile, spread
 from app.planning.layouts import PlanRequest, layouts
 from app.planning.sizes import ModelSizes
 from engine.errors import ConfigError
@@ -93,7 +93,7 @@ def test_ranks_share_whole_experts_and_every_other_weight_as_before() -> None:
     for size in (1, 4):
         [layer] = sizes.of_rank(size).parameters.layers
         assert layer == 128 // size * expert + attention // size + norms_and_router
-        assert sizes.of_rank(size).experts.layers == (2 * 128 // size * expert,)
+        assert sizes.of_rank(size).parameters.experts == (128 // size * expert,)
         assert sizes.of_rank(size).active.layers == (8 / size * expert + attention // size + norms_and_router,)
     last = RankShare(3, 4)
     name = "model.layers.0.mlp.experts.{}.down_proj.weight"
@@ -124,7 +124,7 @@ def test_bytes_of_groups_blocks_and_outputs() -> None:
     on_cpu = ModelSizes.of(awq_70b(), torch.float32, device=CPU)
     assert on_cpu.bytes == ModelSizes.of(llama_70b(), torch.float32).bytes
     whole, rank = (ModelSizes.of(qwen(quantization_config=FP8), BF16).of_rank(n) for n in (1, 4))
-    assert rank.experts.layers[0] == whole.experts.layers[0] / 4 == 32 * 3 * 768 * 2048 * (1 + 4 / 128)
+    assert rank.weights.experts[0] == whole.weights.experts[0] / 4 == 32 * 3 * 768 * 2048 * (1 + 4 / 128)
 
 
 def test_a_rank_has_every_group_that_its_inputs_cut() -> None:
@@ -159,10 +159,12 @@ def test_a_step_reads_the_experts_of_its_rows(size: int) -> None:
     expert, attention = 3 * 768 * 2048, 2 * (32 + 4) * 128 * 2048
     whole = 2 * 2048 + 2 * 128 + 128 * 2048  # norms and router
     head = 151936 * 2048 // size + 2048
-    base_s = 2 * (48 * (attention // size + whole) + head) / 3e12 + (48 * (16 + 2 * (size > 1)) + 10) * 2e-6
+    base_s = (
+        2 * (48 * (attention // size + whole) + head) / 3e12 + (48 * (12 + EXPERT_KERNELS + 2 * (size > 1)) + 10) * 2e-6
+    )
     expert_s = 48 * 2 * expert / 3e12
     assert (times.base_s, times.expert_s) == pytest.approx((base_s, expert_s))
-    assert (times.rank_experts, times.expert_share, times.expert_ranks) == (128 // size, 1 / 16, size)
+    assert (times.experts_per_rank, times.expert_fraction, times.expert_ranks) == (128 // size, 1 / 16, size)
     assert times.prompt_row_s == pytest.approx(2 * (48 * (attention // size + whole + 8 / size * expert) + head) / 8e14)
     alone = times.stage_seconds(1, 0) - times.exchange_seconds(1)
     assert size > 1 or alone == pytest.approx(base_s + 8 * expert_s)
@@ -184,7 +186,7 @@ def test_the_busiest_rank_is_estimated_from_above() -> None:
         for _ in range(300):
             read = {expert for _ in range(rows) for expert in chance.sample(range(n_experts), per_row)}
             most += max(sum(expert // own == rank for expert in read) for rank in range(size))
-        found = PipelineProfile(1, rank_experts=own, expert_share=per_row / n_experts, expert_ranks=size)
+        found = PipelineProfile(1, experts_per_rank=own, expert_fraction=per_row / n_experts, expert_ranks=size)
         assert most / 300 <= found.read_experts(rows) <= 1.25 * most / 300
 
 
@@ -198,10 +200,10 @@ def test_drafts_gain_less_from_experts_than_from_one_mlp() -> None:
 
 
 def test_a_profile_with_experts_can_be_simulated_and_is_checked() -> None:
-    given = {"base_s": 1e-3, "expert_s": 1e-5, "rank_experts": 128, "expert_share": 0.0625}
+    given = {"base_s": 1e-3, "expert_s": 1e-5, "experts_per_rank": 128, "expert_fraction": 0.0625}
     assert profile_of(given).stage_seconds(1, 0) == pytest.approx(1e-3 + 8e-5)
     assert profile_of(given).stage_seconds(0, 0, prompt_rows=500) == pytest.approx(1e-3 + 128e-5)
-    for name, value in (("expert_share", 1.5), ("expert_ranks", 0), ("rank_experts", -1)):
+    for name, value in (("expert_fraction", 1.5), ("expert_ranks", 0), ("experts_per_rank", -1)):
         with pytest.raises(ConfigError, match=f"profile: {name} is {value}"):
             profile_of(given | {name: value})
 

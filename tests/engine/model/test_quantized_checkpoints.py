@@ -95,7 +95,9 @@ def test_numbers_in_memory_stand_for_the_same_weights(
     monkeypatch.setattr(device, "is_host", lambda _: False)  # a GPU keeps numbers in memory
     path = quantized_checkpoint("qwen3_moe", tmp_path / "quantized", name)
     if name == ACT_ORDER:
-        with pytest.raises(UnsupportedModelError, match=r"act-order \(desc_act .*\): such weights are read on a CPU alone"):
+        with pytest.raises(
+            UnsupportedModelError, match=r"act-order \(desc_act .*\): such weights are read on a CPU alone"
+        ):
             load(path)
         return
     shard = load(path)

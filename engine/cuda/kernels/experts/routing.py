@@ -46,7 +46,7 @@ def _route(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and 
         for _ in range(per_row):
             free = inside & (chosen == 0)
             best = tl.max(tl.where(free, weight, -1.0), axis=0)
-            # A row with NaN chooses none, because ``block`` is no number.
+            # A row with NaN chooses none: no expert has the number ``block``.
             chosen = chosen | (numbers == tl.min(tl.where(free & (weight == best), numbers, block), axis=0))
     if normalizes:
         total = tl.sum(tl.where(chosen, weight, 0.0), axis=0)
@@ -129,7 +129,7 @@ def _sort_pairs(  # type: ignore[no-untyped-def]
 ):
     """Fills the tiles of one expert; every program counts the tiles of the experts before its own."""
     await_previous(overlaps)
-    own = tl.program_id(0)
+    own = tl.program_id(0)  # an expert, counted from the first that this process has
     number = tl.arange(0, bins)
     counts = tl.zeros((bins,), tl.int32)
     for start in range(0, n_pairs, block):

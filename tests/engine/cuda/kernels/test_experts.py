@@ -10,12 +10,11 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from engine.cuda import experts as launches
-from engine.cuda.experts import run_experts
+from engine.cuda.experts import add_experts
 from engine.cuda.kernels.experts.products import sum_experts
 from engine.cuda.kernels.experts.routing import route, sort_pairs
 from engine.cuda.kernels.gemm import MOST_ROWS
 from engine.cuda.operands import ExpertMlps, Matrix
-from engine.cuda.products import Products
 from engine.model.exchange import FinishSums, Ranks
 from engine.model.share import RankShare
 from tests.engine.cuda.kernels.rows import assert_rows_alike, poisoned, same_bits
@@ -54,8 +53,8 @@ def run(mlps: ExpertMlps, rows: Tensor, n_filling: int = 0, row_tile: int | None
     """The experts' sums of rows; after them the step has ``n_filling`` rows of NaN that fill its bucket."""
     step = torch.cat((rows, poisoned(n_filling, HIDDEN)))
     firsts = torch.tensor([*range(len(rows)), *([-1] * n_filling)], dtype=torch.int32)
-    out = poisoned(len(step), HIDDEN)
-    run_experts(mlps, step, firsts, "silu", Products(row_tile=row_tile), out)
+    out = torch.zeros(len(step), HIDDEN)
+    add_experts(mlps, step, firsts, "silu", out, row_tile)
     return out[: len(rows)]
 
 
@@ -120,7 +119,7 @@ def test_sums_of_ranks_have_the_bits_of_one_process(size: int) -> None:
     for rank in range(size):
         ranks = Ranks(RankShare(rank, size), None, exchange)  # type: ignore[arg-type]
         part = replace(part_of(mlps, rank, size), ranks=ranks)
-        run_experts(part, rows, firsts, "silu", Products(), poisoned(9, HIDDEN))
+        add_experts(part, rows, firsts, "silu", torch.zeros(9, HIDDEN))
     assert all(part.dtype == torch.float32 for part in exchange.sent)
     assert same_bits(tree_of(exchange.sent), expected)
 
@@ -131,7 +130,7 @@ def test_many_rows_run_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     mlps, rows, stream = make_experts(n_experts=6), torch.randn(7, HIDDEN), torch.randn(7, HIDDEN)
     expected = stream + run(mlps, rows)
     monkeypatch.setattr(launches, "MOST_ROWS", 3)
-    run_experts(mlps, rows, torch.arange(7, dtype=torch.int32), "silu", Products(), stream, stream)
+    add_experts(mlps, rows, torch.arange(7, dtype=torch.int32), "silu", stream)
     assert same_bits(stream, expected)
 
 
