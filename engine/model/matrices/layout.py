@@ -126,15 +126,16 @@ def _read_gptq(values: Mapping[str, Any]) -> WeightLayout:
     for rule, changes in (values.get("dynamic") or {}).items():
         if not rule.startswith("-") and changes:  # a minus skips modules
             refuse(f"dynamic.{rule}", changes, "left out")
+    group = _group(values.get("group_size", -1), "group_size")
     return WeightLayout(
         _bits(values.get("bits"), 4, 8),
-        group=_group(values.get("group_size", -1), "group_size"),
+        group=group,
         weight="qweight",
         scale=("scales",),
         # Zeros of symmetric weights are 0. Some checkpoints of format gptq store them as gptq_v2 does.
         zero="" if values.get("sym") is True else "qzeros",
         order="g_idx",
-        has_order=bool(values.get("desc_act")),
+        has_order=bool(values.get("desc_act")) and group is not None,
         is_transposed=True,
         zero_offset=1 if form == "gptq" else 0,  # the first version of the format stores zeros less 1
     )
