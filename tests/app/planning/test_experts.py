@@ -212,7 +212,7 @@ def test_a_profile_with_experts_can_be_simulated_and_is_checked() -> None:
     ("config", "gpus", "fits"),
     [
         (awq_70b(), 1, {(1, 1, 1): 38}),
-        (qwen(), 1, {(1, 1, 1): 57}),
+        pytest.param(qwen(), 1, {(1, 1, 1): 57}, marks=pytest.mark.matrix),
         (qwen(quantization_config=FP8), 1, {(1, 1, 1): 30}),
         (
             qwen("235b", quantization_config=FP8),

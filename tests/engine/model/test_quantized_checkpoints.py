@@ -37,7 +37,9 @@ WHOLE = LayerRange(0, 2, 2)
 N_TOKENS = 12
 LARGEST_ERRORS = {4: 0.125, 8: 0.03}  # of weights with so many bits, by their norm
 ACT_ORDER = "gptq act-order"
-QUICK = (ACT_ORDER, "awq 128", "int4 64 asymmetric", "fp8 block cut short")
+QUICK_TEXTS = (ACT_ORDER, "awq 128", "int4 64 asymmetric", "fp8 block cut short")
+QUICK_WEIGHTS = (*QUICK_TEXTS, "gptq asymmetric", "gptq 8 bits", "gptq_v2", "fp8 tensor", "modelopt apart")
+WEIGHTS = [pytest.param(name, marks=() if name in QUICK_WEIGHTS else pytest.mark.matrix) for name in FORMATS]
 
 
 def load(path: Path) -> ModelShard:
@@ -81,14 +83,14 @@ def check_weights(path: Path, found: Mapping[str, Tensor], model: Any, family: s
         assert error < limit, key  # else reader and writer agree on a wrong meaning
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_are_those_of_other_readers(name: str, tmp_path: Path) -> None:
     path = quantized_checkpoint("llama", tmp_path / "quantized", name)
     model = dequantized_model(path, tmp_path / "dense")
     check_weights(path, weights_of(load(path).layers), model, "llama", name)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_numbers_in_memory_stand_for_the_same_weights(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +118,9 @@ def texts_of(target: LocalTarget, method: str, **values: Any) -> list[list[int]]
 def cases() -> list[Any]:
     """Return formats, families and whether numbers stay in memory as on a GPU; most are marked ``matrix``."""
     return [
-        pytest.param(name, family, is_on_gpu, id=f"{name}, {family}", marks=() if name in QUICK else pytest.mark.matrix)
+        pytest.param(
+            name, family, is_on_gpu, id=f"{name}, {family}", marks=() if name in QUICK_TEXTS else pytest.mark.matrix
+        )
         for name in FORMATS
         for family, is_on_gpu in (("qwen3", False), ("mixtral", name != ACT_ORDER))
     ]
