@@ -29,7 +29,7 @@ TEXT = [5, 6, 7]
         pytest.param("qwen2", Products(by_library=True), None, "fp8", marks=pytest.mark.matrix),
         pytest.param("qwen2", Products(), "tensor", None, marks=pytest.mark.matrix),
         pytest.param("qwen2", Products(row_tile=16), "channel", None, marks=pytest.mark.matrix),
-        pytest.param("qwen3_moe", Products(), None, None, marks=pytest.mark.cluster),
+        pytest.param("qwen3_moe", Products(), None, None, marks=pytest.mark.matrix),
         pytest.param("mixtral", Products(by_library=True), None, "fp8", marks=pytest.mark.matrix),
     ],
     ids=str,
