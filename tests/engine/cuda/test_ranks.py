@@ -185,6 +185,7 @@ def test_a_drafter_calls_the_shared_head_as_answers_do() -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's: a warm-up computes with memory that has no values yet
 def test_recorded_steps_and_answers_are_those_of_one_rank_also_after_a_new_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
