@@ -138,7 +138,7 @@ def load_shard(
     Args:
         path: checkpoint directory.
         layers: the range; the files of other layers need not exist.
-        dtype: of activations, and of all weights that do not have one byte.
+        dtype: of activations, and of all weights that are not quantized.
         device: of the weights; they are quantized there, some rows at a time.
         n_positions: length of the longest text, tokens.
         quantization: "int8" or "fp8" for the decoder layers' matrices; None: the checkpoint's.

@@ -125,6 +125,7 @@ def _parts(config: Any, spec: ModelSpec, sizes: _Sizes, share: RankShare) -> Mod
     found: dict[tuple[str, frozenset[str]], tuple[int, int]] = {}  # layers of a type differ by matrices left out
     layers = []
     for i, kind in enumerate(spec.layer_types):
+        # A config may list hundreds of patterns, a few for each layer.
         own = [one for one in patterns if f"layers.{i}." in one or "layers." not in one or one.startswith("re:")]
         plain = _plain_matrices(own, models[kind], spec, i)
         if (kind, plain) not in found:

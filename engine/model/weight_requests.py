@@ -55,18 +55,18 @@ class WeightRequests:
         model, tensors, quantization = self._model, self._tensors, self._quantization
         shape, owner = model.get_parameter(name).shape, source.removesuffix(".weight")
         layout = None if quantization is None else quantization.layout
-        wanted = quantization if is_layer_matrix(model, name) else None
+        to_quantize = quantization if is_layer_matrix(model, name) else None
         # A quantised checkpoint may have matrices in full precision, which keep their dtype, and a quantised router.
         if layout is not None and layout.has_matrix(owner, tensors):
             self._stored[name] = part, tensors.request_matrix(owner, layout, shape, part)
             if tensors.requested_bytes > MOST_BYTES:
                 self.read()
-        elif wanted is not None and self._is_made:
-            put_matrix(model, name, *tensors.quantize(source, shape, wanted, part), wanted)
-        elif wanted is not None and f"{owner}.{SCALES}" in tensors:  # bitsandbytes' kernels take them as they are
+        elif to_quantize is not None and self._is_made:
+            put_matrix(model, name, *tensors.quantize(source, shape, to_quantize, part), to_quantize)
+        elif to_quantize is not None and f"{owner}.{SCALES}" in tensors:  # bitsandbytes' kernels take both unchanged
             rows = part if part is not None and part.dim == OUTER else None
             scales = tensors.request(f"{owner}.{SCALES}", torch.float32, shape[:1], rows)
-            put_matrix(model, name, tensors.request(source, torch.int8, shape, part), scales, wanted)
+            put_matrix(model, name, tensors.request(source, torch.int8, shape, part), scales, to_quantize)
         else:
             put_weight(model, name, tensors.request(source, self._dtype, shape, part))
 

@@ -44,8 +44,8 @@ def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step,
         needs: outputs that the sequences read back, which takes time too; None: those of the sources of ``auto``.
 
     Trees are measured with ``MEASURED_CONTEXT`` tokens of context, chunks of prompt at the beginning of a text and far
-    from it, where attention reads more keys. No keys are written first: times do not depend on their values, and a
-    row's experts depend on its own token enough.
+    from it, where attention reads more keys. No keys are written first: times do not depend on their values, and
+    different tokens alone give rows different experts.
 
     A generator, so that a target in this process and a pipeline behind channels are measured by the same code. Batches
     that the cache cannot hold are left out. The last step ends all sequences.

@@ -62,7 +62,7 @@ def apply_gate(
         out: ``[rows, width]``.
         kind: "silu", or Gemma's "gelu_tanh" (GELU by tanh).
         experts: int32 ``[rows]``; only rows whose expert is in ``own`` are read and written. None: all rows are.
-        own: experts.
+        own: numbers of this process's experts.
         overlaps: the kernel may start before the previous one ends, and waits for it (``launch_options``).
 
     Raises:

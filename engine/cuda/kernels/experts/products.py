@@ -42,7 +42,7 @@ def _multiply_pairs(  # type: ignore[no-untyped-def]  # Triton resolves annotati
     overlaps: tl.constexpr,
 ):
     await_previous(overlaps)
-    tile = tl.program_id(0)  # first in the grid: programs that start together read the same weights
+    tile = tl.program_id(0)  # first in the grid: tiles of one expert start together, and read the same weights
     expert = tl.load(tile_experts + tile).to(tl.int64)
     if expert >= 0:
         pair = tl.load(pairs + tile * block_m + tl.arange(0, block_m)).to(tl.int64)
@@ -71,7 +71,7 @@ def multiply_pairs(
     A product is summed in ascending order of inputs (one leaf), scaled and rounded once.
 
     Args:
-        x: rows, or pairs ``[n, n_in]`` of which several may be a row of ``out``'s; rows contiguous.
+        x: ``[n_rows, n_in]``, of which each is read by as many pairs, or ``[n_pairs, n_in]``; rows contiguous.
         matrix: ``[n_own * n_out, n_in]``, without bias.
         tiles: with ``tile.rows`` pairs each.
         tile: of a program.

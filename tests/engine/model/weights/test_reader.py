@@ -45,13 +45,13 @@ def test_a_tensor_equals_what_safetensors_reads_in_pieces_of_any_size(
     for piece, dtype in ((64, None), (64, torch.bfloat16), (reader.READ_BYTES, torch.float32)):
         monkeypatch.setattr(reader, "READ_BYTES", piece)
         tensors, meter = CheckpointTensors(tmp_path, CPU), Meter()
-        wanted = {name: dtype if own.is_floating_point() else None for name, own in expected.items()}
-        found = {name: tensors.request(name, wanted[name] or own.dtype, own.shape) for name, own in expected.items()}
+        dtypes = {name: dtype if own.is_floating_point() else None for name, own in expected.items()}
+        found = {name: tensors.request(name, dtypes[name] or own.dtype, own.shape) for name, own in expected.items()}
         tensors.read(meter)
         tensors.close()
         assert meter.n_bytes == sum(tensor.nbytes for tensor in expected.values())
         for name, tensor in expected.items():
-            assert found[name].dtype == (wanted[name] or tensor.dtype)
+            assert found[name].dtype == (dtypes[name] or tensor.dtype)
             assert torch.equal(found[name], tensor.to(found[name].dtype))
     read = read_file(path)
     assert {name: tensor.tolist() for name, tensor in read.items()} == {
