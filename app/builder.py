@@ -10,6 +10,7 @@ from ray.serve import Application
 import spectra_serve  # noqa: F401 - Serve may import this module first; it prepares the process
 from app.api.edge import EdgeOptions, load_edge
 from app.api.service import MEBI, ServiceSettings
+from app.composition.answers import answer_options
 from app.composition.checks import checked, pinned
 from app.composition.operation import access_options, log_options, playground_options, trace_options
 from app.composition.pipeline import aliases, pipeline_options, router_options, target_options
@@ -21,6 +22,7 @@ from app.config.errors import config_of
 from app.config.serve import ServeConfig
 from app.inputs.models import target_name
 from app.version import VERSION
+from deployments.answers.deployment import AnswerKeeperDeployment
 from deployments.ingress.deployment import Ingress
 from deployments.retrieval.deployment import RetrievalDeployment
 from deployments.router.deployment import RouterDeployment
@@ -69,8 +71,11 @@ def application(config: ServeConfig, *, is_private: bool = False) -> Application
         retrieval=retrieval,
         retrieved=served,
     )
+    kept = answer_options(config)
+    keeping = serve.deployment(AnswerKeeperDeployment, name="AnswerKeeper", **options["AnswerKeeper"])
+    keeper = kept and keeping.bind(router, kept)
     ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", **options["Ingress"])
-    return ingress.bind(router, load_edge, _edge(config, is_private), config.router_patience)
+    return ingress.bind(router, load_edge, _edge(config, is_private), config.router_patience, keeper)
 
 
 def _targets(config: ServeConfig) -> list[Application]:

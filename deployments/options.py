@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 
 from deployments.observability.logs import LogOptions
@@ -94,3 +95,28 @@ class RetrievalOptions:
     learning: LiveOptions = field(default_factory=LiveOptions)
     credentials: tuple[str, ...] = ()  # environment variables that the service's node must have
     logs: LogOptions = field(default_factory=LogOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerLimits:
+    """Bounds of kept answers; every answer, and with it its prompt, is deleted in the end."""
+
+    per_tenant: int = 256  # answers of a tenant, finished ones included
+    bytes_per_tenant: int = 64 << 20
+    total_bytes: int = 1 << 30  # of all tenants
+    keep_seconds: float = 600.0  # from the end of an answer to its deletion
+    unread_seconds: float = 60.0  # a stream without a reader is cancelled after this time
+    longest_seconds: float = 3600.0  # an unfinished answer fails after this time
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """Bounds of the answer keeper, and the Redis in which answers survive its death."""
+
+    limits: AnswerLimits = field(default_factory=AnswerLimits)
+    store: str = field(default="", repr=False)  # URL of the Redis; "": answers are kept in memory alone
+    name: str = "default"  # of this server's answers in the Redis; no two servers may share it
+    credentials: tuple[str, ...] = ()  # environment variables that the keeper's node must have
+    logs: LogOptions = field(default_factory=LogOptions)
+    # Drawn where the application is built. A keeper takes its predecessor's answers over at once if both have the same.
+    instance: str = field(default_factory=lambda: secrets.token_hex(8))

@@ -9,7 +9,7 @@ from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentResponse
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from engine.errors import ConfigError, TargetLostError
 
@@ -30,6 +30,19 @@ async def await_response(response: DeploymentResponse) -> Any:
         if task is None or task.cancelling():
             raise
         raise TargetLostError("Serve has cancelled the call") from None
+
+
+async def call_replica(handle: DeploymentHandle, peer: str, method: str, *arguments: Any, timeout: float) -> Any:
+    """Call a method of a deployment, and return its answer.
+
+    Raises:
+        TargetLostError: ``peer`` does not answer within ``timeout`` seconds, or its replica was lost.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            return await await_response(handle.options(method_name=method).remote(*arguments))
+    except (*LOST_REPLICA_ERRORS, TimeoutError) as error:
+        raise TargetLostError(f"{peer} does not answer: {type(error).__name__}") from error
 
 
 def check_single_replica(instead: str) -> None:

@@ -39,6 +39,14 @@ class PromptTooLongError(RequestError):
     """Prompt and requested tokens exceed the model's context or the whole KV cache."""
 
 
+class AnswerNotFoundError(RequestError):
+    """No answer with this id is kept for this tenant: it never was, it was deleted, or it has expired."""
+
+
+class AnswerCancelledError(SpectraError):
+    """The answer was cancelled, by its client or because nobody read it."""
+
+
 class OverloadedError(SpectraError):
     """The queue is full; ``retry_after`` is the time until a retry, in seconds."""
 

@@ -55,6 +55,11 @@ class Visit:
         self._allowance.give_back(self._reserved - self._used())
         self._reserved, self._used = 0, int
 
+    def hand_over(self) -> Callable[[int], None]:
+        """Keep the reserved tokens beyond this request; the result gives back those that were not used."""
+        reserved, self._reserved, self._used = self._reserved, 0, int
+        return lambda used: self._allowance.give_back(reserved - used)
+
     def end(self) -> None:
         self.settle()
         self._allowance.leave()

@@ -16,6 +16,7 @@ from app.access.gate import AccessGate, visit_of
 from app.access.keyring import Keyring
 from app.api.errors import error_response
 from app.api.http import Api
+from app.api.kept_answers import KeptAnswers
 from app.api.observed import Observed
 from app.api.requests.responses import ResponsesRequest
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
@@ -62,6 +63,16 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return error_response(StatusError(error.status_code, message, code=code, headers=error.headers))
 
 
+def _kept_routes(kept: KeptAnswers) -> list[tuple[str, str, Handler]]:
+    return [
+        ("GET", "/v1/responses/{id}", kept.response),
+        ("DELETE", "/v1/responses/{id}", kept.delete_response),
+        ("POST", "/v1/responses/{id}/cancel", kept.cancel_response),
+        ("GET", "/v1/streams/{id}", kept.stream),
+        ("DELETE", "/v1/streams/{id}", kept.delete_stream),
+    ]
+
+
 def create_app(
     api: Api, access: AccessOptions | None = None, keyring: Keyring | None = None, playground: Playground | None = None
 ) -> FastAPI:
@@ -77,6 +88,7 @@ def create_app(
         ("POST", "/v1/chat/completions", partial(api.generate, schema=ChatCompletionRequest)),
         ("POST", "/v1/completions", partial(api.generate, schema=CompletionRequest)),
         ("POST", "/v1/responses", partial(api.generate, schema=ResponsesRequest)),
+        *(_kept_routes(api.kept) if api.kept is not None else ()),
         ("POST", "/tokenize", api.tokenize),
         ("POST", "/detokenize", api.detokenize),
         ("GET", "/v1/models", api.models),
@@ -102,7 +114,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=access.cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=EXPOSED,
         )

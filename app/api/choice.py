@@ -98,24 +98,14 @@ class CompletionChoice:
             StepFailedError: the model's logits are NaN or infinite.
             TargetLostError: the engine aborted the request.
         """
-        if event.has_broken_logits:
-            raise StepFailedError(event.error)
-        if event.finish_reason == ABORT and event.error:
-            raise RequestError(f"the text cannot continue as its grammar requires: {event.error}")
-        if event.finish_reason == ABORT:
-            raise TargetLostError("the request was aborted by the server; send it again")
-        if event.prompt_logprobs is not None:
-            self.prompt_logprobs = event.prompt_logprobs
-        if self.form.is_echo_alone:
-            event = replace(event, token_ids=[], finish_reason=LENGTH, stop_reason=None)
-        piece = self._by_tokens(event) if self._by_token else self._at_once(event)
-        if self.form.echo and not self.n_tokens:
-            piece = replace(piece, text=self.form.echo + piece.text)
-        if self.request.trace:
-            self._trace(event, piece.token_ids)
-        self._count(event, len(piece.token_ids))
-        self.finish_reason = piece.finish_reason
-        return piece
+        return ChoiceDelta.join(self._pieces(event, by_token=self._by_token))
+
+    def feed_tokens(self, event: StepEvent) -> list[ChoiceDelta]:
+        """The same, a piece per token: those do not depend on which tokens came in one step.
+
+        The step is counted, and traced, as a whole before its first piece is written.
+        """
+        return self._pieces(event, by_token=True)
 
     def final_stats(self) -> RequestStats:
         """The engine's statistics, or this choice's own after a stop string."""
@@ -141,32 +131,66 @@ class CompletionChoice:
         taken, self._unreported, self._n_held = self._unreported, [], 0
         return taken
 
+    def _pieces(self, event: StepEvent, *, by_token: bool) -> list[ChoiceDelta]:
+        if event.has_broken_logits:
+            raise StepFailedError(event.error)
+        if event.finish_reason == ABORT and event.error:
+            raise RequestError(f"the text cannot continue as its grammar requires: {event.error}")
+        if event.finish_reason == ABORT:
+            raise TargetLostError("the request was aborted by the server; send it again")
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
+        if self.form.is_echo_alone:
+            event = replace(event, token_ids=[], finish_reason=LENGTH, stop_reason=None)
+        pieces = self._by_tokens(event) if by_token else [self._at_once(event)]
+        if self.form.echo and not self.n_tokens:
+            pieces[0] = replace(pieces[0], text=self.form.echo + pieces[0].text)
+        used = [token for piece in pieces for token in piece.token_ids]
+        if self.request.trace:
+            self._trace(event, used)
+        self._count(event, len(used))
+        self.finish_reason = pieces[-1].finish_reason
+        return pieces
+
     def _at_once(self, event: StepEvent) -> ChoiceDelta:
         """The common case: all tokens of the step become text together."""
         text = self._push_tokens(self._shown(event))
         text += "" if event.finish_reason is None else self._detokenizer.flush()
         return ChoiceDelta(text, event.token_ids, event.finish_reason, self._visible_reason(event))
 
-    def _by_tokens(self, event: StepEvent) -> ChoiceDelta:
-        """Token by token, for stop strings and for the offset of each token's text."""
+    def _by_tokens(self, event: StepEvent) -> list[ChoiceDelta]:
+        """Token by token, for stop strings, for the offset of each token's text, and for answers that are resumed."""
         ids, finish = event.token_ids, event.finish_reason
         reason: int | str | None = self._visible_reason(event)
-        text, offsets = "", []
+        texts, offsets, rest = list[str](), list[int](), ""
         for token in self._shown(event):
             if self._matcher is not None and self._matcher.matched is not None:
                 break  # the tokens that follow do not belong to the answer
             offsets.append(self._n_chars)
-            text += self._match(self._push_tokens((token,)), 1)
+            texts.append(self._match(self._push_tokens((token,)), 1))
         if finish is not None:
             offsets += [self._n_chars] * (len(ids) - len(offsets))
-            text += self._match(self._detokenizer.flush(), 0)
-            text += self._matcher.flush() if self._matcher is not None else ""
+            rest = self._match(self._detokenizer.flush(), 0)
+            rest += self._matcher.flush() if self._matcher is not None else ""
         if self._matcher is not None and self._matcher.matched is not None:
             finish, reason = STOP, self._matcher.matched
-            text += reason if self.form.includes_stop else ""
+            rest += reason if self.form.includes_stop else ""
             ids = ids[: self._matcher.tokens - self.n_tokens]
-        logprobs = None if event.logprobs is None else event.logprobs[: len(ids)]
-        return ChoiceDelta(text, ids, finish, reason, logprobs, offsets[: len(ids)])
+        n = max(1, len(ids))
+        rest = "".join(texts[n:]) + rest
+        texts = [*texts[:n], *[""] * (n - len(texts))]
+        logprobs = event.logprobs
+        return [
+            ChoiceDelta(
+                text if i < n - 1 else text + rest,
+                ids[i : i + 1],
+                finish if i == n - 1 else None,
+                reason if i == n - 1 else None,
+                None if logprobs is None else logprobs[i : min(i + 1, len(ids))],
+                offsets[i : min(i + 1, len(ids))],
+            )
+            for i, text in enumerate(texts)
+        ]
 
     def _shown(self, event: StepEvent) -> list[int]:
         """Tokens that have text: a stop id has none, unless the request includes it."""

@@ -16,7 +16,8 @@ from app.access.caller import IN_CLUSTER, AccessOptions
 from app.access.keyring import Keyring
 from app.api.application import create_app
 from app.api.errors import error_body
-from app.api.http import Api, GenerationBody
+from app.api.http import Api
+from app.api.kept_answers import GenerationBody
 from app.api.requests.parsing import validated
 from app.api.requests.responses import ResponsesRequest
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
@@ -24,10 +25,12 @@ from app.api.service import ServiceSettings
 from app.inputs.tokenizers import load_tokenizer
 from app.playground.options import PlaygroundOptions
 from app.playground.playground import Playground
+from deployments.answers.client import AnswerKeeperClient
 from deployments.ingress.client import RouterClient
 from deployments.ingress.fault_injection import ProcessKiller
 from deployments.observability.logs import LogOptions, configure
 from deployments.observability.traces import TraceOptions, tracer_of
+from engine.errors import RequestError
 from engine.model.identity import tokenizer_hash_if_any
 from engine.model.resolve import resolve
 
@@ -89,14 +92,16 @@ class Edge:
 
     def _parse(self, body: dict[str, Any], *, stream: bool) -> GenerationBody:
         fields = {"model": self._api.model_name} | body | {"stream": stream}
-        if "messages" in body:
-            return validated(ChatCompletionRequest, fields)
-        if "input" in body:
-            return validated(ResponsesRequest, fields)
-        return validated(CompletionRequest, fields)
+        schema: type[GenerationBody] = CompletionRequest
+        if "messages" in body or "input" in body:
+            schema = ChatCompletionRequest if "messages" in body else ResponsesRequest
+        request = validated(schema, fields)
+        if request.is_kept:
+            raise RequestError("background and stream_options.resumable are for HTTP, not for handles; leave them out")
+        return request
 
 
-def load_edge(options: EdgeOptions) -> Callable[[RouterClient], Edge]:
+def load_edge(options: EdgeOptions) -> Callable[[RouterClient, AnswerKeeperClient | None], Edge]:
     """Load the tokenizer; return what builds the edge of one ingress replica, in whose process this runs."""
     configure(options.logs, "Ingress")
     path = resolve(options.tokenizer, options.revision, weights=())
@@ -104,14 +109,14 @@ def load_edge(options: EdgeOptions) -> Callable[[RouterClient], Edge]:
     tokenizer, identity = load_tokenizer(path), tokenizer_hash_if_any(path)
     access, shown = options.access, options.playground
 
-    def make_edge(client: RouterClient) -> Edge:
+    def make_edge(client: RouterClient, keeper: AnswerKeeperClient | None) -> Edge:
         client.set_tokenizer(identity)
         keyring = None
         if access.api_keys is not None:
             keyring = Keyring(Path(access.api_keys), access.replicas)
             keyring.follow()
         playground = None if shown is None else Playground(shown, ProcessKiller().kill if shown.victims else None)
-        api = Api(client, tokenizer, options.settings, tracer_of(options.traces, "Ingress"))
+        api = Api(client, tokenizer, options.settings, tracer_of(options.traces, "Ingress"), keeper)
         return Edge(api, create_app(api, access, keyring, playground))
 
     return make_edge

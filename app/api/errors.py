@@ -45,6 +45,10 @@ def _answer(error: BaseException) -> StatusError:
             return error
         case errors.UnknownMethodError():
             return StatusError(400, str(error), code="unknown_method", param=CLIENT_NAMES["method"])
+        case errors.AnswerNotFoundError():
+            return StatusError(404, str(error), code="not_found")
+        case errors.AnswerCancelledError():
+            return StatusError(409, str(error), code="cancelled")
         case errors.PromptTooLongError():
             return StatusError(400, str(error), code="context_length_exceeded", param=error.param)
         case errors.RequestError():

@@ -7,14 +7,14 @@ backend stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from app.api.answers.completions import CompletionWriter
 from app.api.answers.responses import ResponseWriter
 from app.api.choice import ChoiceDelta, CompletionChoice, count_prompt_tokens
 from app.api.requests.bodies import Bodies
-from app.api.service import Backend
+from app.api.service import StepStream
 from app.telemetry.exchange import ExchangeUsage
 from engine.errors import SpectraError, TargetLostError
 
@@ -26,10 +26,26 @@ AnswerWriter = CompletionWriter | ResponseWriter
 
 
 class Generation:
-    """Runs all choices of one response."""
+    """Runs all choices of one response.
 
-    def __init__(self, backend: Backend, choices: list[CompletionChoice]) -> None:
-        self._backend = backend
+    Args:
+        source: starts the events of a choice.
+        choices: of the response.
+        by_token: make a piece of every token, not of every step.
+        on_stop: told of a choice whose text a stop string ended, which only the edge sees.
+    """
+
+    def __init__(
+        self,
+        source: Callable[[CompletionChoice], Awaitable[StepStream]],
+        choices: list[CompletionChoice],
+        *,
+        by_token: bool = False,
+        on_stop: Callable[[CompletionChoice], Awaitable[None]] | None = None,
+    ) -> None:
+        self._source = source
+        self._by_token = by_token
+        self._on_stop = on_stop
         self.choices = choices
         self.prompt_tokens = count_prompt_tokens(choices)
 
@@ -98,12 +114,14 @@ class Generation:
 
     async def _run(self, choice: CompletionChoice) -> AsyncGenerator[Item, None]:
         try:
-            stream = await self._backend.submit(choice.request)
+            stream = await self._source(choice)
             try:
                 async for event in stream:
-                    piece = choice.feed(event)
-                    yield choice, piece
-                    if piece.finish_reason is not None:
+                    for piece in choice.feed_tokens(event) if self._by_token else (choice.feed(event),):
+                        yield choice, piece
+                    if choice.finish_reason is not None:
+                        if event.finish_reason is None and self._on_stop is not None:
+                            await self._on_stop(choice)
                         return
                 raise TargetLostError("the answer broke off; send the request again")
             finally:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
@@ -20,6 +20,7 @@ from app.api.answers.logprobs import TokenTexts
 from app.api.answers.responses import ResponseWriter
 from app.api.choice import CompletionChoice
 from app.api.generation import AnswerWriter, Generation
+from app.api.kept_answers import GenerationBody, KeptAnswers, json_response
 from app.api.observed import request_fields
 from app.api.requests.bodies import Bodies
 from app.api.requests.convert import Converter
@@ -38,6 +39,7 @@ from app.api.streaming import EventStream, run_while_connected
 from app.telemetry.access_log import AccessLog
 from app.telemetry.exchange import current
 from app.telemetry.metrics import EdgeMetrics
+from deployments.answers.client import AnswerKeeperClient
 from deployments.observability.traces import Tracer
 from deployments.submission.messages import Health, ModelCard
 from engine.errors import RequestError, SpectraError
@@ -47,8 +49,7 @@ from engine.grammar.grammar import Grammar, GrammarError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-GenerationBody = Body | ResponsesRequest
-ID_PREFIXES = {ChatCompletionRequest: "chatcmpl-", CompletionRequest: "cmpl-"}
+ID_PREFIXES = {ChatCompletionRequest: "chatcmpl-", CompletionRequest: "cmpl-", ResponsesRequest: "resp_"}
 PREPARE_COST = 4  # rendering and tokenising a byte of a body takes as long as parsing so many
 logger = logging.getLogger("spectra.api")
 
@@ -62,6 +63,7 @@ class Api:
         tokenizer: PreTrainedTokenizerFast,
         settings: ServiceSettings,
         tracer: Tracer | None = None,
+        keeper: AnswerKeeperClient | None = None,
     ) -> None:
         self._backend = backend
         self._tokenizer = tokenizer
@@ -72,7 +74,10 @@ class Api:
         card = backend.model_card
         self._grammars = Grammars(lambda: str(tokenizer.backend_tokenizer.to_str()), card.eos_ids, card.vocab_size)
         metrics = EdgeMetrics(backend.counted, card.name, card.max_model_len)
-        self.access_log = AccessLog(request_fields(), metrics, settings.access_log, tracer)
+        self.access_log = log = AccessLog(request_fields(), metrics, settings.access_log, tracer)
+        self.kept: KeptAnswers | None = None  # None: this server keeps no answers
+        if keeper is not None:
+            self.kept = KeptAnswers(keeper, self._parse, tokenizer, self._texts, lambda: self._card, log)
 
     @property
     def _card(self) -> ModelCard:
@@ -95,25 +100,27 @@ class Api:
             body = await self._parse(TokenizeRequest, content, max_prompts=0)
             self._check_model(body.model)
             ids = await self._bodies.run(PREPARE_COST * len(content), self._converter.tokenize, body)
-            return _json({"count": len(ids), "max_model_len": self._card.max_model_len, "tokens": ids})
+            return json_response({"count": len(ids), "max_model_len": self._card.max_model_len, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: text of ids, special tokens included."""
         async with self._bodies.read(request) as content:
             body = await self._parse(DetokenizeRequest, content, max_prompts=1)
             self._check_model(body.model)
-            return _json({"prompt": await self._bodies.run(len(body.tokens), self._converter.decode, body.tokens)})
+            return json_response(
+                {"prompt": await self._bodies.run(len(body.tokens), self._converter.decode, body.tokens)}
+            )
 
     async def models(self, request: Request) -> Response:
         names = (self._card.name, *self._card.aliases)
         caller = caller_of(request.scope)
-        return _json({"object": "list", "data": [_model_fields(self._card, name, caller) for name in names]})
+        return json_response({"object": "list", "data": [_model_fields(self._card, name, caller) for name in names]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}; names may contain slashes."""
         name = request.path_params["name"]
         self._check_model(name)
-        return _json(_model_fields(self._card, name, caller_of(request.scope)))
+        return json_response(_model_fields(self._card, name, caller_of(request.scope)))
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 while this process lives; the body reports the state of the server."""
@@ -122,15 +129,15 @@ class Api:
         except Exception as error:
             logger.warning("the backend does not answer", exc_info=error)
             health = Health(ok=False, reason="the backend does not answer")
-        return _json({"status": "ok" if health.ok else "unavailable", "reason": health.reason, **health.detail})
+        return json_response({"status": "ok" if health.ok else "unavailable", "reason": health.reason, **health.detail})
 
     async def ready(self, request: Request) -> Response:
         """GET /ready: 200 only if a request sent now would be served, else 503 with the reason."""
         try:
             await self._backend.check_ready()
         except SpectraError as error:
-            return _json({"status": "unavailable", "reason": str(error)}, 503)
-        return _json({"status": "ok", "reason": ""})
+            return json_response({"status": "unavailable", "reason": str(error)}, 503)
+        return json_response({"status": "ok", "reason": ""})
 
     async def ping(self, request: Request) -> Response:
         return Response()
@@ -139,26 +146,29 @@ class Api:
         return Response(await self._backend.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self, request: Request) -> Response:
-        return _json({"version": self._settings.version})
+        return json_response({"version": self._settings.version})
 
     async def answer(self, body: GenerationBody, size: int, caller: Caller) -> bytes:
         """The whole response to a body of about ``size`` bytes of JSON."""
-        generation, writer = await self._prepare(body, size, caller)
-        return await generation.whole_body(writer, self._bodies)
+        generation, envelope = await self._prepare(body, size, caller)
+        return await generation.whole_body(self._writer(body, envelope, generation), self._bodies)
 
     async def events(self, body: GenerationBody, size: int, caller: Caller) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events; its reader must close the generator."""
-        generation, writer = await self._prepare(body, size, caller)
-        return generation.event_stream(writer)
+        generation, envelope = await self._prepare(body, size, caller)
+        return generation.event_stream(self._writer(body, envelope, generation))
 
     async def generate(self, request: Request, schema: type[GenerationBody]) -> Response:
         """POST /v1/chat/completions, /v1/completions and /v1/responses, whose bodies ``schema`` describes."""
         async with self._bodies.read(request) as content:
             body = await self._parse(schema, content)
-            generation, writer = await self._prepare(body, len(content), caller_of(request.scope))
-        visit = visit_of(request.scope)
-        if visit is not None:
-            visit.reserve(generation.most_tokens, generation.used_tokens)
+            caller, visit = caller_of(request.scope), visit_of(request.scope)
+            generation, envelope = await self._prepare(body, len(content), caller)
+            if visit is not None:
+                visit.reserve(generation.most_tokens, generation.used_tokens)
+            if body.is_kept and self.kept is not None:
+                return await self.kept.begin(body, content, envelope, generation.choices, caller, visit)
+        writer = self._writer(body, envelope, generation)
         if body.stream:
             return EventStream(generation.event_stream(writer))
         answer = await run_while_connected(request.receive, generation.whole_body(writer, self._bodies))
@@ -169,20 +179,27 @@ class Api:
     async def _parse(self, schema: type[Schema], content: bytes, max_prompts: int = MAX_CHOICES) -> Schema:
         return await self._bodies.run(len(content), parse, schema, content, max_prompts * self._card.max_model_len)
 
-    async def _prepare(self, body: GenerationBody, size: int, caller: Caller) -> tuple[Generation, AnswerWriter]:
+    async def _prepare(self, body: GenerationBody, size: int, caller: Caller) -> tuple[Generation, Envelope]:
         self._check_model(body.model)
+        if body.is_kept and self.kept is None:
+            field = "background" if isinstance(body, ResponsesRequest) else "stream_options.resumable"
+            raise RequestError(f"{field} is true; this server keeps no answers (answers_per_tenant is 0)", field)
+        # The id of a kept answer is what an anonymous client reads it with, so no client may choose or guess it.
+        response_id = ID_PREFIXES[type(body)] + (secrets.token_hex(16) if body.is_kept else current().request_id)
         if not isinstance(body, ResponsesRequest):
-            generation, envelope = await self._begin(body, size, ID_PREFIXES[type(body)], caller)
-            return generation, CompletionWriter(envelope, generation.choices, self._texts)
+            return await self._begin(body, size, response_id, caller)
         try:
-            generation, envelope = await self._begin(body.chat, size, "resp_", caller)
+            return await self._begin(body.chat, size, response_id, caller)
         except RequestError as error:
             raise with_response_names(error) from None
-        return generation, ResponseWriter(body, envelope, generation.choices[0], self._texts)
 
-    async def _begin(self, body: Body, size: int, id_prefix: str, caller: Caller) -> tuple[Generation, Envelope]:
+    def _writer(self, body: GenerationBody, envelope: Envelope, generation: Generation) -> AnswerWriter:
+        if isinstance(body, ResponsesRequest):
+            return ResponseWriter(body, envelope, generation.choices[0], self._texts)
+        return CompletionWriter(envelope, generation.choices, self._texts)
+
+    async def _begin(self, body: Body, size: int, response_id: str, caller: Caller) -> tuple[Generation, Envelope]:
         exchange, converter = current(), self._converter
-        response_id = id_prefix + exchange.request_id
         if self._settings.log_prompts:
             exchange.prompt = body.text_for_log
         cost = PREPARE_COST * size
@@ -196,7 +213,7 @@ class Api:
             for i, (request, form) in enumerate(requests)
         ]
         exchange.tenant = first.tenant
-        generation = Generation(self._backend, choices)
+        generation = Generation(lambda choice: self._backend.submit(choice.request), choices)
         exchange.figures = partial(generation.figures, body.model, self._card.method, exchange.began)
         exchange.usage = generation.usage
         return generation, Envelope(response_id, int(time.time()), body, seed, converter.card.fingerprint)
@@ -251,7 +268,3 @@ def _model_fields(card: ModelCard, name: str, caller: Caller) -> dict[str, objec
             "trace": caller.is_admin,
         },
     }
-
-
-def _json(fields: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(fields), status, media_type="application/json")

@@ -53,6 +53,31 @@ KEEP_ALIVE_S = 10.0  # between two comments until the first event; proxies close
 KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients ignore
 
 
+async def with_comments(
+    events: AsyncGenerator[bytes, None], keep_alive: float = KEEP_ALIVE_S
+) -> AsyncGenerator[bytes, None]:
+    """The events, and a comment whenever none comes for ``keep_alive`` seconds; closes ``events``."""
+    async with aclosing(events):
+        following: asyncio.Future[bytes] | None = None
+        try:
+            while True:
+                following = following or asyncio.ensure_future(anext(events))
+                await asyncio.wait({following}, timeout=keep_alive)
+                if following.done():
+                    try:
+                        event = following.result()
+                    except StopAsyncIteration:
+                        return
+                    following = None
+                    yield event
+                else:
+                    yield KEEP_ALIVE
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+
+
 class EventStream(Response):
     """Sends the server-sent events of a generator, one body message each; closes the generator in every case.
 

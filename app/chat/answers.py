@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from app.load.stream import AttemptError, Endpoint, Event, stream
+from app.chat.reattaching import ReattachingReader
+from app.load.stream import AttemptError, Endpoint, Event
 
 PART = "bytes:\\x"  # before the bytes of a token that is part of a character (docs/reference/http.md)
 Piece = tuple[str, str | None]
@@ -28,6 +29,7 @@ class ChatAnswer:
     figures: dict[str, Any] = field(default_factory=dict)  # the server's ``metrics.speculative_decoding``
     drafted: Counter[str | None] = field(default_factory=Counter)  # tokens by source; None: drawn by the target itself
     seconds: float = 0.0  # from the question to the end, or to the failure
+    lost_seconds: float = 0.0  # without a connection, until the answer continued
     failure: AttemptError | None = None  # why it ended early; None: it is whole, or was stopped here
 
     @property
@@ -43,18 +45,18 @@ async def ask(
     body: Mapping[str, Any],
     answer: ChatAnswer,
     show: Callable[[str, str | None], None],
+    show_connection: Callable[[float | None], None],
 ) -> None:
     """Send a chat, fill ``answer`` as its parts come, and show each piece. A failure is stored, not raised.
 
     Args:
-        endpoint: its timeout is that of the connection, and of each wait for a part of the answer.
+        endpoint, show_connection: as in ``ReattachingReader``.
         show: called with text and the source that drafted it (None: the target itself, or unknown).
     """
     began, reader = time.monotonic(), TraceReader()
     answer.drafted = reader.counts
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=endpoint.timeout, sock_read=endpoint.timeout)
 
-    def take(event: Event, _: float) -> None:
+    def take(event: Event) -> None:
         added = "".join(choice.added for choice in event.choices or ())
         answer.text += added
         if event.usage is not None:
@@ -63,8 +65,12 @@ async def ask(
         for piece in reader.push(added, event.speculation.get("trace")):
             show(*piece)
 
+    def note_connection(seconds: float | None) -> None:
+        answer.lost_seconds += seconds or 0.0
+        show_connection(seconds)
+
     try:
-        answer.failure = await stream(session, endpoint, body, timeout, take)
+        answer.failure = await ReattachingReader(session, endpoint, take, note_connection).read(body)
     finally:
         for piece in reader.end():
             show(*piece)

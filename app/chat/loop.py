@@ -14,7 +14,7 @@ from typing import Any
 
 from app.chat.answers import ChatAnswer, ask
 from app.chat.screen import Screen, race_table
-from app.load.stream import Endpoint, open_session
+from app.load.stream import AttemptError, Endpoint, open_session
 from engine.errors import ConfigError
 
 PROMPT = "> "
@@ -27,7 +27,7 @@ HELP = """\
 /new             start a new conversation
 /help            show this list
 /quit            end the program, as Ctrl-D does; Ctrl-C stops an answer"""
-REFUSED = (400, 403)  # a server without traces, or a key that may not see them
+REFUSED = (400, 403, 422)  # a server without traces or kept answers, or a key that may not see traces
 MOST_SEED = (1 << 63) - 1
 DRAWN_SEEDS = 1 << 31
 
@@ -42,6 +42,7 @@ class ChatConversation:
     temperature: float | None = None
     max_tokens: int | None = None  # of an answer
     trace: bool = True  # ask which source drafted each token
+    resumable: bool = True  # ask the server to keep the answer, so that a lost connection does not lose it
     messages: list[dict[str, str]] = field(default_factory=list)  # the user's and the model's in turn
 
     def body(self, question: str, method: str | None, seed: int, salt: str | None = None) -> dict[str, Any]:
@@ -51,7 +52,7 @@ class ChatConversation:
             "model": self.model,
             "messages": [*self.messages, {"role": "user", "content": question}],
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True} | ({"resumable": True} if self.resumable else {}),
             "seed": seed,
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
@@ -160,7 +161,7 @@ class Chat:
     def _answer(
         self, talk: ChatConversation, question: str, method: str | None, seed: int, salt: str | None = None
     ) -> tuple[ChatAnswer, bool]:
-        """(the answer, whether the user stopped it). A server that refuses traces is asked again without."""
+        """(the answer, whether the user stopped it). What the server refuses to add is asked for no more."""
         while True:
             answer = ChatAnswer()
             was_stopped = False
@@ -168,17 +169,26 @@ class Chat:
                 asyncio.run(self._stream(talk.body(question, method, seed, salt), answer))
             except KeyboardInterrupt:
                 was_stopped = True
-            failure = answer.failure
-            if failure is not None and failure.status in REFUSED and "trace" in failure.message and talk.trace:
-                self.screen.line(f"(without a trace: {failure.message})")
-                self.talk.trace = talk.trace = False
-                continue
-            self.screen.end(answer, seed, was_stopped)
-            return answer, was_stopped
+            if answer.failure is None or not self._drop_refused(talk, answer.failure):
+                self.screen.end(answer, seed, was_stopped)
+                return answer, was_stopped
+
+    def _drop_refused(self, talk: ChatConversation, failure: AttemptError) -> bool:
+        """Give up the trace, or that the answer is kept, if the server refuses it; returns whether it does."""
+        if failure.status not in REFUSED:
+            return False
+        if "trace" in failure.message and talk.trace:
+            self.screen.line(f"(without a trace: {failure.message})")
+            self.talk.trace = talk.trace = False
+            return True
+        if ("stream_options" in failure.message or "resumable" in failure.message) and talk.resumable:
+            self.talk.resumable = talk.resumable = False
+            return True
+        return False
 
     async def _stream(self, body: Mapping[str, Any], answer: ChatAnswer) -> None:
         async with open_session(self.tls) as session:
-            await ask(session, self.endpoint, body, answer, self.screen.piece)
+            await ask(session, self.endpoint, body, answer, self.screen.piece, self.screen.connection)
 
 
 def number(text: str, what: str, least: float, most: float, kind: type[int] | type[float]) -> Any:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from app.chat.answers import ChatAnswer
-from app.reporting.colours import Palette
+from app.reporting.colours import PLAIN, Palette
 from app.reporting.report import columns, number
 
+DIM = "\x1b[2m"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline: a terminal obeys some of them
 
 
@@ -18,7 +19,7 @@ class Screen:
     """Writes answers as they come; with ``colours`` each token has the colour of its source."""
 
     def __init__(self, out: TextIO, colours: bool) -> None:
-        self._out = out
+        self._out, self._has_colours = out, colours
         self._palette = Palette(enabled=colours)
 
     def line(self, text: str) -> None:
@@ -29,6 +30,15 @@ class Screen:
         """Write text that has just come, control characters of the model or the server as their codes."""
         text, source = printable(text), None if source is None else printable(source)
         self._write(text if source is None else self._palette.painted(source, text))
+
+    def connection(self, seconds: float | None) -> None:
+        """Write that the connection is lost (None), or that the answer continues after some seconds.
+
+        An output without colours has it in the figures alone, so that the text stays whole.
+        """
+        if self._has_colours:
+            text = "\n(connection lost)" if seconds is None else f" (reconnected after {seconds:.1f} s)\n"
+            self._write(f"{DIM}{text}{PLAIN}")
 
     def end(self, answer: ChatAnswer, seed: int, was_stopped: bool) -> None:
         """Write the legend and the figures of an answer, or its failure."""
@@ -58,7 +68,8 @@ def summary(answer: ChatAnswer) -> list[str]:
         said.append(f"{answer.forwards} forwards")
         if answer.forwards and answer.tokens:
             said.append(f"{(answer.tokens - 1) / answer.forwards:.2f} tokens per forward")
-    return [*said, f"{answer.seconds:.2f} s"]
+    lost = [f"reconnected after {answer.lost_seconds:.1f} s"] if answer.lost_seconds else []
+    return [*said, f"{answer.seconds:.2f} s", *lost]
 
 
 def race_table(methods: Sequence[str], answers: Sequence[ChatAnswer]) -> str:

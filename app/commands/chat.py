@@ -11,7 +11,7 @@ LONGEST_S = 86400  # of --timeout
 DESCRIPTION = """\
 Talk to a running server. Answers are streamed; the colour of a token shows the source that drafted it (plain: the
 target model). A line below gives tokens, forward passes, seconds and seed. Ctrl-C stops an answer, Ctrl-D ends the
-program.
+program. After a lost connection, the answer continues if the server keeps answers.
 
   spectra chat
   /race autoregressive suffix+token-recycling Write a story about a panda named Anna.

@@ -50,10 +50,17 @@ def playground_options(config: ServeConfig, *, is_private: bool) -> PlaygroundOp
     """
     if not config.playground:
         return None
-    is_default = config.model == DEFAULT_MODEL
+    is_default, keeps_answers = config.model == DEFAULT_MODEL, config.answers_per_tenant > 0
     is_open = config.api_keys is None and config.tenant_header is None and not config.origins
     is_one = config.ingress_replicas == config.most_pipelines == 1  # a page's token is valid in one process
     if not (is_default and is_private and is_open and is_one):
-        return PlaygroundOptions(is_default)
-    parts = ("stage", config.stages * config.tensor_parallel), ("speculator", config.speculator_actors)
-    return PlaygroundOptions(is_default, (Victim("router"), *(Victim(part, i) for part, n in parts for i in range(n))))
+        return PlaygroundOptions(is_default, keeps_answers)
+    parts = (
+        ("ingress", 1),
+        ("keeper", int(keeps_answers)),
+        ("router", 1),
+        ("stage", config.stages * config.tensor_parallel),
+        ("speculator", config.speculator_actors),
+    )
+    victims = tuple(Victim(part, i) for part, n in parts for i in range(n))
+    return PlaygroundOptions(is_default, keeps_answers, victims)

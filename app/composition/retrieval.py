@@ -13,8 +13,8 @@ from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.libraries import FLAG, LibraryAt, checked_place, hash_of, library_at
 from app.inputs.models import target_name, texts_path
 from app.inputs.stores import is_store, open_store_at
+from deployments.credentials import credentials_set
 from deployments.options import RetrievalOptions
-from deployments.retrieval.environment import credentials_set
 from retrieval_store.index.index import FixedLibrary, Library
 from retrieval_store.service.compaction import TargetVocabulary
 from retrieval_store.service.learner import LiveOptions

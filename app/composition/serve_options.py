@@ -13,7 +13,7 @@ CPUS = 0.1  # of a replica that mostly waits, so that a laptop can hold the appl
 
 
 def serve_options(config: ServeConfig) -> dict[str, dict[str, Any]]:
-    """Return the options by deployment: Target (without the placement of its stages), Router, Ingress, Retrieval."""
+    """Return the options by deployment; those of Target lack the placement of its stages."""
     common = {
         "ray_actor_options": {"num_cpus": CPUS},
         "max_ongoing_requests": UNLIMITED,
@@ -40,5 +40,6 @@ def serve_options(config: ServeConfig) -> dict[str, dict[str, Any]]:
         "Target": common | watched,
         "Router": edge | watched | router,
         "Ingress": edge | watched | ingress,
+        "AnswerKeeper": edge | watched,
         "Retrieval": edge | {"graceful_shutdown_timeout_s": 0.1},  # its readers poll forever: do not wait for them
     }

@@ -223,6 +223,31 @@ class AccessFields(FieldGroup, title="access"):
     )
 
 
+class AnswerFields(FieldGroup, title="kept answers"):
+    """Responses in the background, and streams that clients may resume."""
+
+    answer_store: str | None = Field(
+        None,
+        repr=False,  # may hold a password
+        description="Redis that keeps them, as in redis://HOST:6379/1; default: the one of --retrieval, else memory",
+        json_schema_extra={ADVANCED: True},
+    )
+    answers_per_tenant: Annotated[int, Field(ge=0, le=1_000_000)] = advanced(
+        256, "answers of a tenant, finished ones included; 0: none are kept"
+    )
+    answers_mib_per_tenant: Annotated[float, Field(gt=0, le=65_536)] = advanced(64.0, "MiB of a tenant's answers")
+    answers_mib: Annotated[float, Field(gt=0, le=1_048_576)] = advanced(1024.0, "MiB of all kept answers")
+    answer_expiry: Annotated[float, Field(ge=1, le=604_800)] = advanced(
+        600.0, "seconds from the end of an answer to its deletion, with its prompt"
+    )
+    answer_seconds: Annotated[float, Field(ge=1, le=604_800)] = advanced(
+        3600.0, "seconds after which an unfinished answer fails"
+    )
+    unread_seconds: Annotated[float, Field(ge=1, le=86_400)] = advanced(
+        60.0, "seconds that a resumable stream continues without a reader"
+    )
+
+
 class LogFields(FieldGroup, title="logs and traces"):
     """What processes log, and where traces go."""
 
@@ -266,6 +291,7 @@ class FixedFields(
     RetrievalFields,
     HttpFields,
     AccessFields,
+    AnswerFields,
     LogFields,
     FailureFields,
 ):

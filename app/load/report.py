@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from app.load.figures import LoadFigures, figures
+from app.load.costs import RunCosts, cost_table
+from app.load.figures import LoadFigures
 from app.load.records import RequestRecord
 from app.load.run import LoadRun
 from app.load.settings import LoadProfile, Slo
@@ -22,6 +23,7 @@ LATENCIES = {
     "TPOT, ms": ("tpot", 1e3),
     "inter-chunk, ms": ("inter_chunk", 1e3),
     "E2E, ms": ("e2e", 1e3),
+    "sent late, ms": ("lateness", 1e3),
     "tokens per chunk": ("tokens_per_chunk", 1.0),
     "recovery of broken streams, ms": ("recovery", 1e3),
 }
@@ -32,11 +34,18 @@ SHORTEST_BIN_S = 0.1
 
 
 def publish(
-    load: LoadProfile, common: Mapping[str, Any], ran: LoadRun, folder: Path | None, file: Path | None
-) -> LoadFigures:
-    """Print tables and document, write them to ``folder`` and ``file`` if given, and return the figures."""
-    found = figures(ran.records, load.slo, common.get("temperature") == 0)
+    load: LoadProfile,
+    common: Mapping[str, Any],
+    ran: LoadRun,
+    found: LoadFigures,
+    costs: RunCosts | None,
+    folder: Path | None,
+    file: Path | None,
+) -> None:
+    """Print tables and document, and write them to ``folder`` and ``file`` if given."""
     whole, shown = document(load, common, found, ran), tables(load, found, ran)
+    if costs is not None:
+        shown, whole["costs"] = f"{shown}\n\n{cost_table(costs)}", msgspec.to_builtins(costs)
     if file is not None:
         write_document(whole, file)
     if folder is not None:
@@ -45,7 +54,6 @@ def publish(
         if can_plot():
             plots(ran.records, folder, load.slo)
     print(shown, as_line(whole), sep="\n\n", flush=True)
-    return found
 
 
 def write_records(records: Sequence[RequestRecord], path: Path) -> None:
@@ -65,13 +73,14 @@ def _shifted(record: RequestRecord, zero: float) -> dict[str, Any]:
 
 
 def document(load: LoadProfile, asked: Mapping[str, Any], found: LoadFigures, ran: LoadRun) -> dict[str, Any]:
-    is_closed = load.rate is None
+    is_closed = load.rate is None and load.trace is None
     chunks = sum(len(record.chunks) for record in ran.records)
     settings = {
         "url": load.endpoint.url,
         "loop": "closed" if is_closed else "open",
         "concurrency": load.concurrency if is_closed else None,
-        "arrivals": None if is_closed else load.arrivals,
+        "arrivals": None if is_closed else "trace" if load.trace else load.arrivals,
+        "trace": None if load.trace is None else load.trace.settings,
         **{name: getattr(load, name) for name in ("rate", "requests", "duration", "seed", "retries")},
         "timeout": load.endpoint.timeout,
         "body": dict(asked),
@@ -95,7 +104,8 @@ def tables(load: LoadProfile, found: LoadFigures, ran: LoadRun) -> str:
         if spread is not None:
             shown = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
             rows.append([name, *(number(factor * value) for value in shown), str(spread.n)])
-    parts = [f"## {load.label}: {load.endpoint.url}", markdown(("", "figure"), _totals(found))]
+    totals = _totals(found) + ([] if load.trace is None else load.trace.totals)
+    parts = [f"## {load.label}: {load.endpoint.url}", markdown(("", "figure"), totals)]
     parts += [markdown(("of whole answers", "mean", "p50", "p90", "p99", "max", "n"), rows)] if rows else []
     if found.failed_attempts:
         failed = [

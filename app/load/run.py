@@ -19,13 +19,14 @@ import msgspec
 import uvloop
 
 from app.load.client import LoadClient
+from app.load.costs import phase_seconds
 from app.load.records import RequestRecord
 from app.load.settings import POISSON, LoadProfile, RequestPlan
 from app.load.stream import open_session
 from app.reporting.report import bar
 from engine.errors import ConfigError
 
-MODELS_TIMEOUT_S = 30.0
+MODELS_TIMEOUT_S = METRICS_TIMEOUT_S = 30.0
 BAR_PERIOD_S = 0.5
 BAR_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}{postfix}]"
 Ask = Callable[[int, float], Coroutine[Any, Any, None]]  # index of a request, and its intended time in seconds
@@ -39,6 +40,7 @@ class LoadRun:
     warmup: list[RequestRecord]
     cpu_seconds: float
     seconds: float
+    phases: tuple[float, float] | None = None  # the server's seconds of prefill and of decode; None: not known
 
     @property
     def cpu_share(self) -> float:
@@ -78,19 +80,37 @@ async def _run(load: LoadProfile, plan: RequestPlan) -> LoadRun:
             loop = partial(closed_loop, concurrency=clients, requests=load.warmup, duration=None)
             async with progress_bar("warm-up", load.warmup, None, warmup):
                 await loop(_sender(client, plan, warmup, is_warmup=True))
-        if load.rate is None:
+        if load.trace is not None:
+            loop = partial(open_loop, offsets=limited(load.trace.offsets, load.requests, load.duration))
+        elif load.rate is not None:
+            times = arrivals(load.rate, load.arrivals, load.seed, load.requests, load.duration)
+            loop = partial(open_loop, offsets=times)
+        else:
             loop = partial(
                 closed_loop, concurrency=load.concurrency or 1, requests=load.requests, duration=load.duration
             )
-        else:
-            times = arrivals(load.rate, load.arrivals, load.seed, load.requests, load.duration)
-            loop = partial(open_loop, offsets=times)
+        phases = await _phase_seconds(session, load)
         cpu, began = time.process_time(), time.monotonic()
         records: list[RequestRecord] = []
         async with progress_bar(load.label, load.requests, load.duration, records):
             await loop(_sender(client, plan, records))
         records.sort(key=lambda record: record.index)
-        return LoadRun(records, warmup, time.process_time() - cpu, time.monotonic() - began)
+        cpu, seconds = time.process_time() - cpu, time.monotonic() - began
+        after = await _phase_seconds(session, load)
+        spent = None if phases is None or after is None else (after[0] - phases[0], after[1] - phases[1])
+        return LoadRun(records, warmup, cpu, seconds, spent)
+
+
+async def _phase_seconds(session: aiohttp.ClientSession, load: LoadProfile) -> tuple[float, float] | None:
+    """The server's seconds of prefill and of decode since its start; None if it does not report them."""
+    if not load.metrics:
+        return None
+    try:
+        timeout = aiohttp.ClientTimeout(METRICS_TIMEOUT_S)
+        async with session.get(load.metrics, headers=load.endpoint.headers, timeout=timeout) as answer:
+            return phase_seconds(await answer.text())
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+        return None
 
 
 def _sender(client: LoadClient, plan: RequestPlan, records: list[RequestRecord], *, is_warmup: bool = False) -> Ask:
@@ -184,6 +204,11 @@ def arrivals(
     times: Iterator[float] = (i / rate for i in itertools.count())
     if kind == POISSON:
         times = itertools.accumulate(noise.expovariate(rate) for _ in itertools.count())
+    return limited(times, requests, duration)
+
+
+def limited(times: Iterator[float], requests: int | None, duration: float | None) -> Iterator[float]:
+    """The first ``requests`` of ascending times, those before ``duration``."""
     if duration is not None:
         times = itertools.takewhile(lambda at: at < duration, times)
     return itertools.islice(times, requests)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from app.inputs.prompts import CHAT
@@ -16,6 +17,7 @@ from engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from app.load.stream import Endpoint
+    from app.load.traces import RequestTrace
 
 PATHS = {CHAT: "/chat/completions", "completions": "/completions"}
 POISSON, FIXED = "poisson", "fixed"  # arrivals of an open loop
@@ -71,20 +73,32 @@ class LoadProfile:
     retries: int = 0  # attempts after the first, for each request
     seed: int = 0  # of the first request, and of the arrivals
     slo: Slo | None = None  # objective of the requests that goodput counts
+    trace: RequestTrace | None = None  # arrivals of an open loop, in place of a rate
+    metrics: str = ""  # address of the server's metrics, read before and after the run; "": they are not read
     tls: ssl.SSLContext | None = None  # which https servers are trusted; None: those that the system trusts
 
     @property
     def label(self) -> str:
+        if self.trace is not None:
+            return f"open loop, {self.trace.form} trace {Path(self.trace.file).name}, speed {self.trace.speed:g}"
         if self.rate is not None:
             return f"open loop, {self.rate:g} requests/s, {self.arrivals} arrivals"
         return f"closed loop, concurrency {self.concurrency}"
+
+
+class PromptBodies(Protocol):
+    """The fields that each prompt adds to a body; a sequence, or one that writes them when they are read."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class RequestPlan:
     """Prompt, seed and body of every request of a run."""
 
-    prompts: Sequence[Mapping[str, Any]]  # fields that each prompt adds to a body
+    prompts: PromptBodies
     common: Mapping[str, Any]  # fields of all bodies
     seed: int | None = 0  # of request 0; None: bodies have no seed
     distinct: int | None = None  # number of different requests, repeated in turn; None: each has a seed of its own

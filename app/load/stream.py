@@ -72,6 +72,7 @@ class ChunkUsage(msgspec.Struct):
 class Event(msgspec.Struct):
     """One event of a stream; other fields are skipped."""
 
+    id: Any = None  # of the answer
     choices: list[ChunkChoice] | None = None
     usage: ChunkUsage | None = None
     metrics: Any = None

@@ -26,6 +26,7 @@ TAU_PER_LOG = 0.31
 LAYER_OPERATORS, OTHER_OPERATORS = 40, 48  # of a step without drafts, counted: in a layer; in head and verification
 # Of the executor: in a layer (engine/cuda/layer.py), two more with several ranks; in head and verification, estimated
 LAYER_KERNELS, RANK_KERNELS, OTHER_KERNELS = 12, 2, 10
+PROMPT_ROWS = 512  # of a step: the scheduler's largest chunk of a prompt
 EXPERT_KERNELS = 5  # more in a layer with experts (engine/cuda/experts.py)
 TREE_S, TREE_LAYERS = 0.3e-3 / 64, 32  # estimated seconds that a node adds in so many layers, without arithmetic
 TAU = "1 + 0.31 ln(1 + nodes): a fit to three measured methods on other models, docs/explanation/scaling.md"
@@ -91,6 +92,12 @@ class Cluster:
 
         shortest = min(cycle_s(split(streams, m)) for m in range(1, streams + 1))
         return DecodingRates(streams, nodes, shortest, tokens_per_step)
+
+    def prompt_tokens_per_s(self) -> float:
+        """Return the prompt tokens per second of a full pipeline that decodes nothing; attention is left out."""
+        stage_s = self.profile.stage_seconds(0, 0, PROMPT_ROWS, is_last=True) + self.hop_s
+        wire_s = self.profile.wire_seconds(PROMPT_ROWS) if self.stages > 1 else 0.0
+        return PROMPT_ROWS / max(stage_s, wire_s)
 
     def speculating(self, streams: int, nodes: int) -> DecodingRates:
         """Return the rates with trees of ``nodes`` nodes that gain ``tokens_per_forward``."""

@@ -62,6 +62,7 @@ class GpuLayout:
     why_not: str = ""  # why the model does not fit; "": it fits
     tensor_parallel: int = 1  # ranks of each stage
     profile: PipelineProfile | None = None  # step times that the rates follow from; None: the model does not fit
+    prompt_tokens_per_s: float = 0.0  # over all replicas, while nothing decodes
 
     @property
     def largest_weights(self) -> int:
@@ -131,7 +132,8 @@ def _layout(
     cluster = Cluster(times, stages, hardware.hop_s, hardware.turn_s, asked.context)
     rates = [_rate(cluster, n, replicas, asked, hardware.draft_s) for n in STREAMS if n <= fits]
     held = sizes.stages(ranges, kv_bytes)
-    return GpuLayout(replicas, stages, held, kv_bytes * size, fits, rates, "", size, times)
+    prompts_per_s = replicas * cluster.prompt_tokens_per_s()
+    return GpuLayout(replicas, stages, held, kv_bytes * size, fits, rates, "", size, times, prompts_per_s)
 
 
 def fastest(found: Sequence[GpuLayout]) -> GpuLayout | None:

@@ -27,6 +27,7 @@ RANGES = {  # least and most value of each flag
     "nvlink_gbs": (1e-6, 1e9),
     "exchange_us": (0, 1e9),
     "draft_ms": (0, 1e9),
+    "gpu_price": (1e-6, 1e6),
 }
 DEFAULT_CONTEXT = 4096
 DEFAULT_SEQUENCES = 64  # of --max-sequences
@@ -43,12 +44,18 @@ class DeploymentPlan:
     disks: Sequence[float]  # bytes per second at which a stage may read its weights
     found: Sequence[GpuLayout]
     inputs: Sequence[tuple[str, float | str, str]]  # (name, value, source)
+    gpu_price: float | None = None  # dollars per GPU-hour; None: no costs are reported
 
     @cached_property
     def choices(self) -> dict[str, GpuLayout]:
         """The layouts to use for latency and for throughput; empty if the model does not fit."""
         found = {"latency": fastest(self.found), "throughput": busiest(self.found)}
         return {aim: one for aim, one in found.items() if one is not None}
+
+    def dollars(self, tokens_per_s: float) -> float | None:
+        """Return the dollars per million tokens if all GPUs make ``tokens_per_s``; None without a price."""
+        per_second = None if self.gpu_price is None else self.gpu_price * self.asked.gpus / 3600
+        return None if per_second is None or not tokens_per_s else 1e6 * per_second / tokens_per_s
 
     def command(self, one: GpuLayout) -> str:
         """Return the command that serves a layout, its KV cache rounded down to 0.1 GiB."""
@@ -116,4 +123,4 @@ def make_plan(given: argparse.Namespace, disks: Sequence[float]) -> DeploymentPl
     names = {"--model": given.model.removesuffix("/config.json"), "--revision": given.revision}
     names |= {"--dtype": given.dtype, "--quantization": given.quantization}
     flags = " ".join(f"{flag} {shlex.quote(value)}" for flag, value in names.items() if value is not None)
-    return DeploymentPlan(given.model, flags, sizes, asked, disks, found, inputs)
+    return DeploymentPlan(given.model, flags, sizes, asked, disks, found, inputs, given.gpu_price)

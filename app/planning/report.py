@@ -14,6 +14,10 @@ NO_ROOM = "-"
 EXPLANATION = """\
 T: ranks of a stage, one GPU each; weights: of the largest rank; load: of a stage that has a disk of its own; KV cache:
 of one replica; ms/token and tokens/s over all streams: without drafts -> with drafts (nodes of a tree)"""
+PRICES = ["$/M output, 1 stream", "$/M output, full batch", "$/M input"]
+PRICES_EXPLANATION = """\
+$/M output: dollars per million tokens while all GPUs decode, without drafts -> with drafts (streams of a full batch);
+$/M input: while all GPUs read prompts, in chunks of 512 tokens"""
 AIMS = {"latency": "the least time per token of one stream", "throughput": "most tokens per second over all streams"}
 ESTIMATES = "Rates and times are estimates: formulas of docs/explanation/scaling.md, nothing was run. They follow from"
 
@@ -33,6 +37,7 @@ def document(plan: DeploymentPlan) -> dict[str, Any]:
         "gpus": plan.asked.gpus,
         "usable_bytes_per_gpu": plan.asked.usable,
         "context": plan.asked.context,
+        "gpu_price": plan.gpu_price,
         "fits": bool(plan.choices),
         "choices": {
             aim: {"layout": plan.found.index(one), "command": plan.command(one)} for aim, one in plan.choices.items()
@@ -58,8 +63,21 @@ def _layout(one: GpuLayout, plan: DeploymentPlan) -> dict[str, Any]:
         "sequences": one.sequences,
         "load_seconds": {f"{d / 1e9:g} GB/s": _load_s(one, d) for d in plan.disks} if one.held else {},
         "tokens_per_second": [asdict(rate) for rate in one.rates],
+        "prompt_tokens_per_second": one.prompt_tokens_per_s,
+        "dollars_per_million": _dollars(one, plan),
         "profile": None if one.profile is None else asdict(one.profile),
     }
+
+
+def _dollars(one: GpuLayout, plan: DeploymentPlan) -> dict[str, Any] | None:
+    """Return dollars per million input tokens, and per million output tokens at each number of streams."""
+    if plan.gpu_price is None or not one.rates:
+        return None
+    output = [
+        {"streams": rate.streams, "plain": plan.dollars(rate.plain), "drafted": plan.dollars(rate.drafted)}
+        for rate in one.rates
+    ]
+    return {"input": plan.dollars(one.prompt_tokens_per_s), "output": output}
 
 
 def _load_s(one: GpuLayout, disk: float) -> float:
@@ -105,6 +123,7 @@ def _table(plan: DeploymentPlan) -> list[str]:
     head = ["replicas x stages", "T", "weights, GiB", "KV cache, GiB", "sequences"]
     head += [f"load at {disk / 1e9:g} GB/s, s" for disk in plan.disks]
     head += [f"{n} streams, tokens/s" if n > 1 else "1 stream, ms/token" for n in streams]
+    head += PRICES if plan.gpu_price is not None else []
     rows, refused = [head], []
     for one in plan.found:
         if one.why_not:
@@ -119,8 +138,19 @@ def _table(plan: DeploymentPlan) -> list[str]:
         ]
         cells += [f"{_load_s(one, disk):.0f}" for disk in plan.disks]
         rates = {rate.streams: _speed(rate) for rate in one.rates}
-        rows.append([*cells, *(rates.get(n, NO_ROOM) for n in streams)])
-    return [*((columns(rows, (0,)), EXPLANATION) if len(rows) > 1 else ()), *refused]
+        rows.append([*cells, *(rates.get(n, NO_ROOM) for n in streams), *_prices(one, plan)])
+    explained = EXPLANATION if plan.gpu_price is None else f"{EXPLANATION}\n{PRICES_EXPLANATION}"
+    return [*((columns(rows, (0,)), explained) if len(rows) > 1 else ()), *refused]
+
+
+def _prices(one: GpuLayout, plan: DeploymentPlan) -> list[str]:
+    """Return the cells of costs: none without a price."""
+    dollars = _dollars(one, plan)
+    if dollars is None:
+        return [] if plan.gpu_price is None else [NO_ROOM] * len(PRICES)
+    ends = [dollars["output"][i] for i in (0, -1)]
+    cells = [f"{cost['plain']:.2f} -> {cost['drafted']:.2f}" for cost in ends]
+    return [cells[0], f"{cells[1]} ({ends[1]['streams']})", f"{dollars['input']:.3f}"]
 
 
 def _speed(rate: Rate) -> str:

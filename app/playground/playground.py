@@ -75,6 +75,7 @@ class Playground:
 
     def __init__(self, options: PlaygroundOptions, kill: Kill | None = None) -> None:
         self._is_default_model = options.is_default_model
+        self._keeps_answers = options.keeps_answers
         self._kill = kill
         self._guard = Guard()
         self._files = static_files()
@@ -102,7 +103,13 @@ class Playground:
         """GET /playground/settings: the examples, the processes that may be killed, and the token that this takes."""
         is_default = self._is_default_model
         examples = OF_DEFAULT_MODEL if is_default else GENERIC
-        shown: dict[str, Any] = {"about_model": is_default, "examples": examples, "victims": [], "token": None}
+        shown: dict[str, Any] = {
+            "about_model": is_default,
+            "examples": examples,
+            "keeps_answers": self._keeps_answers,
+            "victims": [],
+            "token": None,
+        }
         if self._victims and self._guard.may_know(request):
             shown |= {"victims": [*self._victims], "token": self._guard.token}
         return _not_kept(shown)

@@ -11,6 +11,7 @@ from typing import Any
 WORK = {
     "Target": "stages load the model, and warm up",
     "Retrieval": "the store opens, and its snapshot loads",
+    "AnswerKeeper": "it reads the answers that an earlier one left",
     "Router": "methods compile and index their texts, step times are measured; kept for the next start",
     "Ingress": "the tokenizer loads, HTTP opens",
 }

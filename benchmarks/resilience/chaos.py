@@ -8,10 +8,14 @@ methods) during one fault after the other:
     kill target        the replica that owns the pipeline; its stages die with it
     kill router        the ingress passes its streams, with their output so far, to the new router
     kill ingress       breaks the connections: clients ask again with the same seed, as spectra load --retry does
+    kill keeper        with --kept: the next one continues the answers that it finds in the Redis
+    drop connections   with --kept: all clients lose theirs at once, and read on
     kill speculator    its drafts are missing until it is replaced
     stop stage ..      SIGSTOP to the same processes: a deadline detects a hung one, which is killed and replaced
     stop speculator    SIGSTOP, then SIGCONT at the end of the phase
     stop router        SIGSTOP: missing heartbeats detect it, and it is replaced
+
+With --kept, two of three clients read resumable streams, and the others wait for responses in the background.
 
 All faults of two stages take about three minutes on two idle cores. Columns, in seconds after the fault:
 
@@ -56,6 +60,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
+CLIENTS = "clients"  # the victims are connections, and no process of the server
 GCS_FLAG = "--gcs-address="  # of a raylet
 ANSWER_TIMEOUT_S = 60
 RETRIES = 50  # of one request; a new ingress takes seconds to start
@@ -76,12 +81,17 @@ class Fault:
     is_resumed: bool = False  # SIGCONT ends the fault; no other process replaces the victim
 
 
-def list_faults(stages: int, ranks: int) -> list[Fault]:
-    """Return SIGKILL for every rank of every stage and for each other kind of process, then SIGSTOP."""
+def list_faults(stages: int, ranks: int, *, is_kept: bool = False) -> list[Fault]:
+    """Return SIGKILL for every rank of every stage and for each other kind of process, then SIGSTOP.
+
+    If answers are kept, their keeper is killed, too, and connections are lost.
+    """
+    kept = [Fault("kill keeper", "answer keeper"), Fault("drop connections", CLIENTS, is_resumed=True)] * is_kept
     names = [f"stage {i // ranks}" + f" rank {i % ranks}" * (ranks > 1) for i in range(stages * ranks)]
     return [
         *(Fault(f"kill {name}", "stages", i) for i, name in enumerate(names)),
         *(Fault(f"kill {part}", part) for part in ("target", "router", "ingress")),
+        *kept,
         Fault("kill speculator", "speculators"),
         *(Fault(f"stop {name}", "stages", i, signal.SIGSTOP) for i, name in enumerate(names)),
         Fault("stop speculator", "speculators", number=signal.SIGSTOP, is_resumed=True),
@@ -120,17 +130,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stages", type=int, default=2, help="of the pipeline (default: 2)")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks of a stage (default: 1)")
     parser.add_argument("--max-tokens", type=int, default=200, help="of an answer (default: 200)")
+    parser.add_argument("--kept", metavar="REDIS", help="ask for answers that this Redis keeps, as in redis://HOST")
     parser.add_argument("--only", help="faults to inject, comma-separated, such as 'kill router,stop stage 0'")
 
 
 def run(settings: argparse.Namespace) -> BenchmarkReport:
     """Start a server, inject the faults and return what they did."""
-    known = {fault.name: fault for fault in list_faults(settings.stages, settings.tensor_parallel)}
+    known = {
+        fault.name: fault
+        for fault in list_faults(settings.stages, settings.tensor_parallel, is_kept=bool(settings.kept))
+    }
     names = settings.only.split(",") if settings.only else list(known)
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"--only names {', '.join(unknown)}; the faults are {', '.join(known)}")
     flags = f"--stages {settings.stages} --tensor-parallel {settings.tensor_parallel} --speculator-actors 1"
     flags += f" --method auto --max-sequences {settings.streams} --kv-gib 0.5 {settings.flags}"
+    flags += f" --answer-store {settings.kept}" if settings.kept else ""
     with ServerProcess(settings.model, flags.split()) as server:
         return asyncio.run(_measure(settings, server, [known[name] for name in names]))
 
@@ -138,7 +153,7 @@ def run(settings: argparse.Namespace) -> BenchmarkReport:
 async def _measure(settings: argparse.Namespace, server: ServerProcess, faults: Sequence[Fault]) -> BenchmarkReport:
     import ray  # reads the environment that is set above
 
-    streams = ClientStreams(server, settings.streams, settings.max_tokens, RETRIES, headers={})
+    streams = ClientStreams(server, settings.streams, settings.max_tokens, RETRIES, {}, bool(settings.kept))
     await streams.learn_reference()
     async with sampling(server, period_s=0.1) as samples, streams.running():
         phases = [await _inject(fault, streams, server.pid) for fault in tqdm(faults, "faults")]
@@ -152,13 +167,13 @@ async def _inject(fault: Fault, streams: ClientStreams, root: int) -> FaultPhase
     """Send the signal while all clients receive text; return when they do again and the victim is replaced."""
     phase = FaultPhase(fault)
     await streams.wait_for_text(RECOVERY_TIMEOUT_S)
-    pids = [process.pid for process in find_processes(root, fault.victim)]
+    pids = [0] if fault.victim == CLIENTS else [process.pid for process in find_processes(root, fault.victim)]
     if fault.victim == "stages":
         pids = [one["pid"] for one in (await asyncio.to_thread(read_target_state, root))["stages"]]
     if len(pids) <= fault.place:
         raise RuntimeError(f"{fault.name}: only {len(pids)} processes of {fault.victim} run")
     phase.pid, phase.began = pids[fault.place], time.monotonic()
-    os.kill(phase.pid, fault.number)
+    streams.drop_connections() if fault.victim == CLIENTS else os.kill(phase.pid, fault.number)
     replacing = asyncio.create_task(_measure_replacement(phase, root, len(pids)))
     await asyncio.sleep(IN_FLIGHT_S)
     if not await streams.wait_for_text(RECOVERY_TIMEOUT_S):
@@ -167,9 +182,9 @@ async def _inject(fault: Fault, streams: ClientStreams, root: int) -> FaultPhase
     if fault.victim == "stages" and (report := (await asyncio.to_thread(read_target_state, root))["last_replacement"]):
         phase.phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report["phases"].items())
     await asyncio.sleep(CALM_S)
-    if fault.is_resumed:
+    if fault.is_resumed and phase.pid:
         psutil.Process(phase.pid).resume()
-    elif phase.replaced is None:
+    elif phase.replaced is None and phase.pid:
         phase.wrong.append("the victim was not replaced")
     phase.ended = time.monotonic()
     return phase

@@ -22,6 +22,7 @@ PARTS = {  # part -> mark in the programs of its processes
     "target": "ray::ServeReplica:spectra:Target",
     "router": "ray::ServeReplica:spectra:Router",
     "ingress": "ray::ServeReplica:spectra:Ingress",
+    "answer keeper": "ray::ServeReplica:spectra:AnswerKeeper",
     "speculators": "ray::SpeculatorActor",
     "Serve's controller": "ray::ServeController",
     "Serve's proxy": "ray::HAProxyManager",

@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import aiohttp
+
 from app.inputs.prompts import BUILTIN
 from app.load.client import LoadClient
 from app.load.records import RequestRecord
 from app.load.stream import Endpoint, open_session
+from benchmarks.resilience.kept_clients import KeptAnswerClient
 from benchmarks.support.server_process import ServerProcess
 
 METHODS = (None, "autoregressive", "pld", "suffix", "spectra-core", "suffix+token-recycling")  # None: the server's
@@ -38,7 +41,13 @@ class ClientStreams:
     """``n`` clients that ask without pause, each its own question. In their records, ``index`` is the client."""
 
     def __init__(
-        self, server: ServerProcess, n: int, max_tokens: int, retries: int, headers: Mapping[str, str]
+        self,
+        server: ServerProcess,
+        n: int,
+        max_tokens: int,
+        retries: int,
+        headers: Mapping[str, str],
+        is_kept: bool = False,
     ) -> None:
         self.n = n
         self.records: list[RequestRecord] = []  # of all requests, including running ones
@@ -46,6 +55,8 @@ class ClientStreams:
         self._bodies = [build_question(server.model, client, max_tokens) for client in range(n)]
         self._endpoint = Endpoint(f"{server.url}/v1/chat/completions", headers)
         self._retries = retries
+        self._is_kept = is_kept  # ask for answers that outlive their connection
+        self._session: aiohttp.ClientSession | None = None
         self._latest: dict[int, RequestRecord] = {}  # client -> its last request
         self._stopping = False
 
@@ -63,19 +74,30 @@ class ClientStreams:
     async def running(self) -> AsyncIterator[None]:
         """Let all clients ask within the block, then wait until their last requests end."""
         async with open_session() as session, asyncio.TaskGroup() as tasks:
-            client = LoadClient(session, self._endpoint, self._retries)
+            self._session = session
+            client: LoadClient | KeptAnswerClient = LoadClient(session, self._endpoint, self._retries)
+            if self._is_kept:
+                client = KeptAnswerClient(session, self._endpoint)
             for number in range(self.n):
                 tasks.create_task(self._repeat_question(client, number))
             yield
             self._stopping = True
 
-    async def _repeat_question(self, client: LoadClient, number: int) -> None:
+    async def _repeat_question(self, client: LoadClient | KeptAnswerClient, number: int) -> None:
         while not self._stopping:
             self._latest[number] = record = RequestRecord(number, number, None, time.monotonic())
             self.records.append(record)
             await client.ask(self._bodies[number], record)
             if not record.ok:
                 await asyncio.sleep(FAILURE_PAUSE_S)
+
+    def drop_connections(self) -> None:
+        """Lose all connections, as clients whose network fails."""
+        assert self._session is not None
+        assert self._session.connector is not None
+        for connection in [*self._session.connector._acquired]:
+            if connection.transport is not None:
+                connection.transport.abort()
 
     async def wait_for_text(self, timeout_s: float) -> bool:
         """Wait until every client has received new text; returns False after ``timeout_s`` seconds."""

@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.metrics.process import ProcessMetrics
 from deployments.metrics.reports import Reporter
-from deployments.serve_calls import LOST_REPLICA_ERRORS, await_response
+from deployments.serve_calls import call_replica
 from deployments.submission.client import PATIENCE_S, ServedModel, SubmissionClient
 from deployments.submission.messages import Health, ModelCard
 from deployments.submission.protocol import Attachment
@@ -125,11 +125,7 @@ class RouterClient:
         return attachment
 
     async def _call(self, method: str, *arguments: Any, timeout: float = ANSWER_S) -> Any:
-        try:
-            async with asyncio.timeout(timeout):
-                return await await_response(self._router.options(method_name=method).remote(*arguments))
-        except (*LOST_REPLICA_ERRORS, TimeoutError) as error:
-            raise TargetLostError(f"the router does not answer: {type(error).__name__}") from error
+        return await call_replica(self._router, "the router", method, *arguments, timeout=timeout)
 
 
 def _is_stopping() -> bool:

@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from deployments.answers.client import AnswerKeeperClient
 from deployments.ingress.client import RouterClient
 from deployments.observability.logs import REQUEST_ID_HEADER, choose_request_id
 from deployments.submission.client import PATIENCE_S
@@ -51,21 +52,23 @@ class Ingress:
         router: handle of the router deployment.
         load_edge: called in a thread; loads what the application needs, and returns its factory. Importable by name.
         options: passed to ``load_edge``.
-        patience: seconds a request waits for a router that is being replaced.
+        patience: seconds a request waits for a router, or an answer keeper, that is being replaced.
+        keeper: handle of the answer keeper's deployment; None: no answers are kept.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits async constructors
         self,
         router: DeploymentHandle,
-        load_edge: Callable[[Any], Callable[[RouterClient], HostedApplication]],
+        load_edge: Callable[[Any], Callable[[RouterClient, AnswerKeeperClient | None], HostedApplication]],
         options: Any,
         patience: float = PATIENCE_S,
+        keeper: DeploymentHandle | None = None,
     ) -> None:
         # The router is up seconds later than this process, which loads its tokenizer meanwhile.
         make_edge, card = await asyncio.gather(asyncio.to_thread(load_edge, options), _card_of(router))
         self._client = RouterClient(router, card, patience)
         http_util.RequestIdMiddleware = RequestIdMiddleware  # Serve starts the replica's HTTP server after this
-        self._edge = make_edge(self._client)
+        self._edge = make_edge(self._client, None if keeper is None else AnswerKeeperClient.over(keeper, patience))
         await self._client.agree_on_tokenizer()
 
     def __serve_build_asgi_app__(self) -> Any:

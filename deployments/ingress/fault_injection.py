@@ -12,7 +12,12 @@ import psutil
 from ray import serve
 
 STAGE = "stage"
-TITLES = {"router": "ray::ServeReplica:{app}:Router", "speculator": "ray::SpeculatorActor"}  # prefixes
+TITLES = {  # prefixes
+    "router": "ray::ServeReplica:{app}:Router",
+    "ingress": "ray::ServeReplica:{app}:Ingress",
+    "keeper": "ray::ServeReplica:{app}:AnswerKeeper",
+    "speculator": "ray::SpeculatorActor",
+}
 ANSWER_S = 5.0  # timeout of the target's answer
 
 logger = logging.getLogger(__name__)
@@ -22,9 +27,9 @@ class ProcessKiller:
     """Kills processes that the raylet of this node has started, and no others."""
 
     async def kill(self, part: str, place: int) -> int | None:
-        """Kill the router, the stage at ``place`` in its pipeline, or the speculator actor at ``place`` by age.
+        """Kill a replica, the stage at ``place`` in its pipeline, or the speculator actor at ``place`` by age.
 
-        Returns the process id; None if no such process runs.
+        Returns the process id, unless the process is this one; None if no such process runs.
         """
         stages = await self._find_stages() if part == STAGE else []
         titles = dict(_list_titles())  # after the wait: a process that has ended must not be killed by its old id

@@ -35,7 +35,7 @@ class ProcessMetrics(Collector):
     """Metrics of the calling process; all are gauges, so a replaced replica takes its series with it.
 
     Args:
-        kind: ``ingress`` or ``router``.
+        kind: ``ingress``, ``router`` or ``answers``.
         node: address of the node.
     """
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import ray
 
+from deployments.credentials import check_credentials
 from deployments.observability.logs import configure
 from deployments.options import RetrievalOptions
-from deployments.retrieval.environment import check_credentials
 from deployments.serve_calls import check_single_replica
 from engine.kept_files import in_cache
 from retrieval_store.service.manifest_feed import Known, ManifestChanges

@@ -12,8 +12,8 @@ from contextlib import aclosing
 
 from deployments.metrics.reports import Reporter
 from deployments.submission.messages import ModelCard
-from deployments.submission.protocol import BEAT_S, Attachment
-from deployments.submission.resume import ResumableRequest
+from deployments.submission.protocol import BEAT_S, AnswerReference, Attachment
+from deployments.submission.resume import FollowedAnswer, ResumableRequest
 from deployments.submission.router_connection import RouterConnection
 from engine.errors import ModelChangedError, TargetLostError
 from engine.events import StepEvent
@@ -80,15 +80,15 @@ class SubmissionClient:
         self._draining: set[RouterConnection] = set()  # to routers that are being replaced and still run requests
         self._connecting = asyncio.Lock()
 
-    async def stream(self, request: Request) -> AsyncGenerator[StepEvent, None]:
-        """Events of one request, as they happen; closing the iterator cancels it.
+    async def stream(self, request: Request | AnswerReference) -> AsyncGenerator[StepEvent, None]:
+        """Events of one request, or of an answer that is followed, as they happen; closing the iterator cancels it.
 
         Raises:
             SpectraError: the router refused the request or failed on it.
             ModelChangedError: the request was encoded for, or begun by, another model than the current one.
             TargetLostError: no router came up in time, or ``MAX_LOSSES`` routers in a row were lost with the request.
         """
-        resumable = ResumableRequest(request)
+        resumable = ResumableRequest(request) if isinstance(request, Request) else FollowedAnswer(request)
         losses = 0
         while losses < MAX_LOSSES:
             connection = await self._connect_current()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,9 @@ from deployments.observability.logs import current_request_id
 from deployments.submission.connection import PeerConnection
 from deployments.submission.messages import RequestFailure
 from deployments.submission.protocol import (
+    AnswerReference,
     Command,
+    Follow,
     MetricsReport,
     Readiness,
     ReadinessQuery,
@@ -32,10 +35,13 @@ from engine.request import Request
 # Bytes buffered for an ingress that does not read, in addition to the longest frame. Log-probabilities of a prompt are
 # some 16 MB, and an ingress does not read while it decodes those of another request.
 MAX_UNREAD = 64 << 20
+# Answers that are read again come at once, not as they are generated: above this backlog they wait.
+REPLAY_UNREAD = 1 << 20
+REPLAY_PAUSE_S = 0.05
 
 logger = logging.getLogger(__name__)
 
-RunRequest = Callable[[Request], AsyncGenerator[StepEvent, None]]
+RunRequest = Callable[[Any], AsyncGenerator[StepEvent, None]]  # of a Request; an answer keeper's, of a reference
 Problem = Callable[[], str]  # why a request sent now would not be served; "": it would be
 
 
@@ -95,7 +101,7 @@ class IngressConnection(PeerConnection):
             task.cancel()
 
     def _handle(self, command: Command) -> None:
-        if isinstance(command, Submit):
+        if isinstance(command, Submit | Follow):
             if command.number in self._running:
                 raise msgspec.ValidationError(f"request {command.number} was submitted twice")
             task = asyncio.get_running_loop().create_task(self._stream(command.number, command.request))
@@ -108,18 +114,26 @@ class IngressConnection(PeerConnection):
         elif command.number in self._running:  # else it has just ended
             self._running[command.number].cancel()
 
-    async def _stream(self, number: int, request: Request) -> None:
+    async def _stream(self, number: int, request: Request | AnswerReference) -> None:
         current_request_id.set(request.request_id)  # each request has its own task
         try:
             async with aclosing(self._run(request)) as events:
                 async for event in events:
                     self._send(RequestEvent(number, event))
+                    if isinstance(request, AnswerReference):
+                        await self._wait_for_room()
+            if isinstance(request, AnswerReference):  # one page of it: the client submits the rest
+                self._send(RequestEvent(number, None))
         except SpectraError as error:
             self._send(RequestEvent(number, None, RequestFailure.of(error)))
         except Exception:
             logger.exception("the router failed on %s", request.id)
             failure = RequestFailure.of(StepFailedError("the router failed on this request"))
             self._send(RequestEvent(number, None, failure))
+
+    async def _wait_for_room(self) -> None:
+        while self._n_bytes + self._channel.n_unsent > REPLAY_UNREAD:
+            await asyncio.sleep(REPLAY_PAUSE_S)
 
     def _flush(self) -> None:
         unread = self._channel.n_unsent

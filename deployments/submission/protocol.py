@@ -33,11 +33,29 @@ class Attachment(msgspec.Struct, frozen=True):
         return f"Attachment(address={self.address!r})"
 
 
+class AnswerReference(msgspec.Struct, frozen=True, array_like=True):
+    """One choice of an answer that the answer keeper has, from a token on."""
+
+    id: str  # of the answer
+    tenant: str  # of the reader; another tenant's answers do not exist for it
+    choice: int  # 0 for the first of the answer's requests
+    after: int  # tokens that the reader has already; more than there are: it waits for the end alone
+    is_reader: bool = True  # whether a stream continues because of this reader
+    request_id: str = ""  # of the reader's request, for log lines
+
+
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """Run a request. The ingress chooses ``number``, and never uses one twice on a connection."""
 
     number: int
     request: Request
+
+
+class Follow(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+    """Send the events of an answer; ``number`` as in ``Submit``."""
+
+    number: int
+    request: AnswerReference
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -59,7 +77,7 @@ class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag="m"):
 
 
 class RequestEvent(msgspec.Struct, frozen=True, array_like=True, tag="e"):
-    """One event of one request, or the error that ends it."""
+    """One event of one request, or the error that ends it; with neither, more follows to the next submission."""
 
     number: int
     event: StepEvent | None
@@ -77,7 +95,7 @@ class RouterDraining(msgspec.Struct, frozen=True, array_like=True, tag="l"):
     """The router is being replaced: new requests go to the next one, running ones may end here."""
 
 
-Command = Submit | Cancel | ReadinessQuery | MetricsReport
+Command = Submit | Follow | Cancel | ReadinessQuery | MetricsReport
 Event = RequestEvent | Readiness | RouterDraining
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -1,4 +1,4 @@
-"""Resumes a request on the next router after its router was lost: keeps what the client has received so far."""
+"""Resumes a request on the next router, or a reader on the next answer keeper: knows what has been received so far."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from deployments.submission.protocol import AnswerReference
 from engine.events import RequestStats, SourceCounts, StepEvent, histogram
 from engine.request import Request
 
@@ -65,3 +66,24 @@ class ResumableRequest:
             preemptions=last.preemptions + self._n_routers - 1,
             decisions=last.decisions,
         )
+
+
+class FollowedAnswer:
+    """One reader of an answer, over all the answer keepers that have it.
+
+    Args:
+        reference: from which token on.
+    """
+
+    def __init__(self, reference: AnswerReference) -> None:
+        self._reference = reference
+
+    def next_submission(self) -> AnswerReference:
+        """The reference for the next answer keeper."""
+        return self._reference
+
+    def record(self, event: StepEvent) -> StepEvent:
+        """Continue after the tokens of ``event``, and return it."""
+        after = self._reference.after + len(event.token_ids)
+        self._reference = msgspec.structs.replace(self._reference, after=after)
+        return event

@@ -15,10 +15,12 @@ from deployments.submission.messages import RequestFailure
 from deployments.submission.protocol import (
     BEAT_S,
     SUBMIT,
+    AnswerReference,
     Attachment,
     Cancel,
     Command,
     Event,
+    Follow,
     MetricsReport,
     Readiness,
     ReadinessQuery,
@@ -64,7 +66,7 @@ class RouterConnection(PeerConnection):
         """Whether the connection is open and its router is not being replaced."""
         return self.is_open and not self._is_draining
 
-    async def run(self, request: Request) -> AsyncGenerator[StepEvent, None]:
+    async def run(self, request: Request | AnswerReference) -> AsyncGenerator[StepEvent, None]:
         """Events of a request; they end without a finish reason when the router is lost.
 
         Closing the iterator cancels the request.
@@ -77,7 +79,7 @@ class RouterConnection(PeerConnection):
             return
         number, inbox = self._take_number(), asyncio.Queue[StepEvent | RequestFailure | None]()
         try:
-            self._send(Submit(number, request))
+            self._send(Submit(number, request) if isinstance(request, Request) else Follow(number, request))
         except msgspec.EncodeError as error:
             raise RequestError(f"the request cannot be sent to the router: {error}") from error
         self._inboxes[number] = inbox

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 CODE = """
 import sys
 from pathlib import Path
+import deployments.answers.deployment
 import deployments.router.deployment
 import deployments.target_model.deployment
 from app.composition.checks import checked

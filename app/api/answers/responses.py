@@ -18,9 +18,11 @@ from app.api.errors import status_error
 from app.api.requests.responses import ResponsesRequest
 from app.api.tools.answer import AnswerReader
 from app.api.tools.parts import Arguments, CallBegin, Part, Reasoning, TextPart
+from engine.errors import AnswerCancelledError
 from engine.events import LENGTH
 
-COMPLETED, INCOMPLETE, FAILED = "completed", "incomplete", "failed"
+QUEUED, IN_PROGRESS, INCOMPLETE = "queued", "in_progress", "incomplete"
+COMPLETED, FAILED, CANCELLED = "completed", "failed", "cancelled"
 # Fields of a body that its response repeats.
 REPEATED = ("instructions", "max_output_tokens", "max_tool_calls", "metadata", "top_logprobs", "user")
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}  # of the ids of items
@@ -35,6 +37,11 @@ class ResponseItems:
         self._name = name
         self._open: dict[str, Any] | None = None
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is still held back
+
+    @property
+    def so_far(self) -> list[dict[str, Any]]:
+        """All items, with the open one as far as it is known."""
+        return [*self.done, *([] if self._open is None else [dict(self._open)])]
 
     def push(self, parts: list[Part], logprobs: list[dict[str, Any]]) -> Iterator[Event]:
         """Add parts of the answer; the next content takes ``logprobs``, and those of other parts are dropped."""
@@ -81,7 +88,7 @@ class ResponseItems:
         if kind != "message":
             self._logprobs = []
         item_id = f"{PREFIXES[kind]}_{len(self.done)}_{self._name}"
-        self._open = {"id": item_id, "status": "in_progress", "type": kind} | fields
+        self._open = {"id": item_id, "status": IN_PROGRESS, "type": kind} | fields
         yield {"type": "response.output_item.added", "output_index": len(self.done), "item": dict(self._open)}
 
     def _close(self, status: str) -> Iterator[Event]:
@@ -110,44 +117,81 @@ class ResponseItems:
 
 
 class ResponseWriter:
-    """Writes one response, which has one choice."""
+    """Writes one response, which has one choice.
 
-    def __init__(self, body: ResponsesRequest, envelope: Envelope, choice: CompletionChoice, texts: TokenTexts) -> None:
+    Its events follow from the pieces alone, so their numbers are always the same if there is a piece per token.
+
+    Args:
+        after: number of the last event that the client has; -1: none.
+        ended: when the response was complete, in seconds since 1970; None: it ends while it is written.
+    """
+
+    def __init__(
+        self,
+        body: ResponsesRequest,
+        envelope: Envelope,
+        choice: CompletionChoice,
+        texts: TokenTexts,
+        after: int = -1,
+        ended: float | None = None,
+    ) -> None:
         self._body, self._envelope, self._choice = body, envelope, choice
         self._texts = texts
         self._reader = AnswerReader(choice.form)
         self._items = ResponseItems(envelope.id.partition("_")[2])
         self._n_events = 0
+        self._after = after
+        self._ended = ended
+
+    def begin(self) -> bytes:
+        """The first events of a response in the background, which has an id before it has a text."""
+        begun = [(kind, self.state(QUEUED)) for kind in ("created", "queued")]
+        begun.append((IN_PROGRESS, self.state(IN_PROGRESS)))
+        return self._written({"type": f"response.{kind}", "response": response} for kind, response in begun)
 
     def whole(self, done: Sequence[tuple[CompletionChoice, ChoiceDelta]]) -> bytes:
         for choice, piece in done:
-            for _ in self._grown(choice, piece):
-                pass
-        return encode(self._response(self._status))
+            self._read(choice, piece)
+        return encode(self.state(self._status))
+
+    def unfinished(self, piece: ChoiceDelta | None, status: str, error: Exception | None) -> bytes:
+        """A response in the background that has no end yet, or failed, or was cancelled; ``piece`` is what it has."""
+        if piece is not None:
+            self._read(self._choice, piece)
+        if status in (FAILED, CANCELLED):
+            [*self._items.end(INCOMPLETE)]
+        failure = _failure(error) if error is not None and status == FAILED else None
+        return encode(self.state(status) | {"error": failure})
 
     def event(self, choice: CompletionChoice, piece: ChoiceDelta) -> bytes:
         first: list[Event] = []
         if not self._n_events:
-            begun = self._response("in_progress")
+            begun = self.state(IN_PROGRESS)
             first = [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
         return self._written(chain(first, self._grown(choice, piece)))
 
     def end(self) -> bytes:
         status = self._status
-        return self._written([{"type": f"response.{status}", "response": self._response(status)}])
+        return self._written([{"type": f"response.{status}", "response": self.state(status)}])
 
     def failed(self, error: Exception) -> bytes:
         """The last event of a failed stream; raises ``error`` if no event was sent, so that a status can answer it."""
         if not self._n_events:
             raise error
-        failure = {"code": "server_error", "message": str(status_error(error))}
         ended = self._written(self._items.end(INCOMPLETE))
-        response = self._response(FAILED) | {"error": failure}
+        if isinstance(error, AnswerCancelledError):  # OpenAI has no event of this name
+            return ended + self._written([{"type": "response.incomplete", "response": self.state(CANCELLED)}])
+        response = self.state(FAILED) | {"error": _failure(error)}
         return ended + self._written([{"type": "response.failed", "response": response}])
 
     @property
     def _status(self) -> str:
         return INCOMPLETE if self._choice.finish_reason == LENGTH else COMPLETED
+
+    def _read(self, choice: CompletionChoice, piece: ChoiceDelta) -> None:
+        """Add a piece without writing events."""
+        for _ in self._grown(choice, piece):
+            pass
 
     def _grown(self, choice: CompletionChoice, piece: ChoiceDelta) -> Iterable[Event]:
         parts = self._reader.push(piece.text)
@@ -162,28 +206,30 @@ class ResponseWriter:
         out = []
         for event in events:
             numbered = event | {"sequence_number": self._n_events}
-            out.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(numbered)))
+            if self._n_events > self._after:
+                out.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(numbered)))
             self._n_events += 1
         return b"".join(out)
 
-    def _response(self, status: str) -> dict[str, Any]:
+    def state(self, status: str) -> dict[str, Any]:
+        """The response as far as it is known, with this status."""
         body, envelope, params = self._body, self._envelope, self._choice.request.params
-        has_ended = status != "in_progress"
+        has_ended = status not in (QUEUED, IN_PROGRESS)
         figures = {"metrics": speculative_metrics([self._choice], self._texts)} if has_ended else {}
         return {name: getattr(body, name) for name in REPEATED} | {
             "id": envelope.id,
             "object": "response",
             "created_at": envelope.created,
-            "completed_at": int(time.time()) if status == COMPLETED else None,
+            "completed_at": int(self._ended or time.time()) if status == COMPLETED else None,
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == INCOMPLETE else None,
             "model": envelope.body.model,
-            "output": [*self._items.done],
+            "output": self._items.so_far,
             "usage": self._usage() if has_ended else None,
-            "background": False,
+            "background": body.background,
             "previous_response_id": None,
-            "store": False,  # nothing is kept, whatever the request says
+            "store": body.background,  # nothing else is kept, whatever the request says
             "truncation": "disabled",
             "seed": envelope.seed,
             "system_fingerprint": envelope.system_fingerprint,
@@ -206,3 +252,7 @@ class ResponseWriter:
             "output_tokens_details": {"reasoning_tokens": 0} | counts.get("completion_tokens_details", {}),
             "total_tokens": counts["total_tokens"],
         }
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    return {"code": "server_error", "message": str(status_error(error))}

@@ -90,7 +90,7 @@ class Converter:
             for choice in range(body.n):
                 own = replace(own, choice=choice, prompt_logprobs=None if choice else own.prompt_logprobs)
                 request = replace(common, prompt=prompt, params=own, id=f"{response_id}-{len(requests)}")
-                requests.append((request, replace(form, echo=echo)))
+                requests.append((request, replace(form, echo=echo, call_salt=secrets.token_hex(12))))
         return requests, seed
 
     def tokenize(self, body: TokenizeRequest) -> list[int]:

@@ -64,7 +64,7 @@ DECLINED: dict[str, dict[str, DeclinedField]] = {
     "responses": {
         **_ENGINE,
         **_declined("access_programs", "image", "moderation", "prompt"),
-        **_declined("background", "enable_response_messages", neutral=(False,)),
+        **_declined("enable_response_messages", neutral=(False,)),
         **_declined("context_management", neutral=([],)),
         **_declined("conversation", "previous_response_id", advice="send the whole conversation as input"),
         **_declined("previous_input_messages", neutral=([],), advice="send them as input"),

@@ -1,6 +1,6 @@
 """Bodies of OpenAI's Responses API, which become bodies of chats.
 
-Nothing is kept between requests, so a body that needs an earlier response is refused.
+Only responses in the background are kept, for a while, so a body that needs an earlier response is refused.
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ class ResponsesRequest(SamplingFields):
     endpoint = "responses"
 
     input: Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    background: bool = False  # the answer outlives the connection: GET /v1/responses/{id}
     instructions: str | None = None  # a system message before the others
     max_output_tokens: Annotated[Int32, Field(ge=1)] | None = None
     max_tool_calls: Annotated[Int32, Field(ge=1)] | None = None  # of tools that the server runs, which has none
@@ -180,10 +181,17 @@ class ResponsesRequest(SamplingFields):
     def _is_a_chat(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise refuse("stream_options needs stream to be true")
+        if self.background and not self.store and "store" in self.model_fields_set:
+            raise refuse("store is false, but background is true, which keeps the response; leave store out")
         if self.top_logprobs and LOGPROBS not in self.include:
             raise refuse(f"top_logprobs needs {LOGPROBS!r} in include")
         _ = self.chat  # raises its errors
         return self
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the answer outlives the connection."""
+        return self.background
 
     @cached_property
     def chat(self) -> ChatCompletionRequest:

@@ -32,6 +32,7 @@ class StreamOptions(Strict):
     include_usage: bool = False  # a last chunk with usage
     continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk
     include_obfuscation: bool = False  # OpenAI's: chunks are padded to few sizes, which say less of their text
+    resumable: bool = False  # a client that lost the connection may read on: GET /v1/streams/{id}
 
 
 class GenerationRequest(StructuredFields, SamplingFields):
@@ -57,6 +58,11 @@ class GenerationRequest(StructuredFields, SamplingFields):
         if field is not None and (self.allowed_token_ids or self.bad_words):
             raise refuse(f"{field} goes without allowed_token_ids and bad_words: together they may leave no token")
         return self
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the answer outlives the connection."""
+        return self.stream_options is not None and self.stream_options.resumable
 
     @property
     def token_limit(self) -> int | None:

@@ -265,7 +265,7 @@ class AnswerReader:
         return text
 
     def _begin_call(self, family: CallFamily, name: str, arguments: str) -> None:
-        self._parts.append(CallBegin(self.n_calls, family.new_id(), name))
+        self._parts.append(CallBegin(self.n_calls, family.call_id(self._form.call_salt, self.n_calls), name))
         self._add(Arguments(self.n_calls, arguments))
         self.n_calls += 1
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-import secrets
-import string
 from dataclasses import dataclass
 
 OPEN, CLOSE = "<think>", "</think>"  # around the reasoning, in all families
@@ -30,11 +29,13 @@ class CallFamily:
         """Marks that the text must show, even if they are special tokens."""
         return (*filter(None, (self.opens, self.close)), *self.inner)
 
-    def new_id(self) -> str:
-        """A random id of a call; Mistral's templates refuse others than 9 letters and digits."""
-        if self.is_named:
-            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
-        return f"call_{secrets.token_hex(12)}"
+    def call_id(self, salt: str, index: int) -> str:
+        """The id of an answer's call: the same for the same ``salt``, so that an answer can be written again.
+
+        Mistral's templates refuse others than 9 letters and digits.
+        """
+        digest = hashlib.blake2b(f"{salt}/{index}".encode(), digest_size=12).hexdigest()
+        return digest[:9] if self.is_named else f"call_{digest}"
 
 
 FAMILIES = {

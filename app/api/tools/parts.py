@@ -57,6 +57,7 @@ class AnswerForm(msgspec.Struct, frozen=True):
     shown: frozenset[int] = frozenset()  # special tokens that the text shows nevertheless: marks that are read
     echo: str = ""  # the text begins with it
     is_echo_alone: bool = False  # and has nothing else: the engine's one token is dropped
+    call_salt: str = ""  # random; the ids of its calls follow from it
 
     def detokenizer(self, tokenizer: PreTrainedTokenizerFast) -> Detokenizer:
         return Detokenizer(tokenizer, self.skip_special_tokens, self.shown)

@@ -8,15 +8,19 @@ import math
 import os
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.inputs.prompts import CHAT, COMPLETIONS, read_bodies
+from app.load.costs import MOST_GPUS, GpuPrice, PassCosts, RunCosts, is_drafting, pass_costs, without_speculation
+from app.load.figures import LoadFigures, figures
 from app.load.settings import (
     FIXED,
     PATHS,
     POISSON,
     LoadProfile,
+    PromptBodies,
     RequestPlan,
     base_of,
     common_fields,
@@ -24,12 +28,19 @@ from app.load.settings import (
     parse_slo,
     trusting,
 )
+from app.load.traces import RequestTrace, read_trace
 from app.offline.flags import check_least
 from app.reporting.report import check_writable
 from engine.errors import ConfigError
 
+if TYPE_CHECKING:
+    from app.load.run import LoadRun
+
 KEY_VARIABLE = "SPECTRA_API_KEY"
 DEFAULT_REQUESTS = 100
+DEFAULT_MAX_TOKENS = 128
+MOST_CLIENTS = 100_000
+NOT_WITH_TRACE = ("prompts", "max_tokens", "repeat_check")  # the trace sets them
 DESCRIPTION = """\
 Send streamed requests to an OpenAI-compatible server (ours, vLLM's, a hosted one) and report what its clients see:
 TTFT (to the first text), TPOT = (E2E - TTFT) / (n - 1), gaps between chunks, tokens per chunk, E2E, tokens/s, errors.
@@ -40,6 +51,10 @@ Tokens are counted by the server's usage, never by its events. Answers to the sa
   spectra load --url U --rate 5 --duration 60              open loop: arrivals do not wait for answers, and latencies
                                                            count from the intended arrival
   spectra load --url U --rate 5 --slo ttft=0.5,tpot=0.05   goodput: requests/s within all limits
+  spectra load --url U --trace mooncake.jsonl              open loop with the arrivals, lengths and shared prefixes of
+                                                           a trace: Mooncake's JSONL or BurstGPT's CSV
+  spectra load --url U --gpu-price 2.5 --gpus 4            dollars per million tokens; a second pass without speculation
+                                                           follows if the server reports drafts
   spectra load --url U --retry 8 --repeat-check            sends broken streams again with their seed; they must
                                                            continue where they broke
 
@@ -61,17 +76,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     group = parser.add_argument_group("load")
     add, loop = group.add_argument, group.add_mutually_exclusive_group()
-    loop.add_argument("--concurrency", type=int, metavar="C", help="closed loop of C clients (default: 1)")
+    says = "closed loop of C clients (default: 1); with --gpu-price also several, as in 1,8,32: one run each"
+    loop.add_argument("--concurrency", type=_counts, metavar="C", help=says)
     loop.add_argument("--rate", type=_above_zero, metavar="R", help="open loop of R requests per second")
+    loop.add_argument("--trace", type=Path, metavar="FILE", help="open loop with the requests of a trace")
+    says = "seconds of the trace in a second of the run (default: 1)"
+    add("--trace-speed", type=_above_zero, metavar="F", help=says)
     add("--arrivals", choices=(POISSON, FIXED), help="of an open loop: random, or evenly spaced (default: poisson)")
-    add("--requests", type=int, metavar="N", help=f"send N requests (default: {DEFAULT_REQUESTS})")
+    add("--requests", type=int, metavar="N", help=f"send N requests (default: {DEFAULT_REQUESTS}, or a whole trace)")
     add("--duration", type=_above_zero, metavar="S", help="begin requests for S seconds, at most --requests")
     add("--warmup", type=int, default=0, metavar="N", help="send N requests first that are not counted")
 
     add = parser.add_argument_group("requests").add_argument
     says = 'lines {"turns": [..]} (first turns), {"prompt": ..} or {"messages": [..]} (default: 8 built-in prompts)'
     add("--prompts", type=Path, metavar="F.jsonl", help=says)
-    add("--max-tokens", type=int, default=128, metavar="N", help="per answer (default: 128)")
+    says = f"per answer (default: {DEFAULT_MAX_TOKENS}; a trace has its own)"
+    add("--max-tokens", type=int, metavar="N", help=says)
     add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     add("--seed", type=int, default=0, metavar="S", help="of request 0, and of random arrivals (default: 0)")
     add("--ignore-eos", action="store_true", help="always write --max-tokens tokens (ours and vLLM's only)")
@@ -87,45 +107,86 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add = parser.add_argument_group("report").add_argument
     add("--slo", metavar="LIMITS", help="seconds, any of ttft=0.5,tpot=0.05,e2e=10: adds goodput")
+    add("--gpu-price", type=_above_zero, metavar="X", help="dollars per GPU-hour: adds dollars per million tokens")
+    add("--gpus", type=int, metavar="N", help="GPUs of the server, for --gpu-price (default: 1)")
     add("--json", type=Path, metavar="FILE", help="write the document here, indented")
     add("--out", type=Path, metavar="DIR", help="folder for records.jsonl, load.json, tables.md and plots (PNG)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.load.report import notes, publish
+    from app.load.report import publish, tables
     from app.load.run import run as run_load
 
+    price = _price(arguments)
     load, plan = _plan(arguments)
     check_writable(arguments.out, arguments.json)
-    ran = run_load(load, plan)
-    found = publish(load, plan.common, ran, arguments.out, arguments.json)
-    if found.is_good:
-        return 0
+
+    loads = [replace(load, concurrency=count) for count in arguments.concurrency or ()] or [load]
+    if len(loads) > 1 and price is None:
+        raise ConfigError(
+            "--concurrency has several values, which need --gpu-price; give it as well, or give one value"
+        )
+
+    def measure(load: LoadProfile, plan: RequestPlan) -> tuple[LoadFigures, LoadRun]:
+        ran = run_load(load, plan)
+        return figures(ran.records, load.slo, plan.common.get("temperature") == 0), ran
+
+    costs, wrong = list[PassCosts](), list[str]()
+    for one in loads:
+        found, ran = measure(one, plan)
+        passes = [(found, ran)]
+        if price is not None and is_drafting(found):
+            passes.append(measure(one, without_speculation(plan)))
+        wrong += [problem for measured in passes for problem in _problems(*measured)]
+        if price is not None:
+            costs += [pass_costs(one.label, found, ran.phases, price) for found, ran in passes]
+        if one is not loads[-1]:
+            print(tables(one, found, ran), flush=True)
+    total = None if price is None else RunCosts(price, costs)
+    publish(loads[-1], plan.common, ran, found, total, arguments.out, arguments.json)
+    if wrong:
+        print(f"spectra: {'; '.join(wrong)}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _problems(found: LoadFigures, ran: LoadRun) -> list[str]:
+    """Return why a pass is not good, if it is not."""
+    from app.load.report import notes
+
     kinds = ", ".join(f"{kind}: {n}" for kind, n in found.errors.items())
-    wrong = [f"{found.failed} of {found.requests} requests failed ({kinds})"] if found.failed else []
-    wrong += [line for line in notes(found, ran) if line.startswith("DIVERGED")]
-    print(f"spectra: {'; '.join(wrong)}", file=sys.stderr)
-    return 1
+    failed = [f"{found.failed} of {found.requests} requests failed ({kinds})"] if found.failed else []
+    return failed + [line for line in notes(found, ran) if line.startswith("DIVERGED")]
+
+
+def _price(arguments: argparse.Namespace) -> GpuPrice | None:
+    if arguments.gpu_price is None and arguments.gpus is not None:
+        raise ConfigError(f"--gpus {arguments.gpus} is for costs: give --gpu-price as well")
+    gpus = 1 if arguments.gpus is None else arguments.gpus
+    if not 1 <= gpus <= MOST_GPUS:
+        raise ConfigError(f"--gpus is {gpus}; it must be 1 to {MOST_GPUS}")
+    return None if arguments.gpu_price is None else GpuPrice(arguments.gpu_price, gpus)
 
 
 def _plan(arguments: argparse.Namespace) -> tuple[LoadProfile, RequestPlan]:
-    """The load and its requests; asks the server for its model unless a flag names one."""
+    """The load and its requests; asks the server for its model unless a flag names one, and for the tokens of words."""
     from app.load.run import model_at
     from app.load.stream import Endpoint
+    from app.load.trace_prompts import TracePrompts, measure_words
 
-    ones = dict.fromkeys(("concurrency", "requests", "max_tokens", "max_nodes"), 1)
+    ones = dict.fromkeys(("requests", "max_tokens", "max_nodes"), 1)
     check_least(arguments, {**ones, "warmup": 0, "retry": 0, "repeat_check": 0})
     if arguments.arrivals and arguments.rate is None:
         raise ConfigError(f"--arrivals {arguments.arrivals} is for an open loop: give --rate as well")
+    trace = _trace(arguments)
     unlimited = arguments.requests is None and arguments.duration is None
-    requests = DEFAULT_REQUESTS if unlimited else arguments.requests
-    prompts = read_bodies(arguments.prompts, arguments.endpoint)
+    requests = len(trace.requests) if trace else DEFAULT_REQUESTS if unlimited else arguments.requests
+    prompts: PromptBodies = [] if trace else read_bodies(arguments.prompts, arguments.endpoint)
     key = arguments.api_key or os.environ.get(KEY_VARIABLE)
     base, tls = base_of(arguments.url), trusting(arguments.tls_ca)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     load = LoadProfile(
         Endpoint(base + PATHS[arguments.endpoint], headers, arguments.timeout),
-        concurrency=None if arguments.rate is not None else arguments.concurrency or 1,
+        concurrency=None if arguments.rate is not None or trace else (arguments.concurrency or [1])[0],
         rate=arguments.rate,
         arrivals=arguments.arrivals or POISSON,
         requests=requests,
@@ -134,20 +195,38 @@ def _plan(arguments: argparse.Namespace) -> tuple[LoadProfile, RequestPlan]:
         retries=arguments.retry,
         seed=arguments.seed,
         slo=parse_slo(arguments.slo) if arguments.slo is not None else None,
+        trace=trace,
+        metrics=f"{base.removesuffix('/v1')}/metrics" if arguments.gpu_price is not None else "",
         tls=tls,
     )
     distinct = distinct_of(arguments.repeat_check, len(prompts), requests)
     common = common_fields(_fields(arguments), arguments.extra)
     if not common.get("model"):
         common["model"] = model_at(base, headers, tls)
+    if trace is not None:
+        tokenizer = f"{base.removesuffix('/v1')}/tokenize"
+        words = measure_words(tokenizer, arguments.endpoint, str(common["model"]), headers, tls)
+        prompts = TracePrompts(trace.requests, words, arguments.endpoint)
     seed = None if "seed" in common else arguments.seed
     return load, RequestPlan(prompts, common, seed, distinct)
 
 
+def _trace(arguments: argparse.Namespace) -> RequestTrace | None:
+    if arguments.trace is None:
+        if arguments.trace_speed is not None:
+            raise ConfigError(f"--trace-speed {arguments.trace_speed:g} is for a trace: give --trace as well")
+        return None
+    for name in NOT_WITH_TRACE:
+        if getattr(arguments, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} goes without --trace, which sets prompts and lengths")
+    return read_trace(arguments.trace, arguments.requests, arguments.trace_speed or 1.0)
+
+
 def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
     """Fields of all bodies; what vLLM does not know only if it was asked for."""
-    fields: dict[str, Any] = {"model": arguments.model, "max_tokens": arguments.max_tokens}
-    fields["temperature"] = arguments.temperature
+    fields: dict[str, Any] = {"model": arguments.model, "temperature": arguments.temperature}
+    if arguments.trace is None:
+        fields["max_tokens"] = DEFAULT_MAX_TOKENS if arguments.max_tokens is None else arguments.max_tokens
     if arguments.ignore_eos:
         fields["ignore_eos"] = True
     speculative = {"method": arguments.method, "max_nodes": arguments.max_nodes}
@@ -161,6 +240,19 @@ def _above_zero(text: str) -> float:
         if 0 < float(text) < math.inf:
             return float(text)
     raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
+
+
+def _counts(text: str) -> list[int]:
+    """Numbers of clients, separated by commas."""
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or not all(1 <= count <= MOST_CLIENTS for count in counts):
+        raise argparse.ArgumentTypeError(
+            f"it is {text!r}; it must be 1 to {MOST_CLIENTS}, or several such numbers: 1,8,32"
+        )
+    return counts
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ throughput. This needs only a config.json, no weights and no GPU.
   spectra plan --model DIR --gpus 8 --gpu-memory-gib 80
   spectra plan --model meta-llama/Llama-3.3-70B-Instruct --gpus 4 --gpu-memory-gib 80 --quantization int8
   spectra plan --model DIR --gpus 4 --gpu-memory-gib 80 --profile 70b-h100x4     with a profile's times
+  spectra plan --model DIR --gpus 4 --gpu-memory-gib 80 --gpu-price 2.5          dollars per million tokens
 
 Rates are estimates by the formulas of docs/explanation/scaling.md; the report lists their inputs. Exit status 1: the
 model does not fit.
@@ -62,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--nodes", type=int, metavar="N", help=nodes)
     says = "milliseconds in which a drafter adds its draft to a step (default: 0)"
     add("--draft-ms", type=float, default=0.0, metavar="X", help=says)
+    says = "dollars per GPU-hour: adds dollars per million output and input tokens"
+    add("--gpu-price", type=float, metavar="X", help=says)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 

@@ -29,6 +29,7 @@ from speculators.auto import lane
 from speculators.auto import speculator as auto
 
 HERE = "http://127.0.0.1:8000"
+SINGLE = ("ingress", "keeper", "router")
 VICTIMS = (Victim("router"), Victim("stage", 0), Victim("stage", 1))
 LINKED = re.compile(r'(?:href|src)="(/[^"]*)"')
 IMPORTED = re.compile(r'from "(\.[./\w]+\.js)"')
@@ -61,7 +62,7 @@ async def edge(
 
 
 def playground_of_default_model(recorder: KillRecorder | None = None) -> Playground:
-    return Playground(PlaygroundOptions(True, VICTIMS), (recorder or KillRecorder()).kill)
+    return Playground(PlaygroundOptions(True, victims=VICTIMS), (recorder or KillRecorder()).kill)
 
 
 async def test_every_file_that_a_page_names_is_served_with_a_policy_and_a_validator(backend: Any) -> None:
@@ -181,7 +182,13 @@ async def test_an_edge_without_victims_kills_nothing_and_offers_the_examples_of_
     for is_default, offered in ((True, OF_DEFAULT_MODEL), (False, GENERIC)):
         async with edge(backend, Playground(PlaygroundOptions(is_default))) as client:
             settings = (await client.get("/playground/settings")).json()
-            assert settings == {"about_model": is_default, "examples": list(offered), "victims": [], "token": None}
+            assert settings == {
+                "about_model": is_default,
+                "examples": list(offered),
+                "keeps_answers": False,
+                "victims": [],
+                "token": None,
+            }
             answer = await client.post("/playground/kill/router", headers={"Origin": HERE})
             assert answer.status_code == 405  # as for the path of any file
 
@@ -189,7 +196,8 @@ async def test_an_edge_without_victims_kills_nothing_and_offers_the_examples_of_
 @pytest.mark.parametrize(
     ("fields", "is_private", "names"),
     [
-        ({"stages": 2, "speculator_actors": 1}, True, ["router", "stage-0", "stage-1", "speculator-0"]),
+        ({"stages": 2, "speculator_actors": 1}, True, [*SINGLE, "stage-0", "stage-1", "speculator-0"]),
+        ({"answers_per_tenant": 0}, True, ["ingress", "router", "stage-0"]),
         ({}, False, []),
         ({"api_keys": "keys.jsonl"}, True, []),
         ({"tenant_header": "X-Tenant"}, True, []),

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from app.composition.retrieval import retrieval_options
 from app.config.serve import ServeConfig
-from deployments.retrieval.environment import check_credentials, credentials_set
+from deployments.credentials import check_credentials, credentials_set
 from deployments.retrieval.metrics import RetrievalMetrics
 from deployments.router.drafting import InlineDraftClient
 from engine.errors import ConfigError

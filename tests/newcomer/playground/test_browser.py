@@ -170,6 +170,20 @@ def test_killed_processes_change_no_text(page: Browser, server: SpectraServer) -
     assert all("/metrics" in line and "503" in line for line in page.logged())  # metrics come from the router
 
 
+def test_streams_outlive_the_ingress(page: Browser, server: SpectraServer) -> None:
+    page.open("/operator")
+    page.run("document.getElementById('streams-count').value = '2'")
+    page.wait_for("document.querySelector('[data-victim=ingress]')")
+    page.click("#streams-button")
+    page.wait_for(f"{STREAMS}.length && {STREAMS}.every((one) => one.dataset.done > 0)")
+    kill(page, "ingress", "SIGKILL to ingress")
+    wait_for_answers(page, 4)
+    assert of_all_streams(page, "different") == of_all_streams(page, "failed") == 0
+    page.click("#streams-button")
+    server.settled()
+    page.logged()  # drops the lost connections
+
+
 TEXT = " The fox 🦊 drafts: 日本語 and\n\tthe river — übrigens — keeps running. bytes"
 
 

@@ -84,3 +84,24 @@ def test_nodes_fix_the_tree_and_without_them_the_fastest_is_chosen(seventy: Path
     assert trees("--nodes", 8) == {8}
     assert trees("--tokens-per-forward", 3) == {63}
     assert len(trees()) > 1
+
+
+def test_costs_follow_from_the_price_and_the_rates(seventy: Path) -> None:
+    flags = (*FLAGS, "--tensor-parallel", 4, "--gpu-price", 4.5)
+    found = document(seventy, *flags)
+    layout = found["layouts"][0]
+    cents = 4.5 * found["gpus"] / 3600 * 1e6  # per million seconds of all GPUs
+    rates, costs = layout["tokens_per_second"], layout["dollars_per_million"]
+    for rate, cost in zip(rates, costs["output"], strict=True):
+        assert (cost["plain"] * rate["plain"], cost["drafted"] * rate["drafted"]) == pytest.approx((cents, cents))
+    assert costs["input"] * layout["prompt_tokens_per_second"] == pytest.approx(cents)
+    flops = 2 * found["parameters"] * layout["prompt_tokens_per_second"] / found["gpus"]
+    assert 0.4 * 790e12 < flops < 790e12, "most of the arithmetic of the GPUs"
+    out = run_cli("plan", "--model", seventy, *flags).out
+    full = costs["output"][-1]
+    shown = f"{full['plain']:.2f} -> {full['drafted']:.2f} ({full['streams']}) {costs['input']:.3f}"
+    assert shown in " ".join(out.split())
+    assert document(seventy, *FLAGS)["layouts"][0]["dollars_per_million"] is None
+    for wrong in (0, "nan", "inf"):
+        ran = run_cli("plan", "--model", seventy, *FLAGS, "--gpu-price", wrong)
+        assert (ran.status, "--gpu-price is" in ran.err) == (2, True)

@@ -57,6 +57,16 @@ export async function post(path, body, { signal, more = {} } = {}) {
   return answered(path, { method: "POST", headers: sent, body: JSON.stringify(body), signal });
 }
 
+/** The answer to a GET, its body unread. */
+export async function getStream(path, { signal, more }) {
+  return answered(path, { headers: headers(more), signal });
+}
+
+/** Send a DELETE, even if the page is left meanwhile. */
+export async function remove(path) {
+  await answered(path, { method: "DELETE", headers: headers(), keepalive: true });
+}
+
 /** The first model that is served, with what may be asked of its speculation (docs/reference/http.md). */
 export async function servedModel() {
   return (await getJson("/v1/models")).data[0];

@@ -1,7 +1,6 @@
 // One streamed answer: its body, its chunks, and what they say, piece by piece.
 
-import { post } from "./api.js";
-import { chunksOf } from "./sse.js";
+import { AnswerStream, areAnswersKept } from "./answer_stream.js";
 import { Figures } from "./figures.js";
 import { Aligner, tokensOf } from "./trace.js";
 
@@ -21,6 +20,7 @@ export function bodyOf(model, fields, method, traced) {
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: !traced },
   };
+  if (areAnswersKept()) body.stream_options.resumable = true;
   if (fields.maxTokens) body.max_tokens = fields.maxTokens;
   // A method that does not draft from a prediction is not asked to: the server would refuse it.
   if (fields.prediction && readsPrediction(method)) body.prediction = { type: "content", content: fields.prediction };
@@ -57,23 +57,22 @@ export class Generation {
     this.onChange = onChange;
     // Calls of tools and reasoning are cut out of the content: then tokens are shown as the model wrote them.
     this.aligner = body.tools ? null : new Aligner();
-    this.aborter = new AbortController();
+    this.stream = new AnswerStream(ENDPOINT, body, () => onChange(this));
   }
 
   /** Send the request and read its answer; never throws. */
   async run() {
     this.figures = new Figures(performance.now());
     try {
-      const response = await post(ENDPOINT, this.body, { signal: this.aborter.signal });
-      this.state = "running";
-      for await (const chunks of chunksOf(response)) {
+      for await (const chunks of this.stream.chunks()) {
+        this.state = "running";
         const now = performance.now();
         for (const chunk of chunks) this.#take(chunk, now);
         this.onChange(this);
       }
       this.state = "done";
     } catch (error) {
-      this.state = error.name === "AbortError" ? "stopped" : "failed";
+      this.state = this.stream.isStopped ? "stopped" : "failed";
       if (this.state === "failed") this.error = error.message;
     }
     if (this.aligner) this.fresh.push(...this.aligner.end());
@@ -82,7 +81,12 @@ export class Generation {
 
   /** Give up: the server ends the request within a step. */
   stop() {
-    this.aborter.abort();
+    this.stream.stop();
+  }
+
+  /** Whether it is being read, and would continue after the loss of its connection. */
+  get isResumable() {
+    return this.state === "running" && this.stream.path !== null;
   }
 
   /** What the page has not shown yet. */

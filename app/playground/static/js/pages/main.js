@@ -1,5 +1,6 @@
 // The playground: what belongs to the whole page.
 
+import { useKeptAnswers } from "../data/answer_stream.js";
 import { getJson, servedModel, useKey } from "../data/api.js";
 import { Card } from "../views/card.js";
 import { byId } from "../views/dom.js";
@@ -124,8 +125,10 @@ addEventListener("keydown", (event) => {
 });
 
 showMode();
-getJson("/playground/settings").then(({ about_model, examples }) => {
+getJson("/playground/settings").then(({ about_model, examples, keeps_answers }) => {
   byId("about-model").hidden = !about_model;
+  byId("drop").hidden = !keeps_answers;
+  useKeptAnswers(keeps_answers);
   form.offer(examples);
 });
 connect();

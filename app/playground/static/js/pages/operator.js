@@ -1,5 +1,6 @@
 // The page for operators: charts of a second each, news, streams, and buttons that kill processes.
 
+import { useKeptAnswers } from "../data/answer_stream.js";
 import { getJson, getText, post, servedModel, useKey } from "../data/api.js";
 import { Chart } from "../views/chart.js";
 import { colourOf } from "../views/colours.js";
@@ -121,12 +122,15 @@ async function kill(name) {
     });
     tell(`SIGKILL to ${name.replace("-", " ")}, process ${(await answer.json()).pid}`, "bad");
   } catch (error) {
-    tell(`${name} was not killed: ${error.message}`);
+    const isGone = name === "ingress" && (error.status === 0 || error.status >= 500); // it has killed itself
+    if (isGone) tell("SIGKILL to ingress", "bad");
+    else tell(`${name} was not killed: ${error.message}`);
   }
 }
 
 async function offerVictims() {
   settings = await getJson("/playground/settings");
+  useKeptAnswers(settings.keeps_answers);
   byId("killing").hidden = !settings.victims.length;
   byId("victims").replaceChildren(
     ...settings.victims.map((name) => {

@@ -41,6 +41,7 @@ export class Racer {
     const { generation } = this;
     this.view.append(generation.take());
     this.show(generation.figures);
+    this.outcome.textContent = generation.stream.note;
     this.progress.value = (generation.figures?.tokens ?? 0) / most;
     if (generation.traced && generation.figures) showLegend(this.legend, generation.figures.bySource);
     showDecisions(this.decisions, generation.figures?.decisions);

@@ -32,7 +32,7 @@ export class Repeated {
     const [method] = choices(model.speculative);
     const fields = { prompt: this.prompt, temperature: 0.8, seed: this.seed, maxTokens: MOST_TOKENS };
     while (this.runs) {
-      this.generation = new Generation(bodyOf(model.id, fields, method, false), (one) => this.#show(one.text));
+      this.generation = new Generation(bodyOf(model.id, fields, method, false), (one) => this.#show(one));
       await this.generation.run();
       this.#judge(this.generation);
       if (this.generation.state === "failed") await new Promise((done) => setTimeout(done, PAUSE_MS));
@@ -66,7 +66,8 @@ export class Repeated {
     this.element.dataset.failed = String(this.failed);
   }
 
-  #show(text) {
-    this.tail.textContent = text.slice(-TAIL).replaceAll("\n", " ");
+  #show({ text, stream }) {
+    const isLost = stream.lostAt !== null;
+    this.tail.textContent = isLost ? stream.note : text.slice(-TAIL).replaceAll("\n", " ");
   }
 }

@@ -15,6 +15,7 @@ export class Single {
     this.show = counters(byId("counters"), ["perForward", "perSecond", "tokens", "forwards", "seconds"]);
     this.generation = null;
     this.ask = drawn(() => this.#draw());
+    byId("drop").addEventListener("click", () => this.generation.stream.drop());
   }
 
   /** Tell the view which step is shown. */
@@ -49,6 +50,9 @@ export class Single {
     const { generation } = this;
     this.view.append(generation.take());
     this.show(generation.figures);
+    byId("drop").disabled = !generation.isResumable;
+    const { note } = generation.stream;
+    if (byId("connection").textContent !== note) byId("connection").textContent = note;
     if (generation.calls.length) byId("calls").replaceChildren(...callElements(generation.calls));
     byId("reasoning").textContent = generation.reasoning;
     byId("legend").hidden = !generation.traced;

@@ -32,5 +32,5 @@ def check_credentials(names: Sequence[str], node: str, environment: Mapping[str,
     if missing:
         raise ConfigError(
             f"node {node} has no {missing[0]} in its environment, but the node that built the application has; set it "
-            "on every node where retrieval may run, before Ray starts there"
+            "on every node where retrieval or the answer keeper may run, before Ray starts there"
         )

@@ -1,0 +1,1 @@
+"""Answers that outlive their client's connection: the answer keeper runs them and keeps their events."""

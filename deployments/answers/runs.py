@@ -1,0 +1,96 @@
+"""Runs the choices of answers at the router, and starts them again where that is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from deployments.answers.entry import AnswerEntry
+from deployments.observability.logs import current_request_id
+from deployments.submission.resume import ResumableRequest
+from engine.errors import OverloadedError, SpectraError, StepFailedError, TargetLostError
+from engine.events import StepEvent
+from engine.request import Request
+
+RETRY_S = 1.0  # pause of a background answer that lost its router
+
+logger = logging.getLogger(__name__)
+
+SubmitRequest = Callable[[Request], AsyncGenerator[StepEvent, None]]
+
+
+class AnswerRuns:
+    """One task for each choice that is being generated.
+
+    Args:
+        submit: starts a request at the router.
+        append: called with every event of a choice.
+        fail: called with the error that ends an answer.
+    """
+
+    def __init__(
+        self,
+        submit: SubmitRequest,
+        append: Callable[[AnswerEntry, int, StepEvent], None],
+        fail: Callable[[AnswerEntry, SpectraError], None],
+    ) -> None:
+        self._submit = submit
+        self._append = append
+        self._fail = fail
+        self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}  # by answer and choice
+
+    def start(self, entry: AnswerEntry) -> None:
+        """Run the choices that are not complete, once."""
+        requests = [] if entry.is_started else entry.answer.requests
+        entry.is_started = True
+        for number, request in enumerate(requests):
+            if not entry.choices[number].is_complete:
+                key = (entry.id, number)
+                self._tasks[key] = task = asyncio.get_running_loop().create_task(self._run(entry, number, request))
+                task.add_done_callback(lambda _, key=key: self._tasks.pop(key, None))  # type: ignore[misc]
+
+    def cancel(self, entry: AnswerEntry, choice: int | None = None) -> None:
+        """Cancel the runs of an answer, or one of them, but for the one that calls this."""
+        for number in range(len(entry.choices)) if choice is None else (choice,):
+            task = self._tasks.get((entry.id, number))
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+
+    def cancel_all(self) -> list[asyncio.Task[None]]:
+        """Cancel and return all runs."""
+        tasks = [*self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def _run(self, entry: AnswerEntry, number: int, request: Request) -> None:
+        current_request_id.set(request.request_id)
+        try:
+            await self._generate(entry, number, request)
+        except SpectraError as error:
+            self._fail(entry, error)
+        except Exception:
+            logger.exception("the answer keeper failed on %s", entry.id)
+            self._fail(entry, StepFailedError("the answer keeper failed on this answer"))
+
+    async def _generate(self, entry: AnswerEntry, number: int, request: Request) -> None:
+        """Append the events of a choice; a background answer waits for a place in the queue, and for a router."""
+        choice, resumable = entry.choices[number], ResumableRequest(request)
+        submission = resumable.next_submission()
+        for event in choice.decoded(len(choice.events)):
+            resumable.record(event)
+        while True:
+            if choice.events:
+                submission = resumable.next_submission()
+            try:
+                async with aclosing(self._submit(submission)) as events:
+                    async for event in events:
+                        self._append(entry, number, resumable.record(event))
+                        if event.finish_reason is not None:
+                            return
+            except (OverloadedError, TargetLostError) as error:
+                if not entry.is_background:
+                    raise
+                await asyncio.sleep(getattr(error, "retry_after", RETRY_S))
