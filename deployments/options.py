@@ -116,6 +116,7 @@ class AnswerOptions:
     limits: AnswerLimits = field(default_factory=AnswerLimits)
     store: str = field(default="", repr=False)  # URL of the Redis; "": answers are kept in memory alone
     name: str = "default"  # of this server's answers in the Redis; no two servers may share it
+    grace: float = 5.0  # seconds that readers have when a keeper without a store is stopped
     credentials: tuple[str, ...] = ()  # environment variables that the keeper's node must have
     logs: LogOptions = field(default_factory=LogOptions)
     # Drawn where the application is built. A keeper takes its predecessor's answers over at once if both have the same.

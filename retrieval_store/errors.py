@@ -29,5 +29,9 @@ class StoreUnavailableError(StoreError):
     """The store cannot be reached now; snapshots fetched earlier stay usable."""
 
 
+class StoreRightsError(StoreUnavailableError):
+    """The store refuses the user a right."""
+
+
 class StoreAddressError(StoreError):
     """A URL or path cannot be that of a store."""

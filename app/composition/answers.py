@@ -39,6 +39,7 @@ def answer_options(config: ServeConfig) -> AnswerOptions | None:
         ),
         store=store,
         name=config.served_name,
+        grace=config.grace,
         credentials=credentials_set() if store else (),
         logs=log_options(config),
     )

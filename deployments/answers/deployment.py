@@ -28,7 +28,7 @@ from deployments.submission.server import SubmissionServer
 from engine.errors import SpectraError, StepFailedError, TargetLostError
 
 CALL_S = 5.0  # a router that takes longer to answer is asked again
-GRACE_S = 0.2  # for events that are on their way to readers when the replica is stopped
+FLUSH_S = 0.2  # for events that are on their way to readers when the replica is stopped
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ class AnswerKeeperDeployment:
         self._router = SubmissionClient(attach, reporter=Reporter(registry, AnswerGauges(self._keeper, node)))
         self._server = SubmissionServer(self._keeper.follow)
         self._keeper.on_lost = self._server.disconnect
+        self._grace = FLUSH_S if options.store else options.grace  # seconds that readers have at the end
         await self._keeper.start()
         self._reporting = asyncio.get_running_loop().create_task(self._router.keep_reporting())
 
@@ -70,7 +71,7 @@ class AnswerKeeperDeployment:
         if getattr(self, "_reporting", None) is None:  # the constructor failed
             return
         self._reporting.cancel()
-        await self._server.drain(GRACE_S, lambda: True)
+        await self._server.drain(self._grace, lambda: True)
         await self._keeper.close()
         self._router.close()
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from deployments.answers.entry import AnswerEntry
 from deployments.answers.log import AnswerChange, AnswerLog, LeaseLostError
-from retrieval_store.errors import StoreError
+from retrieval_store.errors import StoreError, StoreRightsError
 
 RENEW_S = 1.0  # between two renewals of the lease, and between two attempts while the log is away
 WAIT_S = 1.0  # readers wait for a write this long at most
@@ -23,8 +23,8 @@ class LogWriter:
     """Writes what is marked, in batches, and then lets readers have it. Without a log they have it at once.
 
     While the log is away readers have everything at once, too. Once it is back, everything is written again: it may
-    have lost what it had confirmed, for instance to a replica that lagged. While another server has the lease, as
-    during an upgrade to a second cluster, answers are in memory alone.
+    have lost what it had confirmed, for instance to a replica that lagged. Without the lease, which another server may
+    have, or without the right to take it, answers are in memory alone.
 
     Args:
         log: None: answers are in memory alone.
@@ -115,20 +115,26 @@ class LogWriter:
         assert self._log is not None
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._thread, self._log.load)
+        except StoreRightsError as error:
+            return self._refuse(str(error))
         except StoreError as error:
             self._set_away(str(error))
             return False
-        self._has_lease, self.is_away = found is not None, False
         if found is None:
-            if not self._is_refused:
-                logger.warning("answers are in memory alone: another server with this name has the answer log")
-            self._is_refused = True
-            return False
+            return self._refuse("another server with this name has the answer log")
+        self._has_lease, self.is_away = True, False
         for entry in self._entries.values():  # begun without the lease
             entry.forget_log()
             self._dirty[entry.id] = entry
         self._restore(found)
         return True
+
+    def _refuse(self, reason: str) -> bool:
+        """Go on without the log, as it is not this keeper's; returns False."""
+        if not self._is_refused:
+            logger.warning("answers are in memory alone: %s", reason)
+        self._is_refused, self.is_away = True, False
+        return False
 
     async def _write(self) -> bool:
         """Write one batch; False: the log is away."""

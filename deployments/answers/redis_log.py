@@ -58,7 +58,7 @@ return 1
 """
 
 # KEYS lease; ARGV this keeper
-_RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 1"
+_RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('UNLINK', KEYS[1]) end return 1"
 
 
 class RedisAnswerLog:

@@ -22,7 +22,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from retrieval_store.errors import StoreAddressError, StoreError, StoreUnavailableError
+from retrieval_store.errors import StoreAddressError, StoreError, StoreRightsError, StoreUnavailableError
 from retrieval_store.stores.records import StoreOptions
 from retrieval_store.stores.redis_url import PASSWORD, SENTINEL_PASSWORD, USERNAME, RedisAddress
 
@@ -139,7 +139,7 @@ class RedisClient:
             text = text.replace(secret, "***")
         if isinstance(error, NoPermissionError) or any(word in text for word in _NO_RIGHT):
             rule = "docs/explanation/retrieval.md has the ACL rule"
-            return StoreUnavailableError(f"{where}: the user lacks a right: {text}; {rule}")
+            return StoreRightsError(f"{where}: the user lacks a right: {text}; {rule}")
         if isinstance(error, redis.AuthenticationError) or "WRONGPASS" in text or "NOAUTH" in text:
             names = f"{USERNAME} and {PASSWORD}" + (f", {SENTINEL_PASSWORD}" * (self._address.kind == "sentinel"))
             return StoreUnavailableError(f"{where}: Redis refuses the user or password: {text}; check {names}")

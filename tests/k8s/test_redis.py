@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from deployments.answers.log import DELETED, AnswerChange
+from deployments.answers.redis_log import RedisAnswerLog
 from retrieval_store.errors import StoreError, StoreUnavailableError
 from retrieval_store.stores.open import open_store
 from tests.support.manifests import FOLDER, redis_config, redis_users
@@ -37,7 +39,9 @@ def test_redis_accepts_tls_alone_and_a_publisher_has_the_documented_rights() -> 
     manual = (FOLDER.parent / "docs/explanation/retrieval.md").read_text()
     (rights,) = re.findall(r"^ACL SETUSER spectra on >PASSWORD (.*)$", manual, re.MULTILINE)
     (given,) = re.findall(r"^user publisher on #\w+ (.*)$", redis_users(PASSWORD), re.MULTILINE)
-    assert set(given.split()) == set(rights.split())
+    (answers,) = re.findall(r"^ANSWERS +(.*)$", manual, re.MULTILINE)
+    assert given.endswith(answers)
+    assert set(given.removesuffix(answers).split()) == set(rights.split())
 
 
 @pytest.mark.cluster
@@ -61,6 +65,18 @@ def test_every_user_may_do_its_own_work_and_no_more(server: RedisServer) -> None
     ):
         with client(server, user) as denied, pytest.raises(redis.exceptions.NoPermissionError):
             denied.execute_command(*command)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("user", ["reader", "publisher"])
+def test_servers_may_keep_answers(server: RedisServer, user: str) -> None:
+    log = RedisAnswerLog(f"redis://{user}:{PASSWORD}@{HOST}:{server.port}", user, "one", 60.0)
+    assert log.load() == []
+    log.write([AnswerChange("a", {"record": b"1"}, 60.0), AnswerChange("b", {"record": b"2"}, DELETED)])
+    assert log.load() == [{"record": b"1"}]
+    log.close()
+    with client(server, user) as denied, pytest.raises(redis.exceptions.NoPermissionError):
+        denied.execute_command("SET", "spectra:{acme}:current", "x")
 
 
 @pytest.mark.cluster

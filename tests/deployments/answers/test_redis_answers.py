@@ -143,6 +143,17 @@ async def test_one_keeper_at_a_time_has_a_name(monkeypatch: pytest.MonkeyPatch) 
             await wait_until_async(lambda: len(third.kept.by_id) == 2, "the lease does not expire")
 
 
+async def test_a_user_who_may_not_write_keeps_answers_in_memory() -> None:
+    with RedisServer() as server:
+        rule = ["on", "nopass", "~spectra:*", "-@all", "+eval", "+get"]
+        server.client().execute_command("ACL", "SETUSER", "reader", *rule)
+        url = server.url.replace("//", "//reader:any@")
+        async with keeping(EndlessRequests().run, RedisAnswerLog(url, "test", "one", 3600.0)) as kept:
+            await kept.create("a", is_background=True)
+            assert len(await read_some(kept, "a", 20)) == 20
+        assert server.client().keys("*") == []
+
+
 async def test_a_keeper_that_stops_in_order_leaves_its_answers_to_the_next() -> None:
     with RedisServer() as server:
         async with keeping(EndlessRequests().run, log_of(server)) as kept:
