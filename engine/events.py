@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from engine.errors import RequestError, StepFailedError, TargetLostError
+
 STOP, LENGTH, ABORT = "stop", "length", "abort"  # every finish_reason of an event
 NOT_FINITE = "the model's logits are NaN or infinite, as after an overflow of float16; another dtype may help"
 
@@ -100,7 +102,7 @@ class StepTrace(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, parents=chain, accepted=[*range(len(nodes))], **columns)
 
 
-class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
+class StepEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens that one target step committed for one choice. The first event of a choice comes from the prefill.
 
     A stop id that ended the text is the last token of the last event, with ``finish_reason`` ``stop`` and
@@ -117,7 +119,17 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
     trace: StepTrace | None = None  # of a decode step, if the request asks for it
     error: str = ""  # why the engine aborted the request: its grammar, or NOT_FINITE; "": it did not
 
-    @property
-    def has_broken_logits(self) -> bool:
-        """Whether the model's logits were NaN or infinite, which is not the request's fault."""
-        return self.error == NOT_FINITE
+    def check_aborted(self) -> None:
+        """Return unless the engine aborted the request.
+
+        Raises:
+            StepFailedError: the model's logits are NaN or infinite, which is not the request's fault.
+            RequestError: its grammar took too much work, or has no text that continues.
+            TargetLostError: the server aborted it; it may be sent again.
+        """
+        if self.error == NOT_FINITE:
+            raise StepFailedError(self.error)
+        if self.finish_reason == ABORT and self.error:
+            raise RequestError(f"the text cannot continue as its grammar requires: {self.error}")
+        if self.finish_reason == ABORT:
+            raise TargetLostError("the request was aborted by the server; send it again")

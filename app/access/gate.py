@@ -26,6 +26,7 @@ from app.access.quota import Allowance
 
 OPEN = ("/health", "/ready", "/ping")  # probes have no key
 METRICS = "/metrics"
+READING = ("/v1/responses/", "/v1/streams/")  # of answers, which have their places until they end
 VISIT = "visit"  # key of the ASGI scope's ``state``
 TENANT = re.compile(TENANT_PATTERN.encode())
 
@@ -33,10 +34,11 @@ TENANT = re.compile(TENANT_PATTERN.encode())
 class Visit:
     """One request of a key from its beginning to its end, and the tokens reserved for it."""
 
-    def __init__(self, allowance: Allowance) -> None:
+    def __init__(self, allowance: Allowance, *, has_place: bool) -> None:
         self._allowance = allowance
         self._reserved = 0
         self._used: Callable[[], int] = int  # tokens
+        self._has_place = has_place
 
     def reserve(self, tokens: int, used: Callable[[], int]) -> None:
         """Reserve the most tokens that the request can use; ``used`` returns at its end how many it used.
@@ -56,13 +58,23 @@ class Visit:
         self._reserved, self._used = 0, int
 
     def hand_over(self) -> Callable[[int], None]:
-        """Keep the reserved tokens beyond this request; the result gives back those that were not used."""
+        """Keep the place and the reserved tokens beyond this request, for an answer that continues without it.
+
+        Returns what ends them, given the tokens that the answer used.
+        """
         reserved, self._reserved, self._used = self._reserved, 0, int
-        return lambda used: self._allowance.give_back(reserved - used)
+        self._has_place = False
+
+        def settle(used: int) -> None:
+            self._allowance.give_back(reserved - used)
+            self._allowance.leave()
+
+        return settle
 
     def end(self) -> None:
         self.settle()
-        self._allowance.leave()
+        if self._has_place:
+            self._allowance.leave()
 
 
 def visit_of(scope: Mapping[str, Any]) -> Visit | None:
@@ -105,8 +117,9 @@ class AccessGate:
                 if path == METRICS and path not in self._open and not state[STATE].is_admin:
                     raise not_permitted("/metrics is for keys with admin set")
                 if allowance is not None:
-                    allowance.enter()
-                    visit = state[VISIT] = Visit(allowance)
+                    takes_place = not path.startswith(READING)
+                    allowance.enter(takes_place=takes_place)
+                    visit = state[VISIT] = Visit(allowance, has_place=takes_place)
             except StatusError as error:
                 await self._answer(error)(scope, receive, send)
                 return

@@ -67,14 +67,14 @@ class Allowance:
         for name in self._buckets.keys() & old.keys():
             self._buckets[name].add(old[name].level(now) - old[name].size)
 
-    def enter(self) -> None:
-        """Begin a request, which must `leave` at its end.
+    def enter(self, *, takes_place: bool = True) -> None:
+        """Begin a request; one that takes a place among the concurrent ones must `leave` at its end.
 
         Raises:
             StatusError: 429, too many requests at once or in this minute.
         """
         most = self.limits.concurrent
-        if most is not None and self._running >= ceil(most / self._replicas):
+        if takes_place and most is not None and self._running >= ceil(most / self._replicas):
             raise too_much(
                 f"{self._running} requests of this key are running, which is its limit; retry when one has ended", 1
             )
@@ -83,7 +83,7 @@ class Allowance:
                 message = f"this key may send {self.limits.requests} requests a minute; the next one in {ceil(wait)} s"
                 raise self._refusal(message, wait)
             requests.add(-1)
-        self._running += 1
+        self._running += takes_place
 
     def leave(self) -> None:
         self._running -= 1

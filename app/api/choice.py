@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from app.api.tools.answer import AnswerReader
 from app.api.tools.parts import AnswerForm, TextPart
 from deployments.submission.messages import ModelCard
-from engine.errors import RequestError, StepFailedError, TargetLostError
-from engine.events import ABORT, LENGTH, STOP, RequestStats, SourceCounts, StepEvent, StepTrace, TokenLogprob, histogram
+from engine.events import LENGTH, STOP, RequestStats, SourceCounts, StepEvent, StepTrace, TokenLogprob, histogram
 from engine.request import Request
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.text import StopMatcher
@@ -93,10 +92,7 @@ class CompletionChoice:
     def feed(self, event: StepEvent) -> ChoiceDelta:
         """The piece of one step; the choice is complete when the piece has a ``finish_reason``.
 
-        Raises:
-            RequestError: the engine aborted the request, because its grammar took too much work.
-            StepFailedError: the model's logits are NaN or infinite.
-            TargetLostError: the engine aborted the request.
+        Raises the errors of ``StepEvent.check_aborted``.
         """
         return ChoiceDelta.join(self._pieces(event, by_token=self._by_token))
 
@@ -132,12 +128,7 @@ class CompletionChoice:
         return taken
 
     def _pieces(self, event: StepEvent, *, by_token: bool) -> list[ChoiceDelta]:
-        if event.has_broken_logits:
-            raise StepFailedError(event.error)
-        if event.finish_reason == ABORT and event.error:
-            raise RequestError(f"the text cannot continue as its grammar requires: {event.error}")
-        if event.finish_reason == ABORT:
-            raise TargetLostError("the request was aborted by the server; send it again")
+        event.check_aborted()
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
         if self.form.is_echo_alone:

@@ -14,10 +14,10 @@ from fastapi import FastAPI
 
 from app.access.caller import IN_CLUSTER, AccessOptions
 from app.access.keyring import Keyring
+from app.api.answers.kept import GenerationBody
 from app.api.application import create_app
 from app.api.errors import error_body
 from app.api.http import Api
-from app.api.kept_answers import GenerationBody
 from app.api.requests.parsing import validated
 from app.api.requests.responses import ResponsesRequest
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest

@@ -19,6 +19,7 @@ from app.telemetry.exchange import ExchangeUsage
 from engine.errors import SpectraError, TargetLostError
 
 LONG_PROMPT = 1024  # tokens; longer prompts are encoded one per turn of the event loop, so that others run in between
+MAX_QUEUED = 64  # pieces of several choices that a slow client has not read
 LOGPROB_WEIGHT = 16  # bytes of a body whose parsing takes as long as writing one or two log-probabilities
 
 Item = tuple[CompletionChoice, ChoiceDelta]
@@ -32,7 +33,7 @@ class Generation:
         source: starts the events of a choice.
         choices: of the response.
         by_token: make a piece of every token, not of every step.
-        on_stop: told of a choice whose text a stop string ended, which only the edge sees.
+        on_stop: called with a choice whose text a stop string ended, which only the edge sees.
     """
 
     def __init__(
@@ -108,6 +109,8 @@ class Generation:
                     event = writer.event(choice, piece)
                     if event:
                         yield event
+                    elif self._by_token:
+                        await asyncio.sleep(0)  # a reader that comes back has thousands of tokens already
             yield writer.end()
         except Exception as error:
             yield writer.failed(error)
@@ -131,7 +134,7 @@ class Generation:
             raise
 
     async def _merge(self) -> AsyncGenerator[Item, None]:
-        queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue()
+        queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue(MAX_QUEUED)
         tasks: list[asyncio.Task[None]] = []
         running = len(self.choices)
         try:
@@ -157,7 +160,7 @@ class Generation:
         try:
             async with aclosing(self._run(choice)) as pieces:
                 async for item in pieces:
-                    queue.put_nowait(item)
-            queue.put_nowait(None)
+                    await queue.put(item)
+            await queue.put(None)
         except Exception as error:
-            queue.put_nowait(error)
+            await queue.put(error)

@@ -16,11 +16,12 @@ from starlette.responses import Response
 from app.access.caller import Caller, StatusError, caller_of
 from app.access.gate import visit_of
 from app.api.answers.completions import CompletionWriter, Envelope
+from app.api.answers.kept import AnswerRestorer, GenerationBody
 from app.api.answers.logprobs import TokenTexts
 from app.api.answers.responses import ResponseWriter
 from app.api.choice import CompletionChoice
 from app.api.generation import AnswerWriter, Generation
-from app.api.kept_answers import GenerationBody, KeptAnswers, json_response
+from app.api.kept_answers import RESPONSE, KeptAnswers, json_response
 from app.api.observed import request_fields
 from app.api.requests.bodies import Bodies
 from app.api.requests.convert import Converter
@@ -49,7 +50,7 @@ from engine.grammar.grammar import Grammar, GrammarError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-ID_PREFIXES = {ChatCompletionRequest: "chatcmpl-", CompletionRequest: "cmpl-", ResponsesRequest: "resp_"}
+ID_PREFIXES = {ChatCompletionRequest: "chatcmpl-", CompletionRequest: "cmpl-", ResponsesRequest: RESPONSE}
 PREPARE_COST = 4  # rendering and tokenising a byte of a body takes as long as parsing so many
 logger = logging.getLogger("spectra.api")
 
@@ -77,7 +78,8 @@ class Api:
         self.access_log = log = AccessLog(request_fields(), metrics, settings.access_log, tracer)
         self.kept: KeptAnswers | None = None  # None: this server keeps no answers
         if keeper is not None:
-            self.kept = KeptAnswers(keeper, self._parse, tokenizer, self._texts, lambda: self._card, log)
+            restorer = AnswerRestorer(tokenizer, self._texts, lambda: self._card, self._parse_now)
+            self.kept = KeptAnswers(keeper, restorer, self._bodies, log, lambda: self._card.method)
 
     @property
     def _card(self) -> ModelCard:
@@ -177,7 +179,10 @@ class Api:
         return Response(answer, media_type="application/json")
 
     async def _parse(self, schema: type[Schema], content: bytes, max_prompts: int = MAX_CHOICES) -> Schema:
-        return await self._bodies.run(len(content), parse, schema, content, max_prompts * self._card.max_model_len)
+        return await self._bodies.run(len(content), self._parse_now, schema, content, max_prompts)
+
+    def _parse_now(self, schema: type[Schema], content: bytes, max_prompts: int = MAX_CHOICES) -> Schema:
+        return parse(schema, content, max_prompts * self._card.max_model_len)
 
     async def _prepare(self, body: GenerationBody, size: int, caller: Caller) -> tuple[Generation, Envelope]:
         self._check_model(body.model)

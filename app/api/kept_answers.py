@@ -1,18 +1,16 @@
 """Answers that outlive their connection: responses in the background, and streams that can be resumed.
 
-The answer keeper has their tokens; this module writes them, from the first token on each time. An answer's events
-depend on its tokens alone, so every ingress writes the same ones.
+The answer keeper has their tokens, and the ingress that serves a reader writes them, always from the first token.
+Events depend on tokens alone, so all ingresses write the same ones.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
@@ -21,56 +19,25 @@ from starlette.responses import Response
 from app.access.caller import Caller, caller_of
 from app.access.gate import Visit
 from app.api.answers.completions import Envelope
-from app.api.answers.logprobs import TokenTexts
-from app.api.answers.positions import ResumableWriter, read_positions
-from app.api.answers.responses import ResponseWriter
-from app.api.choice import ChoiceDelta, CompletionChoice
+from app.api.answers.kept import AnswerRestorer, GenerationBody, WrittenAnswer
+from app.api.answers.responses import QUEUED, ResponseWriter
+from app.api.choice import CompletionChoice
 from app.api.errors import status_error
-from app.api.generation import Generation
+from app.api.generation import AnswerWriter, Generation
+from app.api.requests.bodies import Bodies
 from app.api.requests.queries import read_flag, read_number, read_query
 from app.api.requests.responses import ResponsesRequest
-from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.service import StepStream
 from app.api.streaming import EventStream, with_comments
-from app.api.tools.parts import AnswerForm
 from app.telemetry.access_log import AccessLog
 from app.telemetry.exchange import current
 from deployments.answers.client import AnswerKeeperClient
-from deployments.answers.messages import COMPLETED, QUEUED, KeptAnswer, NewAnswer
-from deployments.submission.messages import ModelCard
+from deployments.answers.messages import KeptAnswer, NewAnswer
 from deployments.submission.protocol import AnswerReference
 from engine.errors import AnswerCancelledError, AnswerNotFoundError, RequestError, SpectraError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-GenerationBody = ChatCompletionRequest | CompletionRequest | ResponsesRequest
-SCHEMAS: dict[str, type[GenerationBody]] = {
-    schema.endpoint: schema for schema in (ChatCompletionRequest, CompletionRequest, ResponsesRequest)
-}
+RESPONSE = "resp_"  # the ids of responses begin with it
 MAX_ID_CHARS = 128
-Parse = Callable[[type[GenerationBody], bytes], Coroutine[Any, Any, GenerationBody]]
-
-
-class EdgeRecord(msgspec.Struct, frozen=True):
-    """What an ingress needs to write an answer again."""
-
-    endpoint: str  # a key of ``SCHEMAS``
-    body: bytes  # JSON, as the client sent it
-    created: int  # seconds since 1970
-    seed: int
-    fingerprint: str | None
-    forms: list[AnswerForm]  # by choice
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenAnswer:
-    """A kept answer, and new objects to write it with."""
-
-    kept: KeptAnswer
-    body: GenerationBody
-    envelope: Envelope
-    choices: list[CompletionChoice]
 
 
 class KeptAnswers:
@@ -78,27 +45,25 @@ class KeptAnswers:
 
     Args:
         keeper: has the answers.
-        parse: checks a body, in a thread if it is long.
-        tokenizer, texts: of the model.
-        card: returns that of the model which is served now.
+        restorer: writes them.
+        bodies: its threads restore long ones.
         log: an answer has a line at its end, apart from those of the requests that read it.
+        method: returns the method of requests that name none.
     """
 
     def __init__(
         self,
         keeper: AnswerKeeperClient,
-        parse: Parse,
-        tokenizer: PreTrainedTokenizerFast,
-        texts: TokenTexts,
-        card: Callable[[], ModelCard],
+        restorer: AnswerRestorer,
+        bodies: Bodies,
         log: AccessLog,
+        method: Callable[[], str],
     ) -> None:
         self._keeper = keeper
-        self._parse = parse
-        self._tokenizer = tokenizer
-        self._texts = texts
-        self._card = card
+        self._restorer = restorer
+        self._bodies = bodies
         self._log = log
+        self._method = method
         self._accounts: set[asyncio.Task[None]] = set()  # the loop keeps only weak references
 
     async def begin(
@@ -115,21 +80,13 @@ class KeptAnswers:
         Raises:
             OverloadedError: the caller's tenant has too many answers.
         """
-        record = EdgeRecord(
-            body.endpoint,
-            content,
-            envelope.created,
-            envelope.seed,
-            envelope.system_fingerprint,
-            [choice.form for choice in choices],
-        )
+        record = self._restorer.record(body, content, envelope, choices)
         new = NewAnswer(
             id=envelope.id,
             tenant=caller.tenant,
             is_background=isinstance(body, ResponsesRequest),
             requests=[choice.request for choice in choices],
             edge=msgspec.msgpack.encode(record),
-            created=time.time(),
         )
         try:
             await self._keeper.create(new)
@@ -139,131 +96,108 @@ class KeptAnswers:
             raise
         exchange = current()
         exchange.figures = exchange.usage = None  # the answer's own line has them
-        answer = self._written(KeptAnswer(answer=new, status=QUEUED), record, body)
-        give_back = _keep if visit is None else visit.hand_over()
-        account = self._account(self._written(answer.kept, record, body), caller, exchange.request_id, give_back)
+        settle = None if visit is None else visit.hand_over()
+        account = self._account(self._restorer.write(new, record, body), caller, exchange.request_id, settle)
         self._accounts.add(task := asyncio.get_running_loop().create_task(account))
         task.add_done_callback(self._accounts.discard)
-        if body.stream:
-            return self._stream(answer)
-        return json_response(self._response_writer(answer).state(QUEUED))
+        answer = self._restorer.write(new, record, body)
+        if not body.stream:
+            return json_response(answer.response_writer().state(QUEUED))
+        if isinstance(body, ResponsesRequest):
+            return self._stream(answer, answer.response_writer())
+        return self._stream(answer, answer.stream_writer("", ""))
 
     async def response(self, request: Request) -> Response:
         """GET /v1/responses/{id}: the response so far, or its events if ``stream`` is true."""
         query = read_query(request, "stream", "starting_after", "include", "include[]", "include_obfuscation")
-        is_stream = read_flag(query, "stream")
+        is_stream, after = read_flag(query, "stream"), read_number(query, "starting_after")
         if read_flag(query, "include_obfuscation"):
-            raise RequestError(
-                "include_obfuscation is true; events are not padded, leave it out", "include_obfuscation"
-            )
-        if "starting_after" in query and not is_stream:
+            message = "include_obfuscation is true; events are not padded, leave it out"
+            raise RequestError(message, "include_obfuscation")
+        if after is not None and not is_stream:
             raise RequestError("starting_after needs stream to be true", "starting_after")
-        after = read_number(query, "starting_after")
-        answer = await self._find(request, is_response=True, with_events=not is_stream)
-        return self._stream(answer, after) if is_stream else await self._snapshot(answer)
+        kept = await self._find(request, is_response=True, with_events=not is_stream)
+        if not is_stream:
+            return await self._snapshot(kept)
+        answer = await self._restore(kept)
+        return self._stream(answer, answer.response_writer(-1 if after is None else after))
 
     async def cancel_response(self, request: Request) -> Response:
         """POST /v1/responses/{id}/cancel: stops the generation; returns the response, also if it has ended before."""
-        answer = await self._find(request, is_response=True)
-        kept = answer.kept.answer
-        if await self._keeper.cancel(kept.id, kept.tenant) is None:
-            raise _not_found(kept.id)
-        return await self._snapshot(await self._find(request, is_response=True, with_events=True))
-
-    async def delete_response(self, request: Request) -> Response:
-        """DELETE /v1/responses/{id}: stops and deletes it."""
-        return await self._delete(request, "response", is_response=True)
+        answer_id = _read_id(request, is_response=True)
+        kept = await self._keeper.cancel(answer_id, caller_of(request.scope).tenant)
+        if kept is None:
+            raise _not_found(answer_id)
+        return await self._snapshot(kept)
 
     async def stream(self, request: Request) -> Response:
         """GET /v1/streams/{id}: the events after those that the client has, and all that follow."""
         query = read_query(request, "after")
         header = request.headers.get("Last-Event-ID")  # newer than the address, which a browser keeps
-        answer = await self._find(request, is_response=False)
-        given = query.get("after", "") if header is None else header
-        return self._stream(answer, given, "after" if header is None else "Last-Event-ID")
+        answer = await self._restore(await self._find(request, is_response=False))
+        after, param = (query.get("after", ""), "after") if header is None else (header, "Last-Event-ID")
+        return self._stream(answer, answer.stream_writer(after, param))
+
+    async def delete_response(self, request: Request) -> Response:
+        """DELETE /v1/responses/{id}: stops and deletes it."""
+        return await self._delete(request, "response")
 
     async def delete_stream(self, request: Request) -> Response:
         """DELETE /v1/streams/{id}: stops and deletes it."""
-        return await self._delete(request, "stream", is_response=False)
+        return await self._delete(request, "stream")
 
-    async def _delete(self, request: Request, kind: str, *, is_response: bool) -> Response:
-        kept = (await self._find(request, is_response=is_response)).kept.answer
-        if not await self._keeper.delete(kept.id, kept.tenant):
-            raise _not_found(kept.id)
-        return json_response({"id": kept.id, "object": kind, "deleted": True})
-
-    async def _find(self, request: Request, *, is_response: bool, with_events: bool = False) -> WrittenAnswer:
-        """The answer that the path names; raises AnswerNotFoundError, also for another tenant's."""
-        answer_id = request.path_params["id"][:MAX_ID_CHARS]
-        kept = await self._keeper.read(answer_id, caller_of(request.scope).tenant, with_events)
-        if kept is None or kept.answer.is_background != is_response:
+    async def _delete(self, request: Request, kind: str) -> Response:
+        answer_id = _read_id(request, is_response=kind == "response")
+        if not await self._keeper.delete(answer_id, caller_of(request.scope).tenant):
             raise _not_found(answer_id)
-        record = msgspec.msgpack.decode(kept.answer.edge, type=EdgeRecord)
-        return self._written(kept, record, await self._parse(SCHEMAS[record.endpoint], record.body))
+        return json_response({"id": answer_id, "object": kind, "deleted": True})
 
-    def _written(self, kept: KeptAnswer, record: EdgeRecord, body: GenerationBody) -> WrittenAnswer:
-        chat = body.chat if isinstance(body, ResponsesRequest) else body
-        envelope = Envelope(kept.answer.id, record.created, chat, record.seed, record.fingerprint)
-        pairs = zip(kept.answer.requests, record.forms, strict=True)
-        card = self._card()
-        choices = [CompletionChoice(i, one, self._tokenizer, card, form) for i, (one, form) in enumerate(pairs)]
-        return WrittenAnswer(kept, body, envelope, choices)
+    async def _find(self, request: Request, *, is_response: bool, with_events: bool = False) -> KeptAnswer:
+        """The answer that the path names; raises AnswerNotFoundError, also for another tenant's."""
+        answer_id = _read_id(request, is_response=is_response)
+        kept = await self._keeper.read(answer_id, caller_of(request.scope).tenant, with_events)
+        if kept is None:
+            raise _not_found(answer_id)
+        return kept
 
-    def _response_writer(self, answer: WrittenAnswer, after: int = -1) -> ResponseWriter:
-        body = answer.body
-        assert isinstance(body, ResponsesRequest)
-        return ResponseWriter(body, answer.envelope, answer.choices[0], self._texts, after, answer.kept.ended)
+    async def _restore(self, kept: KeptAnswer) -> WrittenAnswer:
+        return await self._bodies.run(len(kept.record), self._restorer.restore, kept)
 
-    def _stream(self, answer: WrittenAnswer, after: str | int = "", param: str = "") -> EventStream:
-        generation = self._generation(answer, by_token=True)
-        if isinstance(after, int) or isinstance(answer.body, ResponsesRequest):
-            writer = self._response_writer(answer, after if isinstance(after, int) else -1)
-            return EventStream(with_comments(_begun(writer, generation)))
-        positions = read_positions(after, len(answer.choices), param)
-        resumed = ResumableWriter(answer.envelope, answer.choices, self._texts, positions)
-        return EventStream(with_comments(generation.event_stream(resumed)))
-
-    async def _snapshot(self, answer: WrittenAnswer) -> Response:
+    async def _snapshot(self, kept: KeptAnswer) -> Response:
         """The response as far as its tokens are there."""
-        kept, (choice,) = answer.kept, answer.choices
-        pieces: list[ChoiceDelta] = []
-        error: Exception | None = None if kept.failure is None else kept.failure.exception()
-        try:
-            for event in kept.events[0]:
-                pieces.append(choice.feed(event))
-                if choice.finish_reason is not None:
-                    break
-        except SpectraError as failure:
-            error = failure
-        writer, piece = self._response_writer(answer), ChoiceDelta.join(pieces) if pieces else None
-        if piece is not None and piece.finish_reason is not None:
-            if kept.status != COMPLETED:  # the ingress that would have found its stop string is gone
-                await self._keeper.finish(kept.answer.id, kept.answer.tenant, 0)
-            return Response(writer.whole([(choice, piece)]), media_type="application/json")
-        return Response(writer.unfinished(piece, kept.status, error), media_type="application/json")
+        weight = len(kept.record) + sum(map(len, kept.events[0]))
+        content, is_stopped = await self._bodies.run(weight, self._restorer.snapshot, kept)
+        if is_stopped:  # and the ingress that would have found its stop string is gone
+            new = kept.answer
+            await self._keeper.finish(new.id, new.tenant, 0)
+        return Response(content, media_type="application/json")
 
-    def _generation(self, answer: WrittenAnswer, *, by_token: bool) -> Generation:
-        """The answer's events, for a client's stream by token, for its account otherwise."""
-        new, request_id = answer.kept.answer, current().request_id
+    def _stream(self, answer: WrittenAnswer, writer: AnswerWriter) -> EventStream:
+        return EventStream(with_comments(_write_events(writer, self._generation(answer, is_reader=True))))
+
+    def _generation(self, answer: WrittenAnswer, *, is_reader: bool) -> Generation:
+        """The answer's events, by token for a reader."""
+        request_id = current().request_id
 
         async def follow(choice: CompletionChoice) -> StepStream:
-            reference = AnswerReference(new.id, new.tenant, choice.index, 0, by_token, request_id)
+            reference = AnswerReference(answer.id, answer.tenant, choice.index, 0, is_reader, request_id)
             return self._keeper.follow(reference)
 
         async def finish(choice: CompletionChoice) -> None:
-            await self._keeper.finish(new.id, new.tenant, choice.index)
+            with contextlib.suppress(SpectraError):  # the text is complete; the limits end what is still generated
+                await self._keeper.finish(answer.id, answer.tenant, choice.index)
 
-        return Generation(follow, answer.choices, by_token=by_token, on_stop=finish)
+        return Generation(follow, answer.choices, by_token=is_reader, on_stop=finish)
 
     async def _account(
-        self, answer: WrittenAnswer, caller: Caller, request_id: str, give_back: Callable[[int], None]
+        self, answer: WrittenAnswer, caller: Caller, request_id: str, settle: Callable[[int], None] | None
     ) -> None:
         """Follow an answer to its end; then log and count it, and give back the tokens that it did not use."""
         exchange = self._log.begin("CALL", "kept_answer", request_id)
         exchange.tenant = exchange.account = caller.tenant
         exchange.key_id = caller.key_id
-        generation = self._generation(answer, by_token=False)
-        exchange.figures = partial(generation.figures, answer.envelope.body.model, self._card().method, exchange.began)
+        generation = self._generation(answer, is_reader=False)
+        exchange.figures = partial(generation.figures, answer.envelope.body.model, self._method(), exchange.began)
         exchange.usage = generation.usage
         try:
             async with aclosing(generation.pieces()) as pieces:
@@ -271,24 +205,31 @@ class KeptAnswers:
                     pass
         except (AnswerCancelledError, AnswerNotFoundError):
             exchange.is_client_gone = True
+            for choice in answer.choices:
+                choice.is_refused = False  # its prompt may have been read
         except SpectraError as error:
             status_error(error)
         finally:
-            give_back(generation.used_tokens())
+            if settle is not None:
+                settle(generation.used_tokens())
             self._log.end(exchange)
 
 
-async def _begun(writer: ResponseWriter, generation: Generation) -> AsyncGenerator[bytes, None]:
-    """The events of a response in the background: its id comes at once, however long it waits in the queue."""
-    if first := writer.begin():
+async def _write_events(writer: AnswerWriter, generation: Generation) -> AsyncGenerator[bytes, None]:
+    """The events of an answer; a response in the background has an id before it has a text."""
+    if isinstance(writer, ResponseWriter) and (first := writer.begin()):
         yield first
     async with aclosing(generation.event_stream(writer)) as events:
         async for event in events:
             yield event
 
 
-def _keep(used: int) -> None:
-    """No key limits the caller, so there is nothing to give back."""
+def _read_id(request: Request, *, is_response: bool) -> str:
+    """The id in the path; raises AnswerNotFoundError for an id of the other kind of answer."""
+    answer_id = str(request.path_params["id"])[:MAX_ID_CHARS]
+    if answer_id.startswith(RESPONSE) != is_response:
+        raise _not_found(answer_id)
+    return answer_id
 
 
 def _not_found(answer_id: str) -> AnswerNotFoundError:

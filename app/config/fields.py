@@ -235,7 +235,9 @@ class AnswerFields(FieldGroup, title="kept answers"):
     answers_per_tenant: Annotated[int, Field(ge=0, le=1_000_000)] = advanced(
         256, "answers of a tenant, finished ones included; 0: none are kept"
     )
-    answers_mib_per_tenant: Annotated[float, Field(gt=0, le=65_536)] = advanced(64.0, "MiB of a tenant's answers")
+    answers_mib_per_tenant: Annotated[float, Field(gt=0, le=65_536)] = advanced(
+        64.0, "MiB of a tenant's answers; the prompt of a running one counts tenfold"
+    )
     answers_mib: Annotated[float, Field(gt=0, le=1_048_576)] = advanced(1024.0, "MiB of all kept answers")
     answer_expiry: Annotated[float, Field(ge=1, le=604_800)] = advanced(
         600.0, "seconds from the end of an answer to its deletion, with its prompt"

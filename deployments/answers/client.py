@@ -39,7 +39,7 @@ class AnswerKeeperClient:
             found: Attachment = await call("attach", node)
             return found
 
-        self._readers = SubmissionClient(attach, patience)
+        self._readers = SubmissionClient(attach, patience, peer="answer keeper")
 
     @classmethod
     def over(cls, keeper: DeploymentHandle, patience: float = PATIENCE_S) -> AnswerKeeperClient:
@@ -81,7 +81,7 @@ class AnswerKeeperClient:
         deadline = time.monotonic() + self._patience
         while True:
             try:
-                answer = await self._call_once(method, *arguments)
+                answer = await self._call_once("call", method, *arguments)
             except TargetLostError:
                 if time.monotonic() > deadline:
                     raise

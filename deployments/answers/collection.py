@@ -51,16 +51,20 @@ class AnswerCollection:
         return None if entry is None or entry.tenant != tenant else entry
 
     def make_room(self, entry: AnswerEntry, n_answers: int, n_bytes: int) -> str:
-        """Drop streams of the entry's tenant until there is room; returns which limit is exceeded still, or ""."""
-        problem = self._excess(entry.tenant, n_answers, n_bytes)
-        for other in self._droppable(entry.tenant) if problem else ():
+        """Drop streams of the entry's tenant if that makes room; returns which limit is exceeded still, or ""."""
+        victims, freed = list[AnswerEntry](), 0
+        problem = self._find_excess(entry.tenant, n_answers, n_bytes)
+        for other in self._list_droppable(entry.tenant) if problem else ():
             if problem and other is not entry:
-                self.n_abandoned += other.end is None
-                self._drop(other)
-                problem = self._excess(entry.tenant, n_answers, n_bytes)
+                victims.append(other)
+                freed += other.n_bytes
+                problem = self._find_excess(entry.tenant, n_answers - len(victims), n_bytes - freed)
+        for other in victims if not problem else ():
+            self.n_abandoned += other.end is None
+            self._drop(other)
         return problem
 
-    def _excess(self, tenant: str, n_answers: int, n_bytes: int) -> str:
+    def _find_excess(self, tenant: str, n_answers: int, n_bytes: int) -> str:
         """Which limit ``n_answers`` and ``n_bytes`` more would exceed; "": none."""
         limits, kept, held = self._limits, len(self._by_tenant.get(tenant, ())), self._bytes[tenant]
         if kept + n_answers > limits.per_tenant:
@@ -71,7 +75,7 @@ class AnswerCollection:
             return f"the kept answers of all tenants have {self.n_bytes} bytes, of at most {limits.total_bytes}"
         return ""
 
-    def _droppable(self, tenant: str) -> list[AnswerEntry]:
+    def _list_droppable(self, tenant: str) -> list[AnswerEntry]:
         """A tenant's streams without readers: finished ones, the oldest first, then the abandoned ones."""
         streams = [
             one for one in self._by_tenant.get(tenant, {}).values() if not one.is_background and not one.n_readers

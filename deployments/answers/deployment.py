@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import ray
 from prometheus_client import CollectorRegistry
@@ -14,7 +12,6 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.answers.keeper import AnswerKeeper
 from deployments.answers.log import AnswerLog
-from deployments.answers.messages import KeptAnswer, NewAnswer
 from deployments.answers.metrics import AbandonedAnswers, AnswerGauges
 from deployments.credentials import check_credentials
 from deployments.metrics.reports import Reporter
@@ -28,17 +25,17 @@ from deployments.submission.server import SubmissionServer
 from engine.errors import SpectraError, StepFailedError, TargetLostError
 
 CALL_S = 5.0  # a router that takes longer to answer is asked again
+CALLS = frozenset({"create", "read", "cancel", "delete", "finish"})
 FLUSH_S = 0.2  # for events that are on their way to readers when the replica is stopped
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
 class AnswerKeeperDeployment:
     """Wraps ``AnswerKeeper``; readers follow answers over the channel of its ``SubmissionServer``.
 
-    Every method but ``attach`` returns the failure that it would raise: Ray would replace the exception by its own.
-    What is raised means that this replica is being replaced.
+    Failures are returned: Ray would replace an exception by its own. What is raised means that this replica is being
+    replaced.
 
     Args:
         router: handle of the router deployment.
@@ -85,25 +82,12 @@ class AnswerKeeperDeployment:
         is_here = node == ray.get_runtime_context().get_node_id()
         return await self._server.attachment(None if is_here else ray.util.get_node_ip_address())
 
-    async def create(self, new: NewAnswer) -> RequestFailure | None:
-        return await self._returned(partial(self._keeper.create, new))
-
-    async def read(self, id_: str, tenant: str, with_events: bool) -> KeptAnswer | RequestFailure | None:
-        return await self._returned(partial(self._keeper.read, id_, tenant, with_events))
-
-    async def cancel(self, id_: str, tenant: str) -> KeptAnswer | RequestFailure | None:
-        return await self._returned(partial(self._keeper.cancel, id_, tenant))
-
-    async def delete(self, id_: str, tenant: str) -> bool | RequestFailure:
-        return await self._returned(partial(self._keeper.delete, id_, tenant))
-
-    async def finish(self, id_: str, tenant: str, choice: int) -> RequestFailure | None:
-        return await self._returned(partial(self._keeper.finish, id_, tenant, choice))
-
-    async def _returned(self, call: Callable[[], Awaitable[T]]) -> T | RequestFailure:
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the keeper, one of ``CALLS``; returns the failure that it raises."""
+        assert method in CALLS
         await self._server.attachment()  # raises once this replica is being replaced
         try:
-            return await call()
+            return await getattr(self._keeper, method)(*arguments)
         except SpectraError as error:
             if self._keeper.is_lost:
                 raise

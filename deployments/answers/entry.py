@@ -22,10 +22,12 @@ from deployments.answers.messages import (
 from engine.errors import AnswerCancelledError
 from engine.events import StepEvent
 
+OVERHEAD, EVENT_OVERHEAD = 2048, 64  # bytes of Python's objects around a record and around an event
+DECODED = 9  # times its bytes: the memory of a record's prompts while they are generated from
 RECORD, END = "record", "end"  # fields of an answer in the log; an event's field is ``CHOICE:INDEX``
 
 _ENCODE = msgspec.msgpack.Encoder().encode
-_EVENT = msgspec.msgpack.Decoder(StepEvent)
+decode_event = msgspec.msgpack.Decoder(StepEvent).decode
 _ANSWER = msgspec.msgpack.Decoder(NewAnswer)
 _END = msgspec.msgpack.Decoder(AnswerEnd)
 
@@ -64,7 +66,7 @@ class KeptChoice:
 
     def event_after(self, index: int, after: int) -> StepEvent | None:
         """The event without its first tokens if they are among the first ``after``; None: nothing of it is left."""
-        event = _EVENT.decode(self.events[index])
+        event = decode_event(self.events[index])
         known = min(len(event.token_ids), max(0, after - self._tokens[index] + len(event.token_ids)))
         if not known:
             return event
@@ -74,10 +76,6 @@ class KeptChoice:
         return msgspec.structs.replace(
             event, token_ids=event.token_ids[known:], logprobs=logprobs, prompt_logprobs=None, trace=None
         )
-
-    def decoded(self, n: int) -> list[StepEvent]:
-        """The first ``n`` events."""
-        return [_EVENT.decode(raw) for raw in self.events[:n]]
 
 
 class AnswerEntry:
@@ -91,9 +89,9 @@ class AnswerEntry:
     def __init__(self, answer: NewAnswer, now: float) -> None:
         self.id, self.tenant, self.is_background = answer.id, answer.tenant, answer.is_background
         self.created = answer.created
-        self.record = _ENCODE(answer)  # the decoded prompt would be ten times as large
+        self.record = _ENCODE(answer)
         self.choices = [KeptChoice() for _ in answer.requests]
-        self.n_bytes = len(self.record)
+        self.n_bytes = OVERHEAD + len(self.record) * (1 + DECODED)
         self.end: AnswerEnd | None = None
         self.is_started = False
         self.is_deleted = False
@@ -111,13 +109,18 @@ class AnswerEntry:
         for number, choice in enumerate(entry.choices):
             while (raw := fields.get(f"{number}:{len(choice.events)}")) is not None:
                 choice.append(raw)
-                entry.n_bytes += len(raw)
+                entry.n_bytes += len(raw) + EVENT_OVERHEAD
             choice.n_readable = choice.n_written = len(choice.events)
         entry.is_recorded = True
         if END in fields:
             entry.end = _END.decode(fields[END])
             entry.is_end_written = entry.is_settled = True
+            entry.n_bytes -= DECODED * len(entry.record)
         return entry
+
+    @property
+    def has_events(self) -> bool:
+        return any(choice.events for choice in self.choices)
 
     @property
     def answer(self) -> NewAnswer:
@@ -133,15 +136,15 @@ class AnswerEntry:
             return COMPLETED
         return CANCELLED if self.end.failure.kind == AnswerCancelledError.__name__ else FAILED
 
-    def kept(self, with_events: bool = False) -> KeptAnswer:
+    def snapshot(self, with_events: bool = False) -> KeptAnswer:
         """The answer as readers may know it."""
         end = self.end if self.is_settled else None
         return KeptAnswer(
-            answer=self.answer,
+            record=self.record,
             status=self.status,
             ended=None if end is None else end.at,
             failure=None if end is None else end.failure,
-            events=[choice.decoded(choice.n_readable * with_events) for choice in self.choices],
+            events=[choice.events[: choice.n_readable * with_events] for choice in self.choices],
         )
 
     def next_change(self, room: int, seconds_to_live: float) -> AnswerChange:
@@ -178,6 +181,12 @@ class AnswerEntry:
         for choice in self.choices:
             choice.n_readable = len(choice.events)
         self.is_settled = self.end is not None or self.is_deleted
+        self.wake()
+
+    def clear(self) -> None:
+        """Free the memory of a deleted answer."""
+        self.record = b""
+        self.choices = []
         self.wake()
 
     def forget_log(self) -> None:

@@ -10,8 +10,8 @@ from contextlib import aclosing, contextmanager
 
 import msgspec
 
-from deployments.answers.collection import AnswerCollection
-from deployments.answers.entry import AnswerEntry
+from deployments.answers.collection import ABANDONED_S, AnswerCollection
+from deployments.answers.entry import DECODED, EVENT_OVERHEAD, AnswerEntry
 from deployments.answers.log import AnswerEnd, AnswerLog
 from deployments.answers.log_writer import LogWriter
 from deployments.answers.messages import KeptAnswer, NewAnswer
@@ -31,14 +31,15 @@ from engine.errors import (
 )
 from engine.events import STOP, StepEvent
 
-AWAY = "the store of kept answers is away; send the request again later"
+UNREACHABLE = "the store of kept answers is unreachable; send the request again later"
+LOADED_CHECK_S = 0.1  # between two checks whether the log has been read
 CHECK_S = 1.0  # between two checks of all deadlines
 
 logger = logging.getLogger(__name__)
 
 
 class AnswerKeeper:
-    """Memory is the truth; a log makes it durable, and has every event before a reader has it.
+    """Keeps answers in memory. A log makes them durable, and has every event before a reader has it.
 
     Args:
         submit: starts a request at the router.
@@ -91,11 +92,11 @@ class AnswerKeeper:
         Raises:
             RequestError: the request is too large to be kept.
             OverloadedError: the answers of the tenant, or of all, exceed a limit.
-            TargetLostError: the log is away.
+            TargetLostError: the log is unreachable.
         """
         entry = self.kept.by_id.get(new.id)
-        if entry is None and self._writer.is_away:
-            raise TargetLostError(AWAY)
+        if entry is None and self._writer.is_unreachable:
+            raise TargetLostError(UNREACHABLE)
         if entry is None:
             entry = self._admit(new)
         elif entry.tenant != new.tenant:
@@ -109,26 +110,26 @@ class AnswerKeeper:
             if not is_recorded:
                 self._drop(entry)
         if not is_recorded:
-            raise TargetLostError(AWAY)
+            raise TargetLostError(UNREACHABLE)
         self._runs.start(entry)
 
     async def read(self, id_: str, tenant: str, with_events: bool = False) -> KeptAnswer | None:
         """The answer as it is now; None: this tenant has none with this id."""
-        entry = self.kept.find(id_, tenant)
-        return None if entry is None else entry.kept(with_events)
+        entry = await self._find(id_, tenant)
+        return None if entry is None else entry.snapshot(with_events)
 
     async def cancel(self, id_: str, tenant: str) -> KeptAnswer | None:
         """Cancel an unfinished answer; None: this tenant has none with this id."""
-        entry = self.kept.find(id_, tenant)
+        entry = await self._find(id_, tenant)
         if entry is None:
             return None
         self._end(entry, AnswerCancelledError("the answer was cancelled"))
         await self._wait_settled(entry)
-        return entry.kept()
+        return entry.snapshot(with_events=True)
 
     async def delete(self, id_: str, tenant: str) -> bool:
         """Cancel and delete an answer; False: this tenant has none with this id."""
-        entry = self.kept.find(id_, tenant)
+        entry = await self._find(id_, tenant)
         if entry is not None:
             self._drop(entry)
             await self._wait_settled(entry)
@@ -148,7 +149,7 @@ class AnswerKeeper:
 
     async def follow(self, reference: AnswerReference) -> AsyncGenerator[StepEvent, None]:
         """One page of events; see ``read_page``. Raises AnswerNotFoundError if this tenant has no such answer."""
-        entry = self.kept.find(reference.id, reference.tenant)
+        entry = await self._find(reference.id, reference.tenant)
         if entry is None or reference.choice not in range(len(entry.choices)):
             raise AnswerNotFoundError(f"there is no answer {reference.id!r}: the id is wrong, or it was deleted")
         with self._count_reader(entry, reference.is_reader):
@@ -165,9 +166,18 @@ class AnswerKeeper:
                     self._drop(entry)
             elif now - entry.created >= limits.longest_seconds:
                 self._end(entry, StepFailedError(f"the answer took longer than {limits.longest_seconds:g} s"))
-            elif not entry.is_background and not entry.n_readers and now - entry.unread_since >= limits.unread_seconds:
-                self.kept.n_abandoned += 1
-                self._end(entry, AnswerCancelledError(f"nobody read the answer for {limits.unread_seconds:g} s"))
+            elif not entry.is_background and not entry.n_readers:
+                # Without an event, no client knows the id.
+                patience = limits.unread_seconds if entry.has_events else min(ABANDONED_S, limits.unread_seconds)
+                if now - entry.unread_since >= patience:
+                    self.kept.n_abandoned += 1
+                    self._end(entry, AnswerCancelledError(f"nobody read the answer for {patience:g} s"))
+
+    async def _find(self, id_: str, tenant: str) -> AnswerEntry | None:
+        """The tenant's answer with this id; waits while the log may have it."""
+        while (entry := self.kept.find(id_, tenant)) is None and not self._writer.is_loaded:
+            await asyncio.sleep(LOADED_CHECK_S)
+        return entry
 
     async def _keep_checking(self) -> None:
         while True:
@@ -175,9 +185,10 @@ class AnswerKeeper:
             self.check_deadlines()
 
     def _admit(self, new: NewAnswer) -> AnswerEntry:
-        entry, limit = AnswerEntry(new, self._clock()), self._limits.bytes_per_tenant
+        now, limit = self._clock(), self._limits.bytes_per_tenant
+        entry = AnswerEntry(msgspec.structs.replace(new, created=now), now)
         if entry.n_bytes > limit:
-            raise RequestError(f"the request has {entry.n_bytes} bytes; kept ones may have at most {limit}")
+            raise RequestError(f"the request takes {entry.n_bytes} bytes; kept ones may take at most {limit}")
         if problem := self.kept.make_room(entry, 1, entry.n_bytes):
             raise OverloadedError(f"{problem}; delete some, or send the request later")
         self.kept.add(entry)
@@ -186,24 +197,28 @@ class AnswerKeeper:
 
     def _append(self, entry: AnswerEntry, number: int, event: StepEvent) -> None:
         raw = msgspec.msgpack.encode(event)
-        if problem := self.kept.make_room(entry, 0, len(raw)):
+        n_bytes = len(raw) + EVENT_OVERHEAD
+        if problem := self.kept.make_room(entry, 0, n_bytes):
             raise RequestError(f"the answer cannot grow: {problem}")
-        self.kept.grow(entry, len(raw))
+        self.kept.grow(entry, n_bytes)
         entry.choices[number].append(raw)
         self._end_if_complete(entry)
         self._writer.mark(entry)
 
     def _end_if_complete(self, entry: AnswerEntry) -> None:
         if entry.end is None and all(choice.is_complete for choice in entry.choices):
-            entry.end = AnswerEnd(self._clock())
-            self._writer.mark(entry)
+            self._set_end(entry, AnswerEnd(self._clock()))
 
     def _end(self, entry: AnswerEntry, error: SpectraError) -> None:
         """End an unfinished answer with an error."""
         if entry.end is None:
-            entry.end = AnswerEnd(self._clock(), RequestFailure.of(error))
+            self._set_end(entry, AnswerEnd(self._clock(), RequestFailure.of(error)))
             self._runs.cancel(entry)
-            self._writer.mark(entry)
+
+    def _set_end(self, entry: AnswerEntry, end: AnswerEnd) -> None:
+        entry.end = end
+        self.kept.grow(entry, -DECODED * len(entry.record))  # nothing is generated from its prompts any more
+        self._writer.mark(entry)
 
     def _drop(self, entry: AnswerEntry) -> None:
         if not entry.is_deleted:
@@ -211,7 +226,7 @@ class AnswerKeeper:
             self._runs.cancel(entry)
             self.kept.remove(entry)
             self._writer.mark(entry)
-            entry.wake()
+            entry.clear()
 
     @contextmanager
     def _count_reader(self, entry: AnswerEntry, is_reader: bool) -> Iterator[None]:
@@ -223,8 +238,7 @@ class AnswerKeeper:
             entry.n_readers -= is_reader
             if is_reader and not entry.n_readers:
                 entry.unread_since = self._clock()
-                has_events = any(choice.events for choice in entry.choices)
-                if not entry.is_background and not has_events and entry.end is not None:
+                if not entry.is_background and not entry.has_events and entry.end is not None:
                     self._drop(entry)
 
     def _seconds_to_live(self, entry: AnswerEntry) -> float:
@@ -234,7 +248,7 @@ class AnswerKeeper:
         return max(end + limits.keep_seconds - now, 0.0) + 1
 
     def _lose(self) -> None:
-        """Another keeper has the answers: stop without a trace."""
+        """Another keeper has the answers: stop, and leave the log alone."""
         self.is_lost = True
         self._stop()
         self.on_lost()
@@ -246,7 +260,7 @@ class AnswerKeeper:
         return self._runs.cancel_all()
 
     async def _wait_settled(self, entry: AnswerEntry) -> None:
-        """Wait until the log has the end or the deletion of an answer, or is away."""
+        """Wait until the log has the end or the deletion of an answer, or is unreachable."""
         while not entry.is_settled:
             if self.is_lost:
                 raise TargetLostError("another answer keeper has the answers now")

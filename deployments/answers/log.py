@@ -37,11 +37,14 @@ class AnswerLog(Protocol):
     def load(self) -> list[dict[str, bytes]] | None:
         """Take the lease, and return the fields of every answer; None: another server has the lease.
 
-        Raises StoreError: the log is away.
+        Raises StoreError: the log is unreachable.
         """
 
     def write(self, changes: Sequence[AnswerChange]) -> None:
-        """Write changes and renew the lease; raises StoreError (the log is away, or was emptied) or LeaseLostError."""
+        """Write changes and renew the lease.
+
+        Raises StoreError (the log is unreachable, or was emptied) or LeaseLostError.
+        """
 
     def close(self) -> None:
         """Release the lease."""

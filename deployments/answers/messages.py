@@ -27,14 +27,21 @@ class NewAnswer(msgspec.Struct, frozen=True, kw_only=True):
     is_background: bool  # continues without readers, and waits while the queue is full; else a resumable stream
     requests: list[Request]  # one per choice, with the drawn seed and the digest of the model
     edge: bytes  # what the edge writes the answer from; the keeper does not read it
-    created: float  # seconds since 1970
+    created: float = 0.0  # seconds since 1970 by the keeper's clock, which sets it
 
 
 class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer, and what is known of it now."""
+    """A copy of an answer as it is now. Its parts are encoded: the keeper must not spend its time on one poll."""
 
-    answer: NewAnswer
+    record: bytes  # ``NewAnswer``
     status: AnswerStatus
     ended: float | None = None  # seconds since 1970; None: it has not ended
     failure: RequestFailure | None = None  # of a failed or cancelled answer
-    events: list[list[StepEvent]] = []  # by choice; empty lists if the caller did not ask for them
+    events: list[list[bytes]] = []  # ``StepEvent``s by choice; empty lists if the caller did not ask for them
+
+    @property
+    def answer(self) -> NewAnswer:
+        return msgspec.msgpack.decode(self.record, type=NewAnswer)
+
+    def decode_events(self, choice: int) -> list[StepEvent]:
+        return [msgspec.msgpack.decode(raw, type=StepEvent) for raw in self.events[choice]]

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from deployments.answers.entry import AnswerEntry
+from deployments.answers.entry import AnswerEntry, decode_event
 from deployments.observability.logs import current_request_id
 from deployments.submission.resume import ResumableRequest
 from engine.errors import OverloadedError, SpectraError, StepFailedError, TargetLostError
@@ -43,12 +43,12 @@ class AnswerRuns:
 
     def start(self, entry: AnswerEntry) -> None:
         """Run the choices that are not complete, once."""
-        requests = [] if entry.is_started else entry.answer.requests
+        choices = [] if entry.is_started else entry.choices
         entry.is_started = True
-        for number, request in enumerate(requests):
-            if not entry.choices[number].is_complete:
+        for number, choice in enumerate(choices):
+            if not choice.is_complete:
                 key = (entry.id, number)
-                self._tasks[key] = task = asyncio.get_running_loop().create_task(self._run(entry, number, request))
+                self._tasks[key] = task = asyncio.get_running_loop().create_task(self._run(entry, number))
                 task.add_done_callback(lambda _, key=key: self._tasks.pop(key, None))  # type: ignore[misc]
 
     def cancel(self, entry: AnswerEntry, choice: int | None = None) -> None:
@@ -65,32 +65,40 @@ class AnswerRuns:
             task.cancel()
         return tasks
 
-    async def _run(self, entry: AnswerEntry, number: int, request: Request) -> None:
-        current_request_id.set(request.request_id)
-        try:
-            await self._generate(entry, number, request)
-        except SpectraError as error:
-            self._fail(entry, error)
-        except Exception:
-            logger.exception("the answer keeper failed on %s", entry.id)
-            self._fail(entry, StepFailedError("the answer keeper failed on this answer"))
-
-    async def _generate(self, entry: AnswerEntry, number: int, request: Request) -> None:
-        """Append the events of a choice; a background answer waits for a place in the queue, and for a router."""
-        choice, resumable = entry.choices[number], ResumableRequest(request)
-        submission = resumable.next_submission()
-        for event in choice.decoded(len(choice.events)):
-            resumable.record(event)
+    async def _run(self, entry: AnswerEntry, number: int) -> None:
+        """Generate a choice; a background answer waits for a place in the queue, and for a router."""
+        pause = 0.0
         while True:
-            if choice.events:
-                submission = resumable.next_submission()
+            await asyncio.sleep(pause)
             try:
-                async with aclosing(self._submit(submission)) as events:
-                    async for event in events:
-                        self._append(entry, number, resumable.record(event))
-                        if event.finish_reason is not None:
-                            return
+                await self._generate(entry, number)
+                return
             except (OverloadedError, TargetLostError) as error:
                 if not entry.is_background:
-                    raise
-                await asyncio.sleep(getattr(error, "retry_after", RETRY_S))
+                    self._fail(entry, error)
+                    return
+                pause = getattr(error, "retry_after", RETRY_S)
+            except SpectraError as error:
+                self._fail(entry, error)
+                return
+            except Exception:
+                logger.exception("the answer keeper failed on %s", entry.id)
+                self._fail(entry, StepFailedError("the answer keeper failed on this answer"))
+                return
+
+    async def _generate(self, entry: AnswerEntry, number: int) -> None:
+        """Append the events of a choice after those that are there."""
+        choice, request = entry.choices[number], entry.answer.requests[number]
+        current_request_id.set(request.request_id)
+        resumable = ResumableRequest(request)
+        submission = resumable.next_submission()
+        if choice.events:
+            for raw in choice.events:
+                resumable.record(decode_event(raw))
+            submission = resumable.next_submission()
+        async with aclosing(self._submit(submission)) as events:
+            async for event in events:
+                event.check_aborted()
+                self._append(entry, number, resumable.record(event))
+                if event.finish_reason is not None:
+                    return

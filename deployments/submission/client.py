@@ -61,6 +61,7 @@ class SubmissionClient:
         beat: seconds between heartbeats.
         reporter: reports this process's metrics to the router; None: no reports.
         model: that requests are encoded for, updated from the router's; None: requests name no model.
+        peer: name of the other end in errors.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class SubmissionClient:
         beat: float = BEAT_S,
         reporter: Reporter | None = None,
         model: ServedModel | None = None,
+        peer: str = "router",
     ) -> None:
+        self._peer = peer
         self._reporter = reporter
         self._attach = attach
         self._model = model
@@ -99,7 +102,7 @@ class SubmissionClient:
                     if event.finish_reason is not None:
                         return
             losses += 1
-        raise TargetLostError(f"{losses} routers were lost one after the other; send the request again")
+        raise TargetLostError(f"{losses} {self._peer}s were lost one after the other; send the request again")
 
     async def keep_reporting(self) -> None:
         """Report this process's metrics to the router at every beat, until cancelled."""
@@ -151,7 +154,9 @@ class SubmissionClient:
                     self._connection = await self._connect()
                 return self._connection
         except TimeoutError:
-            raise TargetLostError(f"no router came up within {self._patience:g} s; send the request again") from None
+            raise TargetLostError(
+                f"no {self._peer} came up within {self._patience:g} s; send the request again"
+            ) from None
 
     def _keep_draining_connection(self) -> None:
         """Keep the connection to a router that is being replaced while it still runs requests."""

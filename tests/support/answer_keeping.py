@@ -61,7 +61,7 @@ class Keeping:
         if method == "attach":
             return attachment
         try:
-            return await getattr(self.keeper, method)(*arguments)
+            return await getattr(self.keeper, arguments[0])(*arguments[1:])
         except SpectraError as error:
             return RequestFailure.of(error)
 

@@ -68,4 +68,6 @@ class ResumableWriter(CompletionWriter):
 
     @property
     def _id(self) -> str:
-        return ",".join(f"{tokens}.{n_events}" if n_events else str(tokens) for tokens, n_events in self._positions)
+        # A replay begins with choices of which the client has more already.
+        known = map(max, self._positions, self._after)
+        return ",".join(f"{tokens}.{n_events}" if n_events else str(tokens) for tokens, n_events in known)

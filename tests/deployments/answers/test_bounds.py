@@ -73,24 +73,48 @@ async def test_a_new_answer_replaces_finished_streams_then_abandoned_ones_and_no
         assert [*kept.keeper.kept.by_id] == ["background", "read", "abandoned", "stranger", "new"]
         with pytest.raises(OverloadedError, match="4 answers are kept already, of at most 4 per tenant"):
             await kept.create("too early")
+        await kept.wait_for("new", "in_progress")
         kept.pass_time(10)
         await kept.create("last")
         assert [*kept.keeper.kept.by_id] == ["background", "read", "stranger", "new", "last"]
         reading.cancel()
 
 
+async def test_a_stream_without_an_event_has_no_client_that_could_come_back() -> None:
+    async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
+        await asyncio.Event().wait()
+        yield StepEvent(token_ids=[1])
+
+    async with keeping(run, unread_seconds=1e6) as kept:
+        await kept.create("a")
+        kept.pass_time(6)
+        with pytest.raises(AnswerCancelledError, match="nobody read the answer for 5 s"):
+            await kept.follow("a")
+
+
+async def test_nothing_is_dropped_for_an_answer_that_is_refused_nevertheless() -> None:
+    async with keeping(count_prompt, bytes_per_tenant=60_000) as kept:
+        for name in "ab":
+            await kept.create(name)
+            await kept.wait_for(name, "completed")
+        await kept.create("background", Request([1] * 3000, REQUEST.params), is_background=True)
+        with pytest.raises(OverloadedError, match="of at most 60000 per tenant"):
+            await kept.create("c", Request([1] * 3000, REQUEST.params))
+        assert [*kept.keeper.kept.by_id] == ["a", "b", "background"]
+
+
 async def test_bytes_are_bounded_for_a_tenant_and_for_all() -> None:
-    async with keeping(EndlessRequests(100).run, bytes_per_tenant=20_000, total_bytes=30_000) as kept:
-        with pytest.raises(RequestError, match="at most 20000"):
+    async with keeping(EndlessRequests(100).run, bytes_per_tenant=200_000, total_bytes=300_000) as kept:
+        with pytest.raises(RequestError, match="at most 200000"):
             await kept.create("large", Request([1] * 20_000, REQUEST.params))
         for name in ("a", "b"):
             await kept.create(name, is_background=True, tenant=name)
-        with pytest.raises(RequestError, match=r"cannot grow: .* at most (20000 per tenant|30000)"):
+        with pytest.raises(RequestError, match=r"cannot grow: .* at most (200000 per tenant|300000)"):
             await kept.follow("a", after=10**6, tenant="a")
         await kept.wait_for("b", "failed", tenant="b")
-        assert 20_000 < kept.keeper.kept.n_bytes <= 30_000
+        assert 200_000 < kept.keeper.kept.n_bytes <= 300_000
         with pytest.raises(OverloadedError, match="of all tenants"):
-            await kept.create("c", Request([1] * 9_000, REQUEST.params), tenant="c")
+            await kept.create("c", Request([1] * 12_000, REQUEST.params), tenant="c")
         for name in ("a", "b"):
             assert await kept.client.delete(name, name)
         assert kept.keeper.kept.n_bytes == 0

@@ -94,7 +94,7 @@ async def test_no_reader_has_a_token_that_the_next_keeper_would_not_know(monkeyp
             assert (len(seen), seen[-1]) == (401, 1)
 
 
-async def test_answers_continue_while_redis_is_away_and_are_written_once_it_is_back() -> None:
+async def test_answers_continue_while_redis_is_unreachable_and_are_written_once_it_is_back() -> None:
     with RedisServer() as server:
         async with keeping(EndlessRequests().run, log_of(server)) as kept:
             await kept.create("a", is_background=True)
@@ -102,10 +102,10 @@ async def test_answers_continue_while_redis_is_away_and_are_written_once_it_is_b
             server.kill()
             n_before = len(kept.keeper.kept.by_id["a"].choices[0].events)
             await read_some(kept, "a", n_before + 50)
-            with pytest.raises(TargetLostError, match="the store of kept answers is away"):
+            with pytest.raises(TargetLostError, match="the store of kept answers is unreachable"):
                 await kept.create("b")
             server.start()  # empty
-            await wait_until_async(lambda: not kept.keeper._writer.is_away)
+            await wait_until_async(lambda: not kept.keeper._writer.is_unreachable)
             await kept.create("c", is_background=True)
             await read_some(kept, "a", n_before + 60)
             await kept.kill()
@@ -114,6 +114,17 @@ async def test_answers_continue_while_redis_is_away_and_are_written_once_it_is_b
             assert kept.keeper.kept.by_id["a"].choices[0].n_written >= n_before + 60, (
                 "what Redis has lost is there again"
             )
+
+
+async def test_answers_that_are_not_read_yet_are_waited_for() -> None:
+    with RedisServer() as server:
+        async with keeping(EndlessRequests().run, log_of(server)) as kept:
+            await kept.create("a", is_background=True)
+            await kept.kill()
+            server.client().client_pause(3000)
+            await kept.start(log_of(server))
+            assert not kept.keeper._writer.is_loaded
+            assert await kept.status("a") == "in_progress"
 
 
 async def test_one_keeper_at_a_time_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +160,11 @@ async def test_a_user_who_may_not_write_keeps_answers_in_memory() -> None:
         server.client().execute_command("ACL", "SETUSER", "reader", *rule)
         url = server.url.replace("//", "//reader:any@")
         async with keeping(EndlessRequests().run, RedisAnswerLog(url, "test", "one", 3600.0)) as kept:
-            await kept.create("a", is_background=True)
-            assert len(await read_some(kept, "a", 20)) == 20
+            for name in "abc":
+                await kept.create(name, is_background=True)
+                assert len(await read_some(kept, name, 20)) == 20
+                await kept.client.delete(name, TENANT)
+            assert not kept.keeper._writer._dirty, "deleted answers stay in memory"
         assert server.client().keys("*") == []
 
 
@@ -164,7 +178,7 @@ async def test_a_keeper_that_stops_in_order_leaves_its_answers_to_the_next() -> 
             n = len(kept.keeper.kept.by_id["a"].choices[0].events)
             status = asyncio.create_task(kept.status("a"))
             with pytest.raises(TargetLostError):
-                await kept.call("read", "a", TENANT)
+                await kept.call("call", "read", "a", TENANT)
             await kept.start(log_of(server, instance="two"))
             assert kept.keeper.kept.by_id["a"].choices[0].n_written >= n
             assert await status == "in_progress"

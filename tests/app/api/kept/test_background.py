@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from app.access.keyring import Keyring
 from engine.errors import ModelChangedError
+from engine.events import NOT_FINITE, StepEvent
+from engine.request import Request
 from tests.app.access.conftest import Keys
 from tests.app.api.kept.conftest import KeptEdge, data_of, kept_edge
 from tests.app.conftest import ANSWER, ScriptedBackend, error_of
@@ -114,13 +117,50 @@ async def test_a_failed_response_says_why(backend: ScriptedBackend) -> None:
         assert (last["type"], last["response"]["error"]) == ("response.failed", failed["error"])
 
 
+async def test_a_response_that_the_engine_aborts_is_no_complete_one(
+    backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def abort(_: Request) -> AsyncIterator[StepEvent]:
+        yield StepEvent(token_ids=[50])
+        yield StepEvent(token_ids=[], finish_reason="abort", error=NOT_FINITE)
+
+    monkeypatch.setattr(backend, "_steps", abort)
+    async with kept_edge(backend) as edge:
+        failed = await ended(edge, (await edge.client.post(PATH, json=BODY)).json()["id"])
+        assert (failed["status"], failed["completed_at"], failed["error"]["code"]) == ("failed", None, "server_error")
+        assert failed["output"][0]["status"] == "incomplete"
+
+
+async def test_a_response_has_its_place_until_it_ends_and_pays_for_its_prompt(
+    backend: ScriptedBackend, tmp_path: Path
+) -> None:
+    keys = Keys(tmp_path / "keys.jsonl")
+    mine = keys.add("mine", max_concurrent=1, tokens_per_minute=1000)
+    backend.holds_after = 0
+    async with kept_edge(backend, Keyring(keys.path, clock=lambda: 0.0)) as edge:
+        name = (await edge.client.post(PATH, json=BODY, headers=mine)).json()["id"]
+        error_of(await edge.client.post(PATH, json=BODY, headers=mine), 429)
+        assert (await edge.client.get(f"{PATH}/{name}", headers=mine)).status_code == 200
+        assert (await edge.client.delete(f"{PATH}/{name}", headers=mine)).status_code == 200
+        while (answer := await edge.client.post(PATH, json=BODY, headers=mine)).status_code == 429:
+            await asyncio.sleep(PAUSE_S)
+        await edge.client.delete(f"{PATH}/{answer.json()['id']}", headers=mine)
+        left = 1000
+        while left > 990 or left < 900:  # two prompts of 5 tokens are paid for, 200 tokens each given back
+            found = await edge.client.get(f"{PATH}/resp_none", headers=mine)
+            left = int(found.headers["x-ratelimit-remaining-tokens"])
+            await asyncio.sleep(PAUSE_S)
+        assert left == 990
+
+
 async def test_wrong_queries_and_bodies_are_refused_by_name(backend: ScriptedBackend) -> None:
     async with kept_edge(backend) as edge:
         name = (await edge.client.post(PATH, json=BODY)).json()["id"]
         for query, param in (
             ("stream=1", "stream"),
             ("starting_after=3", "starting_after"),
-            ("stream=true&starting_after=-2", "starting_after"),
+            ("stream=true&starting_after=-1", "starting_after"),
+            ("stream=true&starting_after=1000000000", "starting_after"),
             ("stream=true&include_obfuscation=true", "include_obfuscation"),
             ("limit=3", "limit"),
         ):

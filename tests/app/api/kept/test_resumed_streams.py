@@ -56,6 +56,25 @@ async def test_every_event_comes_once_for_a_client_that_comes_back_after_any_eve
             assert sorted(map(str, map(data_of, rest))) == sorted(map(str, parts[i:])), known
 
 
+async def test_a_client_that_comes_back_twice_has_every_token_once() -> None:
+    async with kept_edge(backend_of("")) as edge:
+        events = await edge.stream(COMPLETIONS, TEXT | {"max_tokens": 12})
+        stream, whole = f"/v1/streams/{data_of(events[0])['id']}", texts_of(events)
+        for once in range(1, len(events) - 2, 5):
+            second = await edge.resume(stream, **{"Last-Event-ID": id_of(events[once - 1]) or ""})
+            for again in range(1, len(second) - 2, 5):
+                third = await edge.resume(stream, **{"Last-Event-ID": id_of(second[again - 1]) or ""})
+                assert texts_of([*events[:once], *second[:again], *third]) == whole, (once, again)
+
+
+def texts_of(events: list[str]) -> list[str]:
+    """The text of each choice."""
+    texts = ["", "", "", ""]
+    for choice in (choice for event in events[:-1] for choice in data_of(event)["choices"]):
+        texts[choice["index"]] += choice["text"]
+    return texts
+
+
 @pytest.mark.parametrize("case", CASES)
 async def test_events_do_not_depend_on_the_steps_that_tokens_came_in(
     case: str, monkeypatch: pytest.MonkeyPatch
@@ -82,11 +101,11 @@ async def test_the_text_is_that_of_a_plain_stream() -> None:
     async with kept_edge(backend_of(CALLS)) as edge:
         events = await edge.stream(CHAT, TALK | TOOLS)
         plain = await edge.stream(CHAT, TALK | TOOLS | {"stream_options": {"include_usage": True}})
-        assert told_by(events) == told_by(plain)
+        assert parts_of(events) == parts_of(plain)
         assert data_of(events[-2])["usage"] == data_of(plain[-2])["usage"]
 
 
-def told_by(events: list[str]) -> tuple[str, str, str, list[str]]:
+def parts_of(events: list[str]) -> tuple[str, str, str, list[str]]:
     """Reasoning, content, arguments and names of calls."""
     deltas = [choice["delta"] for event in events[:-1] for choice in data_of(event)["choices"]]
     functions = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
