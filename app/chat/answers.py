@@ -49,32 +49,36 @@ async def ask(
 ) -> None:
     """Send a chat, fill ``answer`` as its parts come, and show each piece. A failure is stored, not raised.
 
+    The server deletes the answer at its end, also if the caller is cancelled.
+
     Args:
         endpoint, show_connection: as in ``ReattachingReader``.
         show: called with text and the source that drafted it (None: the target itself, or unknown).
     """
-    began, reader = time.monotonic(), TraceReader()
-    answer.drafted = reader.counts
+    began, trace = time.monotonic(), TraceReader()
+    answer.drafted = trace.counts
 
-    def take(event: Event) -> None:
+    def take(event: Event, _: float) -> None:
         added = "".join(choice.added for choice in event.choices or ())
         answer.text += added
         if event.usage is not None:
             answer.tokens = event.usage.completion_tokens
         answer.figures |= {name: value for name, value in event.speculation.items() if name != "trace"}
-        for piece in reader.push(added, event.speculation.get("trace")):
+        for piece in trace.push(added, event.speculation.get("trace")):
             show(*piece)
 
     def note_connection(seconds: float | None) -> None:
         answer.lost_seconds += seconds or 0.0
         show_connection(seconds)
 
+    reader = ReattachingReader(session, endpoint, take, note_connection)
     try:
-        answer.failure = await ReattachingReader(session, endpoint, take, note_connection).read(body)
+        answer.failure = await reader.read(body)
     finally:
-        for piece in reader.end():
-            show(*piece)
         answer.seconds = time.monotonic() - began
+        await reader.delete()
+        for piece in trace.end():
+            show(*piece)
 
 
 class TracedToken(msgspec.Struct):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import secrets
+import signal
 import ssl
 import sys
 from collections.abc import Callable, Mapping
@@ -89,7 +90,9 @@ class Chat:
                 self.screen.line("\n(Ctrl-D or /quit ends)")
             except ConfigError as error:
                 self.screen.line(f"[{error}]")
-            except EOFError:
+            except EOFError as end:
+                if isinstance(end.__cause__, OSError):
+                    raise end.__cause__ from None
                 return
 
     def line(self, line: str) -> None:
@@ -161,7 +164,11 @@ class Chat:
     def _answer(
         self, talk: ChatConversation, question: str, method: str | None, seed: int, salt: str | None = None
     ) -> tuple[ChatAnswer, bool]:
-        """(the answer, whether the user stopped it). What the server refuses to add is asked for no more."""
+        """(the answer, whether the user stopped it). What the server refuses to add is asked for no more.
+
+        Raises:
+            EOFError: a signal ends the program.
+        """
         while True:
             answer = ChatAnswer()
             was_stopped = False
@@ -169,6 +176,8 @@ class Chat:
                 asyncio.run(self._stream(talk.body(question, method, seed, salt), answer))
             except KeyboardInterrupt:
                 was_stopped = True
+            except asyncio.CancelledError:
+                raise EOFError from None
             if answer.failure is None or not self._drop_refused(talk, answer.failure):
                 self.screen.end(answer, seed, was_stopped)
                 return answer, was_stopped
@@ -187,6 +196,11 @@ class Chat:
         return False
 
     async def _stream(self, body: Mapping[str, Any], answer: ChatAnswer) -> None:
+        """Ask; a signal that would end the program cancels this, so that the server stops the answer, too."""
+        if (task := asyncio.current_task()) is not None:
+            for number in (signal.SIGHUP, signal.SIGTERM):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         async with open_session(self.tls) as session:
             await ask(session, self.endpoint, body, answer, self.screen.piece, self.screen.connection)
 

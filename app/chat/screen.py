@@ -52,8 +52,12 @@ class Screen:
         self.line(f"[{'stopped, ' if was_stopped else ''}{', '.join(summary(answer))}, seed {seed}]")
 
     def _write(self, text: str) -> None:
-        self._out.write(text)
-        self._out.flush()
+        """Write text; raises EOFError from the OSError of a terminal or pipe that is gone."""
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except OSError as error:  # would pass for a lost connection to the server
+            raise EOFError from error
 
 
 def printable(text: str) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from app.load.costs import RunCosts, cost_table
 from app.load.figures import LoadFigures
 from app.load.records import RequestRecord
 from app.load.run import LoadRun
@@ -27,33 +26,28 @@ LATENCIES = {
     "tokens per chunk": ("tokens_per_chunk", 1.0),
     "recovery of broken streams, ms": ("recovery", 1e3),
 }
+TRACE_FIGURES = ("file", "form", "speed", "left_out", "input_tokens", "output_tokens")
 BUSY = 0.8  # of a core: above, the client may limit the load
 LATE_S = 0.02  # above, the client's lateness distorts latencies
 BINS = 60  # of the timeline, at most
 SHORTEST_BIN_S = 0.1
 
 
-def publish(
-    load: LoadProfile,
-    common: Mapping[str, Any],
-    ran: LoadRun,
-    found: LoadFigures,
-    costs: RunCosts | None,
-    folder: Path | None,
-    file: Path | None,
-) -> None:
-    """Print tables and document, and write them to ``folder`` and ``file`` if given."""
-    whole, shown = document(load, common, found, ran), tables(load, found, ran)
-    if costs is not None:
-        shown, whole["costs"] = f"{shown}\n\n{cost_table(costs)}", msgspec.to_builtins(costs)
+def publish(whole: Mapping[str, Any], shown: Sequence[str], folder: Path | None, file: Path | None) -> None:
+    """Print the document, and write it and the tables to ``folder`` and ``file`` if given."""
     if file is not None:
         write_document(whole, file)
     if folder is not None:
-        write_report(folder, "load.json", whole, shown)
-        write_records(ran.records, folder / "records.jsonl")
-        if can_plot():
-            plots(ran.records, folder, load.slo)
-    print(shown, as_line(whole), sep="\n\n", flush=True)
+        write_report(folder, "load.json", whole, "\n\n".join(shown))
+    print(as_line(whole), flush=True)
+
+
+def write_requests(records: Sequence[RequestRecord], folder: Path, slo: Slo | None) -> None:
+    """Write the records of a load and, if they can be drawn, their plots to ``folder``, which is made if missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_records(records, folder / "records.jsonl")
+    if can_plot():
+        plots(records, folder, slo)
 
 
 def write_records(records: Sequence[RequestRecord], path: Path) -> None:
@@ -80,7 +74,7 @@ def document(load: LoadProfile, asked: Mapping[str, Any], found: LoadFigures, ra
         "loop": "closed" if is_closed else "open",
         "concurrency": load.concurrency if is_closed else None,
         "arrivals": None if is_closed else "trace" if load.trace else load.arrivals,
-        "trace": None if load.trace is None else load.trace.settings,
+        "trace": None if load.trace is None else {name: getattr(load.trace, name) for name in TRACE_FIGURES},
         **{name: getattr(load, name) for name in ("rate", "requests", "duration", "seed", "retries")},
         "timeout": load.endpoint.timeout,
         "body": dict(asked),
@@ -104,7 +98,10 @@ def tables(load: LoadProfile, found: LoadFigures, ran: LoadRun) -> str:
         if spread is not None:
             shown = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
             rows.append([name, *(number(factor * value) for value in shown), str(spread.n)])
-    totals = _totals(found) + ([] if load.trace is None else load.trace.totals)
+    totals = _totals(found)
+    if trace := load.trace:
+        totals.append(["prompt / output tokens of the trace", f"{trace.input_tokens} / {trace.output_tokens}"])
+        totals.append(["requests of the trace left out, as they have no answer", str(trace.left_out)])
     parts = [f"## {load.label}: {load.endpoint.url}", markdown(("", "figure"), totals)]
     parts += [markdown(("of whole answers", "mean", "p50", "p90", "p99", "max", "n"), rows)] if rows else []
     if found.failed_attempts:

@@ -12,23 +12,24 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
 import uvloop
 
 from app.load.client import LoadClient
-from app.load.costs import phase_seconds
+from app.load.costs import PhaseSeconds, read_phases, subtract_phases
 from app.load.records import RequestRecord
 from app.load.settings import POISSON, LoadProfile, RequestPlan
 from app.load.stream import open_session
 from app.reporting.report import bar
 from engine.errors import ConfigError
 
-MODELS_TIMEOUT_S = METRICS_TIMEOUT_S = 30.0
+QUERY_TIMEOUT_S = 30.0  # of all that is no load
 BAR_PERIOD_S = 0.5
 BAR_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}{postfix}]"
+T = TypeVar("T")
 Ask = Callable[[int, float], Coroutine[Any, Any, None]]  # index of a request, and its intended time in seconds
 
 
@@ -40,7 +41,7 @@ class LoadRun:
     warmup: list[RequestRecord]
     cpu_seconds: float
     seconds: float
-    phases: tuple[float, float] | None = None  # the server's seconds of prefill and of decode; None: not known
+    phases: PhaseSeconds = None  # of the server
 
     @property
     def cpu_share(self) -> float:
@@ -55,20 +56,40 @@ def run(load: LoadProfile, plan: RequestPlan) -> LoadRun:
 def model_at(base: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None) -> str:
     """The first model a server lists; raises ConfigError if it does not answer, or lists none."""
 
-    async def models() -> tuple[int, bytes]:
-        timeout = aiohttp.ClientTimeout(MODELS_TIMEOUT_S)
-        async with open_session(tls) as session, session.get(f"{base}/models", headers=headers, timeout=timeout) as got:
-            return got.status, await got.read()
+    async def ask() -> str:
+        async with open_session(tls) as session:
+            return await request_json(
+                session,
+                "GET",
+                f"{base}/models",
+                headers,
+                lambda found: str(found["data"][0]["id"]),
+                "a model; give --model",
+            )
 
+    return uvloop.run(ask())
+
+
+async def request_json(
+    session: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    pick: Callable[[Any], T],
+    needed: str,
+    body: Mapping[str, Any] | None = None,
+) -> T:
+    """Return what ``pick`` finds in the JSON of an answer; raise ConfigError, which names ``needed``, without it."""
     try:
-        status, body = uvloop.run(models())
-        if status != 200:
-            raise ConfigError(f"--url: GET {base}/models answers with status {status}; give --model")
-        return str(msgspec.json.decode(body)["data"][0]["id"])
+        timeout = aiohttp.ClientTimeout(QUERY_TIMEOUT_S)
+        async with session.request(method, url, json=body, headers=headers, timeout=timeout) as answer:
+            if answer.status != 200:
+                raise ConfigError(f"--url: {method} {url} answers with status {answer.status}, not with {needed}")
+            return pick(msgspec.json.decode(await answer.read()))
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
-        raise ConfigError(f"--url: no server answers at {base}: {error or type(error).__name__}") from error
-    except (msgspec.DecodeError, LookupError, TypeError) as error:
-        raise ConfigError(f"--url: GET {base}/models lists no model; give --model") from error
+        raise ConfigError(f"--url: no server answers at {url}: {error or type(error).__name__}") from error
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"--url: {method} {url} answers without {needed}") from error
 
 
 async def _run(load: LoadProfile, plan: RequestPlan) -> LoadRun:
@@ -81,7 +102,7 @@ async def _run(load: LoadProfile, plan: RequestPlan) -> LoadRun:
             async with progress_bar("warm-up", load.warmup, None, warmup):
                 await loop(_sender(client, plan, warmup, is_warmup=True))
         if load.trace is not None:
-            loop = partial(open_loop, offsets=limited(load.trace.offsets, load.requests, load.duration))
+            loop = partial(open_loop, offsets=load.trace.offsets)
         elif load.rate is not None:
             times = arrivals(load.rate, load.arrivals, load.seed, load.requests, load.duration)
             loop = partial(open_loop, offsets=times)
@@ -89,26 +110,25 @@ async def _run(load: LoadProfile, plan: RequestPlan) -> LoadRun:
             loop = partial(
                 closed_loop, concurrency=load.concurrency or 1, requests=load.requests, duration=load.duration
             )
-        phases = await _phase_seconds(session, load)
+        before = await _fetch_phases(session, load)
         cpu, began = time.process_time(), time.monotonic()
         records: list[RequestRecord] = []
         async with progress_bar(load.label, load.requests, load.duration, records):
             await loop(_sender(client, plan, records))
         records.sort(key=lambda record: record.index)
         cpu, seconds = time.process_time() - cpu, time.monotonic() - began
-        after = await _phase_seconds(session, load)
-        spent = None if phases is None or after is None else (after[0] - phases[0], after[1] - phases[1])
-        return LoadRun(records, warmup, cpu, seconds, spent)
+        phases = subtract_phases(await _fetch_phases(session, load), before)
+        return LoadRun(records, warmup, cpu, seconds, phases)
 
 
-async def _phase_seconds(session: aiohttp.ClientSession, load: LoadProfile) -> tuple[float, float] | None:
-    """The server's seconds of prefill and of decode since its start; None if it does not report them."""
+async def _fetch_phases(session: aiohttp.ClientSession, load: LoadProfile) -> PhaseSeconds:
+    """Return the server's seconds since its start."""
     if not load.metrics:
         return None
     try:
-        timeout = aiohttp.ClientTimeout(METRICS_TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(QUERY_TIMEOUT_S)
         async with session.get(load.metrics, headers=load.endpoint.headers, timeout=timeout) as answer:
-            return phase_seconds(await answer.text())
+            return read_phases(await answer.text())
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
         return None
 
@@ -204,11 +224,6 @@ def arrivals(
     times: Iterator[float] = (i / rate for i in itertools.count())
     if kind == POISSON:
         times = itertools.accumulate(noise.expovariate(rate) for _ in itertools.count())
-    return limited(times, requests, duration)
-
-
-def limited(times: Iterator[float], requests: int | None, duration: float | None) -> Iterator[float]:
-    """The first ``requests`` of ascending times, those before ``duration``."""
     if duration is not None:
         times = itertools.takewhile(lambda at: at < duration, times)
     return itertools.islice(times, requests)

@@ -77,6 +77,7 @@ class Event(msgspec.Struct):
     usage: ChunkUsage | None = None
     metrics: Any = None
     error: Any = None
+    sse_id: Any = None  # text of the event's ``id:`` line; None without one
 
     @property
     def speculation(self) -> dict[str, Any]:
@@ -96,28 +97,36 @@ def open_session(tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
 async def stream(
     session: aiohttp.ClientSession,
     endpoint: Endpoint,
-    body: Mapping[str, Any],
+    body: Mapping[str, Any] | None,
     timeout: aiohttp.ClientTimeout,
     take: Callable[[Event, float], None],
+    note_open: Callable[[], None] = lambda: None,
 ) -> AttemptError | None:
     """Send ``body``, which must ask for a stream; returns None if the whole answer came, else why it did not.
 
-    ``take`` is called with every event and its time in monotonic seconds.
+    Args:
+        body: None: read a stream that exists, with GET.
+        take: called with every event and its time in monotonic seconds.
+        note_open: called when the status of the answer is 200.
     """
+    method = "GET" if body is None else "POST"
     has_begun = is_done = False
     rest = b""
     try:
-        async with session.post(endpoint.url, json=body, headers=endpoint.headers, timeout=timeout) as response:
+        async with session.request(
+            method, endpoint.url, json=body, headers=endpoint.headers, timeout=timeout
+        ) as response:
             if response.status != 200:
                 return of_status(response.status, response.headers, await response.content.read(ERROR_BYTES))
             has_begun = True
+            note_open()
             async for piece in response.content.iter_any():
                 now = time.monotonic()
                 events, rest = split_events(rest + piece)
-                for data in events:
+                for sse_id, data in events:
                     is_done |= data == DONE
                     if not is_done:
-                        take(read_event(data), now)
+                        take(read_event(data, sse_id), now)
     except AttemptError as failure:
         return failure
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -125,19 +134,29 @@ async def stream(
     return None if is_done else AttemptError(BROKEN, "the stream ended without [DONE]", retryable=True)
 
 
-def split_events(received: bytes) -> tuple[list[bytes], bytes]:
-    """The ``data`` of all whole events, and the bytes of the next one; lines end with LF or CRLF."""
+def split_events(received: bytes) -> tuple[list[tuple[str | None, bytes]], bytes]:
+    """The id and ``data`` of all whole events, and the bytes of the next one; lines end with LF or CRLF."""
     *events, rest = received.replace(b"\r\n", b"\n").split(b"\n\n")
-    found = ([line[5:].removeprefix(b" ") for line in event.split(b"\n") if line[:5] == b"data:"] for event in events)
-    return [b"\n".join(lines) for lines in found if lines], rest
+    found = []
+    for event in events:
+        lines = event.split(b"\n")
+        if data := _values(lines, b"data:"):
+            ids = _values(lines, b"id:")
+            found.append((ids[-1].decode(errors="replace") if ids else None, b"\n".join(data)))
+    return found, rest
 
 
-def read_event(data: bytes) -> Event:
+def _values(lines: list[bytes], field: bytes) -> list[bytes]:
+    return [line[len(field) :].removeprefix(b" ") for line in lines if line.startswith(field)]
+
+
+def read_event(data: bytes, sse_id: str | None) -> Event:
     """The event of its data; raises AttemptError if it is no chunk, or an error of the server."""
     try:
         event = decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise AttemptError(BAD_EVENT, f"{error}: {data[:100]!r}", retryable=False) from error
+    event.sse_id = sse_id  # a field of that name in the data does not count
     if event.error is not None:
         message = event.error.get("message", event.error) if isinstance(event.error, dict) else event.error
         raise AttemptError(ERROR_EVENT, str(message), retryable=True)

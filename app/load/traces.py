@@ -6,12 +6,13 @@ Two forms are told apart by the first character of the file: Mooncake's lines of
 from __future__ import annotations
 
 import csv
-from array import array
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated
 
 import msgspec
 
@@ -19,10 +20,10 @@ from engine.errors import ConfigError
 
 BLOCK_TOKENS = 512  # of a prompt that one of Mooncake's hash_ids stands for
 MOST_REQUESTS = 100_000
-SHOWN_CHARS = 60
 MOST_TOKENS = 1 << 20  # of a prompt or an answer
+SHOWN_CHARS = 60
 MOONCAKE, BURSTGPT = "Mooncake", "BurstGPT"
-RIGHT = {
+EXPECTED_FORM = {
     MOONCAKE: f'a line is {{"timestamp": milliseconds, "input_length": 1 to {MOST_TOKENS}, "output_length": 0 to '
     f'{MOST_TOKENS}, "hash_ids": [one integer for {BLOCK_TOKENS} tokens]}}',
     BURSTGPT: f"a row has Timestamp (seconds), Request tokens (1 to {MOST_TOKENS}) and Response tokens (0 to "
@@ -32,34 +33,25 @@ RIGHT = {
 Timestamp = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 PromptTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 AnswerTokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
-HashId = Annotated[int, msgspec.Meta(ge=0)]
+HashId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-class MooncakeRow(msgspec.Struct):
-    """A line of a trace in Mooncake's form."""
+class TracedRequest(msgspec.Struct):
+    """A request of a trace, with the names of Mooncake's form."""
 
-    timestamp: Timestamp
-    input_length: PromptTokens
-    output_length: AnswerTokens
-    hash_ids: list[HashId] = []
+    ms: Timestamp = msgspec.field(name="timestamp")  # of the trace's clock
+    input_tokens: PromptTokens = msgspec.field(name="input_length")
+    output_tokens: AnswerTokens = msgspec.field(name="output_length")  # 0: the recorded server failed
+    # Prompts that share leading ids share so many blocks of text.
+    blocks: list[HashId] = msgspec.field(name="hash_ids", default_factory=list)
 
 
 class BurstRow(msgspec.Struct):
     """A row of a trace in BurstGPT's form; its other columns are not read."""
 
-    timestamp: Timestamp = msgspec.field(name="Timestamp")
-    request_tokens: PromptTokens = msgspec.field(name="Request tokens")
-    response_tokens: AnswerTokens = msgspec.field(name="Response tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class TracedRequest:
-    """A request of a trace."""
-
-    at: float  # seconds of the trace's clock
-    input_tokens: int
-    output_tokens: int  # 0: the recorded server failed
-    blocks: Sequence[int] = ()  # prompts that share leading ids share so many blocks of text
+    seconds: Timestamp = msgspec.field(name="Timestamp")
+    input_tokens: PromptTokens = msgspec.field(name="Request tokens")
+    output_tokens: AnswerTokens = msgspec.field(name="Response tokens")
 
 
 @dataclass(frozen=True)
@@ -68,40 +60,16 @@ class RequestTrace:
 
     file: str
     form: str  # ``MOONCAKE`` or ``BURSTGPT``
+    speed: float  # seconds of the trace in a second of the replay
     requests: Sequence[TracedRequest]
+    offsets: Sequence[float]  # seconds of the replay, from the first arrival to each
+    input_tokens: int
+    output_tokens: int
     left_out: int  # requests without an answer, which the recorded server failed
-    speed: float = 1.0  # seconds of the trace in a second of the replay
-
-    @property
-    def offsets(self) -> Iterator[float]:
-        """Arrivals, in seconds after the first."""
-        return ((request.at - self.requests[0].at) / self.speed for request in self.requests)
-
-    @property
-    def input_tokens(self) -> int:
-        return sum(request.input_tokens for request in self.requests)
-
-    @property
-    def output_tokens(self) -> int:
-        return sum(request.output_tokens for request in self.requests)
-
-    @property
-    def totals(self) -> list[list[str]]:
-        """Rows of a report."""
-        return [
-            ["prompt / output tokens of the trace", f"{self.input_tokens} / {self.output_tokens}"],
-            ["requests of the trace left out, as they have no answer", str(self.left_out)],
-        ]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All but the requests, for the document of a run."""
-        names = ("file", "form", "speed", "left_out", "input_tokens", "output_tokens")
-        return {name: getattr(self, name) for name in names}
 
 
-def read_trace(path: Path, limit: int | None = None, speed: float = 1.0) -> RequestTrace:
-    """Return the first ``limit`` answered requests of a trace (None: all of them).
+def read_trace(path: Path, limit: int | None = None, speed: float = 1.0, duration: float | None = None) -> RequestTrace:
+    """Return the first ``limit`` answered requests of a trace, without those after ``duration`` seconds of the replay.
 
     Raises:
         ConfigError: the file cannot be read or has a wrong line, no request, or more than ``MOST_REQUESTS``.
@@ -112,54 +80,49 @@ def read_trace(path: Path, limit: int | None = None, speed: float = 1.0) -> Requ
     left_out = 0
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            form, requests = _requests(file, path)
-            for request in requests:
+            first = file.readline()
+            form, read = (MOONCAKE, read_mooncake) if first.startswith("{") else (BURSTGPT, read_burstgpt)
+            for request in read(chain([first], file), f"--trace {path}"):
                 if request.output_tokens == 0:
                     left_out += 1
-                elif len(kept) < (limit or MOST_REQUESTS):
-                    kept.append(request)
-                elif limit is None:
+                    continue
+                if len(kept) == MOST_REQUESTS:
                     raise ConfigError(f"--trace {path} has more than {MOST_REQUESTS} requests; give --requests")
-                else:
+                kept.append(request)
+                if len(kept) == limit:
                     break
     except OSError as error:
         raise ConfigError(f"--trace {path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(f"--trace {path} is no text in UTF-8: {error}") from error
     if not kept:
-        raise ConfigError(f"--trace {path} has no request with an answer: {RIGHT[form]}")
-    return RequestTrace(str(path), form, sorted(kept, key=lambda one: one.at), left_out, speed)
+        raise ConfigError(f"--trace {path} has no request with an answer: {EXPECTED_FORM[form]}")
+    kept.sort(key=lambda request: request.ms)
+    offsets = [(request.ms - kept[0].ms) / 1e3 / speed for request in kept]
+    end = bisect_left(offsets, inf if duration is None else duration)
+    sent = kept[:end]
+    tokens = sum(request.input_tokens for request in sent), sum(request.output_tokens for request in sent)
+    return RequestTrace(str(path), form, speed, sent, offsets[:end], *tokens, left_out)
 
 
-def _requests(file: TextIO, path: Path) -> tuple[str, Iterator[TracedRequest]]:
-    """Return the form of a trace, and its requests in the order of the lines."""
-    first = file.readline()
-    lines = chain([first], file)
-    if first.startswith("{"):
-        numbered = ((n, line) for n, line in enumerate(lines, 1) if line.strip())
-        return MOONCAKE, (_mooncake(line, f"--trace {path}, line {n}") for n, line in numbered)
+def read_mooncake(lines: Iterable[str], where: str) -> Iterator[TracedRequest]:
+    for n, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                yield msgspec.json.decode(line, type=TracedRequest)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{where}, line {n}: {error}; {EXPECTED_FORM[MOONCAKE]}") from error
+
+
+def read_burstgpt(lines: Iterable[str], where: str) -> Iterator[TracedRequest]:
     rows = csv.DictReader(lines)
-    if not {field.encode_name for field in msgspec.structs.fields(BurstRow)} <= {*(rows.fieldnames or ())}:
-        named = f"--trace {path}, line 1: {first.strip()[:SHOWN_CHARS]!r} begins neither form"
-        raise ConfigError(f"{named}; {RIGHT[MOONCAKE]}; or {RIGHT[BURSTGPT]}")
-    return BURSTGPT, (_burst(row, f"--trace {path}, line {rows.line_num}") for row in rows)
-
-
-def _mooncake(line: str, where: str) -> TracedRequest:
     try:
-        row = msgspec.json.decode(line, type=MooncakeRow)
-        most = -(-row.input_length // BLOCK_TOKENS)
-        if len(row.hash_ids) > most:
-            has = f"{len(row.hash_ids)} hash_ids for {row.input_length} tokens, which are {most} blocks"
-            raise ConfigError(f"{where}: has {has}; {RIGHT[MOONCAKE]}")
-        return TracedRequest(row.timestamp / 1e3, row.input_length, row.output_length, array("q", row.hash_ids))
-    except (msgspec.DecodeError, OverflowError) as error:
-        raise ConfigError(f"{where}: {error}; {RIGHT[MOONCAKE]}") from error
-
-
-def _burst(row: dict[str, str], where: str) -> TracedRequest:
-    try:
-        read = msgspec.convert(row, BurstRow, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}; {RIGHT[BURSTGPT]}") from error
-    return TracedRequest(read.timestamp, read.request_tokens, read.response_tokens)
+        names = rows.fieldnames or ()
+        if not {field.encode_name for field in msgspec.structs.fields(BurstRow)} <= {*names}:
+            begins = repr(",".join(names)[:SHOWN_CHARS]) if names else "an empty line"
+            raise ConfigError(f"{where}, line 1: {begins} begins neither form; {'; or '.join(EXPECTED_FORM.values())}")
+        for values in rows:
+            row = msgspec.convert(values, BurstRow, strict=False)
+            yield TracedRequest(row.seconds * 1e3, row.input_tokens, row.output_tokens)
+    except (csv.Error, msgspec.ValidationError) as error:
+        raise ConfigError(f"{where}, line {rows.reader.line_num}: {error}; {EXPECTED_FORM[BURSTGPT]}") from error

@@ -19,6 +19,7 @@ from app.planning.sizes import ModelSizes
 from engine.cuda.plan.layout import BUCKETS
 from engine.model.partition import ModelParts
 from engine.model.ranges import LayerRange
+from engine.scheduling.batch_limits import SchedulerOptions
 from engine.simulated.profile import H200_BYTES_PER_S, H200_FLOPS, PipelineProfile
 
 # Fits tokens per forward of 1.90 at 16 nodes and 2.24 at 64, measured, and of 2.52 at 128 (SPECTRA, Le et al., 2025).
@@ -26,7 +27,7 @@ TAU_PER_LOG = 0.31
 LAYER_OPERATORS, OTHER_OPERATORS = 40, 48  # of a step without drafts, counted: in a layer; in head and verification
 # Of the executor: in a layer (engine/cuda/layer.py), two more with several ranks; in head and verification, estimated
 LAYER_KERNELS, RANK_KERNELS, OTHER_KERNELS = 12, 2, 10
-PROMPT_ROWS = 512  # of a step: the scheduler's largest chunk of a prompt
+PROMPT_ROWS = SchedulerOptions().prefill_chunk  # of a step
 EXPERT_KERNELS = 5  # more in a layer with experts (engine/cuda/experts.py)
 TREE_S, TREE_LAYERS = 0.3e-3 / 64, 32  # estimated seconds that a node adds in so many layers, without arithmetic
 TAU = "1 + 0.31 ln(1 + nodes): a fit to three measured methods on other models, docs/explanation/scaling.md"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from app.planning.cluster import PROMPT_ROWS
 from app.planning.layouts import GpuLayout, Rate
 from app.planning.plan import DeploymentPlan
 from app.reporting.report import columns
@@ -14,10 +15,10 @@ NO_ROOM = "-"
 EXPLANATION = """\
 T: ranks of a stage, one GPU each; weights: of the largest rank; load: of a stage that has a disk of its own; KV cache:
 of one replica; ms/token and tokens/s over all streams: without drafts -> with drafts (nodes of a tree)"""
-PRICES = ["$/M output, 1 stream", "$/M output, full batch", "$/M input"]
-PRICES_EXPLANATION = """\
-$/M output: dollars per million tokens while all GPUs decode, without drafts -> with drafts (streams of a full batch);
-$/M input: while all GPUs read prompts, in chunks of 512 tokens"""
+PRICES = ["$/M output, 1 stream", "$/M output, most streams", "$/M input"]
+PRICES_EXPLANATION = f"""\
+$/M output: dollars of all GPUs, idle replicas included, per million tokens of the streams, without drafts -> with
+drafts (most streams of the table); $/M input: while all GPUs read prompts, {PROMPT_ROWS} tokens a step"""
 AIMS = {"latency": "the least time per token of one stream", "throughput": "most tokens per second over all streams"}
 ESTIMATES = "Rates and times are estimates: formulas of docs/explanation/scaling.md, nothing was run. They follow from"
 

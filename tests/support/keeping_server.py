@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
 from tests.app.load.conftest import answer
 
 STREAM = "/v1/streams/chatcmpl-7%2F"
 EVENTS = answer()[:-1]
-IDS = ["0.1", *map(str, range(1, len(EVENTS) - 1)), f"{len(EVENTS) - 2}.1"]
-NAME = b'data: {"id": "chatcmpl-7/", '
-KEPT = [f"id: {i}\n".encode() + event.replace(b"data: {", NAME, 1) for i, event in zip(IDS, EVENTS, strict=True)]
-KEPT.append(b"data: [DONE]\n\n")
+IDS = ["0.1", *map(str, range(1, len(EVENTS) - 1))]  # that of the usage, the last event, is none
+NAMED = [event.replace(b"data: {", b'data: {"id": "chatcmpl-7/", ', 1) for event in EVENTS]
+KEPT = [f"id: {i}\n".encode() + event for i, event in zip(IDS, NAMED[:-1], strict=True)]
+KEPT += [NAMED[-1], b"data: [DONE]\n\n"]
+RETRY_AFTER_S = 0.4
 
 
 class KeepingServer:
-    """Keeps one answer; each connection in ``cuts`` breaks after so many bytes; while ``holds``, only at byte 0.
+    """Keeps one answer; each request in ``cuts`` gets that status, or its connection breaks after so many bytes.
 
-    Other paths than those of the answer are served by ``app``.
+    While ``holds``, connections break only at byte 0. Other paths than those of the answer are served by ``app``.
     """
 
-    def __init__(self, cuts: list[int], refusal: str = "", app: Any = None) -> None:
+    def __init__(self, cuts: Sequence[int | HTTPStatus], refusal: str = "", app: Any = None) -> None:
         self.cuts, self.refusal, self.app = list(cuts), refusal, app
         self.holds = False
         self.events = answer() if refusal else KEPT
-        self.refused_reads = 0  # reads that are answered 503 before one is answered
         self.asked: list[dict[str, Any]] = []
         self.calls: list[tuple[str, str, str]] = []  # method, path, Last-Event-ID
 
@@ -44,14 +46,17 @@ class KeepingServer:
             if self.refusal and "resumable" in self.asked[-1]["stream_options"]:
                 await self._send(send, 400, json.dumps({"error": {"message": self.refusal}}).encode())
                 return
-        if scope["method"] == "GET" and self.refused_reads:
-            self.refused_reads -= 1
-            await self._send(send, 503, b"")
+        if scope["method"] == "DELETE":
+            await self._send(send, 200, b"{}")
             return
-        is_cut = bool(self.cuts)
         content = b"".join(self.events[IDS.index(last) + 1 if last else 0 :])
+        is_cut = bool(self.cuts)
+        cut = self.cuts.pop(0) if is_cut else len(content)
+        if isinstance(cut, HTTPStatus):
+            await self._send(send, cut, b"")
+            return
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        body = content[: self.cuts.pop(0)] if is_cut else content
+        body = content[:cut]
         await send({"type": "http.response.body", "body": body, "more_body": is_cut})
         while is_cut and body and self.holds:
             await asyncio.sleep(0.001)
@@ -59,5 +64,6 @@ class KeepingServer:
             raise ConnectionAbortedError
 
     async def _send(self, send: Any, status: int, body: bytes) -> None:
-        await send({"type": "http.response.start", "status": status, "headers": []})
+        headers = [(b"retry-after", str(RETRY_AFTER_S).encode())] if status >= 500 else []
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})

@@ -8,13 +8,11 @@ import math
 import os
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.inputs.prompts import CHAT, COMPLETIONS, read_bodies
-from app.load.costs import MOST_GPUS, GpuPrice, PassCosts, RunCosts, is_drafting, pass_costs, without_speculation
-from app.load.figures import LoadFigures, figures
+from app.load.costs import MOST_GPUS, RunCosts
 from app.load.settings import (
     FIXED,
     PATHS,
@@ -33,14 +31,12 @@ from app.offline.flags import check_least
 from app.reporting.report import check_writable
 from engine.errors import ConfigError
 
-if TYPE_CHECKING:
-    from app.load.run import LoadRun
-
 KEY_VARIABLE = "SPECTRA_API_KEY"
 DEFAULT_REQUESTS = 100
 DEFAULT_MAX_TOKENS = 128
 MOST_CLIENTS = 100_000
-NOT_WITH_TRACE = ("prompts", "max_tokens", "repeat_check")  # the trace sets them
+# The trace sets them; a warm-up would cache its prompts.
+NOT_WITH_TRACE = ("prompts", "max_tokens", "repeat_check", "arrivals", "warmup")
 DESCRIPTION = """\
 Send streamed requests to an OpenAI-compatible server (ours, vLLM's, a hosted one) and report what its clients see:
 TTFT (to the first text), TPOT = (E2E - TTFT) / (n - 1), gaps between chunks, tokens per chunk, E2E, tokens/s, errors.
@@ -85,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--arrivals", choices=(POISSON, FIXED), help="of an open loop: random, or evenly spaced (default: poisson)")
     add("--requests", type=int, metavar="N", help=f"send N requests (default: {DEFAULT_REQUESTS}, or a whole trace)")
     add("--duration", type=_above_zero, metavar="S", help="begin requests for S seconds, at most --requests")
-    add("--warmup", type=int, default=0, metavar="N", help="send N requests first that are not counted")
+    add("--warmup", type=int, metavar="N", help="send N requests first that are not counted")
 
     add = parser.add_argument_group("requests").add_argument
     says = 'lines {"turns": [..]} (first turns), {"prompt": ..} or {"messages": [..]} (default: 8 built-in prompts)'
@@ -114,70 +110,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.load.report import publish, tables
-    from app.load.run import run as run_load
+    from app.load.passes import run_passes
 
-    price = _price(arguments)
-    load, plan = _plan(arguments)
+    costs = _read_price(arguments)
+    load, plan = _read_load(arguments)
     check_writable(arguments.out, arguments.json)
-
-    loads = [replace(load, concurrency=count) for count in arguments.concurrency or ()] or [load]
-    if len(loads) > 1 and price is None:
+    counts = arguments.concurrency or [load.concurrency]
+    if len(counts) > 1 and costs is None:
         raise ConfigError(
             "--concurrency has several values, which need --gpu-price; give it as well, or give one value"
         )
-
-    def measure(load: LoadProfile, plan: RequestPlan) -> tuple[LoadFigures, LoadRun]:
-        ran = run_load(load, plan)
-        return figures(ran.records, load.slo, plan.common.get("temperature") == 0), ran
-
-    costs, wrong = list[PassCosts](), list[str]()
-    for one in loads:
-        found, ran = measure(one, plan)
-        passes = [(found, ran)]
-        if price is not None and is_drafting(found):
-            passes.append(measure(one, without_speculation(plan)))
-        wrong += [problem for measured in passes for problem in _problems(*measured)]
-        if price is not None:
-            costs += [pass_costs(one.label, found, ran.phases, price) for found, ran in passes]
-        if one is not loads[-1]:
-            print(tables(one, found, ran), flush=True)
-    total = None if price is None else RunCosts(price, costs)
-    publish(loads[-1], plan.common, ran, found, total, arguments.out, arguments.json)
-    if wrong:
-        print(f"spectra: {'; '.join(wrong)}", file=sys.stderr)
-    return 1 if wrong else 0
+    problems = run_passes(load, plan, counts, costs, arguments.out, arguments.json)
+    if problems:
+        print(f"spectra: {'; '.join(problems)}", file=sys.stderr)
+    return 1 if problems else 0
 
 
-def _problems(found: LoadFigures, ran: LoadRun) -> list[str]:
-    """Return why a pass is not good, if it is not."""
-    from app.load.report import notes
-
-    kinds = ", ".join(f"{kind}: {n}" for kind, n in found.errors.items())
-    failed = [f"{found.failed} of {found.requests} requests failed ({kinds})"] if found.failed else []
-    return failed + [line for line in notes(found, ran) if line.startswith("DIVERGED")]
-
-
-def _price(arguments: argparse.Namespace) -> GpuPrice | None:
+def _read_price(arguments: argparse.Namespace) -> RunCosts | None:
     if arguments.gpu_price is None and arguments.gpus is not None:
         raise ConfigError(f"--gpus {arguments.gpus} is for costs: give --gpu-price as well")
     gpus = 1 if arguments.gpus is None else arguments.gpus
     if not 1 <= gpus <= MOST_GPUS:
         raise ConfigError(f"--gpus is {gpus}; it must be 1 to {MOST_GPUS}")
-    return None if arguments.gpu_price is None else GpuPrice(arguments.gpu_price, gpus)
+    return None if arguments.gpu_price is None else RunCosts(arguments.gpu_price, gpus)
 
 
-def _plan(arguments: argparse.Namespace) -> tuple[LoadProfile, RequestPlan]:
-    """The load and its requests; asks the server for its model unless a flag names one, and for the tokens of words."""
+def _read_load(arguments: argparse.Namespace) -> tuple[LoadProfile, RequestPlan]:
+    """Return the load and its requests; asks the server for its model unless a flag names one, and counts words."""
     from app.load.run import model_at
     from app.load.stream import Endpoint
-    from app.load.trace_prompts import TracePrompts, measure_words
+    from app.load.trace_prompts import TracePrompts, count_word_tokens
 
     ones = dict.fromkeys(("requests", "max_tokens", "max_nodes"), 1)
     check_least(arguments, {**ones, "warmup": 0, "retry": 0, "repeat_check": 0})
+    trace = _read_trace(arguments)
     if arguments.arrivals and arguments.rate is None:
         raise ConfigError(f"--arrivals {arguments.arrivals} is for an open loop: give --rate as well")
-    trace = _trace(arguments)
     unlimited = arguments.requests is None and arguments.duration is None
     requests = len(trace.requests) if trace else DEFAULT_REQUESTS if unlimited else arguments.requests
     prompts: PromptBodies = [] if trace else read_bodies(arguments.prompts, arguments.endpoint)
@@ -191,7 +159,7 @@ def _plan(arguments: argparse.Namespace) -> tuple[LoadProfile, RequestPlan]:
         arrivals=arguments.arrivals or POISSON,
         requests=requests,
         duration=arguments.duration,
-        warmup=arguments.warmup,
+        warmup=arguments.warmup or 0,
         retries=arguments.retry,
         seed=arguments.seed,
         slo=parse_slo(arguments.slo) if arguments.slo is not None else None,
@@ -205,21 +173,21 @@ def _plan(arguments: argparse.Namespace) -> tuple[LoadProfile, RequestPlan]:
         common["model"] = model_at(base, headers, tls)
     if trace is not None:
         tokenizer = f"{base.removesuffix('/v1')}/tokenize"
-        words = measure_words(tokenizer, arguments.endpoint, str(common["model"]), headers, tls)
-        prompts = TracePrompts(trace.requests, words, arguments.endpoint)
+        counts = count_word_tokens(tokenizer, arguments.endpoint, str(common["model"]), headers, tls)
+        prompts = TracePrompts(trace.requests, arguments.endpoint, counts)
     seed = None if "seed" in common else arguments.seed
     return load, RequestPlan(prompts, common, seed, distinct)
 
 
-def _trace(arguments: argparse.Namespace) -> RequestTrace | None:
+def _read_trace(arguments: argparse.Namespace) -> RequestTrace | None:
     if arguments.trace is None:
         if arguments.trace_speed is not None:
             raise ConfigError(f"--trace-speed {arguments.trace_speed:g} is for a trace: give --trace as well")
         return None
     for name in NOT_WITH_TRACE:
         if getattr(arguments, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} goes without --trace, which sets prompts and lengths")
-    return read_trace(arguments.trace, arguments.requests, arguments.trace_speed or 1.0)
+            raise ConfigError(f"--{name.replace('_', '-')} goes without --trace, which sets requests and arrivals")
+    return read_trace(arguments.trace, arguments.requests, arguments.trace_speed or 1.0, arguments.duration)
 
 
 def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -239,7 +207,7 @@ def _above_zero(text: str) -> float:
     with suppress(ValueError):
         if 0 < float(text) < math.inf:
             return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
+    raise argparse.ArgumentTypeError(f"{text!r} must be a finite number above 0")
 
 
 def _counts(text: str) -> list[int]:

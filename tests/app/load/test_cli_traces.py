@@ -54,9 +54,12 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def test_burstgpts_rows_are_sorted_and_failures_are_left_out(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, BURST), speed=2.0)
-    assert trace.requests == [TracedRequest(5.0, 40, 9), TracedRequest(5.5, 30, 3)]
-    assert (trace.form, trace.left_out, list(trace.offsets)) == (BURSTGPT, 1, [0.0, 0.25])
+    path = written(tmp_path, BURST)
+    trace = read_trace(path, speed=2.0)
+    assert trace.requests == [TracedRequest(5000, 40, 9), TracedRequest(5500, 30, 3)]
+    assert (trace.form, trace.left_out, trace.offsets) == (BURSTGPT, 1, [0.0, 0.25])
+    short = read_trace(path, speed=2.0, duration=0.25)
+    assert (len(short.requests), short.offsets, short.input_tokens, short.output_tokens) == (1, [0.0], 40, 9)
 
 
 def test_a_long_trace_needs_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,13 +77,13 @@ def test_a_long_trace_needs_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("lines", "message"),
     [
         ([line(1, 5, 5), line(2, 0, 5)], r"trace, line 2: Expected `int` >= 1 - at `\$.input_length`; a line is"),
-        ([line(1, 600, 5, 1, 2, 3)], "line 1: has 3 hash_ids for 600 tokens, which are 2 blocks; a line is"),
         ([line(1, 600, 5, 2**64)], "line 1: .*; a line is"),
         ([HEADER + "x,,,GPT-4,40,9,49,API log"], r"line 2: Expected `float`.*`\$.Timestamp`; a row has Timestamp"),
         ([HEADER + "nan,,,GPT-4,40,9,49,API log"], "line 2: .*; a row has Timestamp"),
         ([HEADER + "1,,,GPT-4"], "line 2: .*; a row has Timestamp"),
         (["Timestamp,Model"], "line 1: 'Timestamp,Model' begins neither form; a line is .*; or a row has"),
-        ([""], "line 1: '' begins neither form"),
+        ([HEADER + "1,,,GPT-4," + 140_000 * "9"], "line 2: field larger than field limit .*; a row has Timestamp"),
+        (["", HEADER], "line 1: an empty line begins neither form"),
         ([line(1, 5, 0)], "has no request with an answer"),
     ],
 )
@@ -96,8 +99,13 @@ def test_a_wrong_line_is_named_with_what_would_be_right(
     [
         (["--trace-speed", 2], "--trace-speed 2 is for a trace: give --trace as well"),
         (["--trace", "TRACE", "--max-tokens", 9], "--max-tokens goes without --trace"),
+        (
+            ["--trace", "TRACE", "--arrivals", "fixed"],
+            "--arrivals goes without --trace, which sets requests and arrivals",
+        ),
+        (["--trace", "TRACE", "--warmup", 1], "--warmup goes without --trace"),
         (["--trace", "/none"], "--trace /none cannot be read: No such file"),
-        (["--trace", "TRACE"], "--trace needs POST http://"),
+        (["--trace", "TRACE"], "--url: POST http://"),
     ],
 )
 def test_a_flag_that_does_not_fit_a_trace_is_refused(

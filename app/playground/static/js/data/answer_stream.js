@@ -1,23 +1,11 @@
 // The chunks of an answer over as many connections as it takes: a server that keeps answers sends the rest of them.
 
-import { getStream, post, remove, ServerError } from "./api.js";
-import { BrokenOff, chunksOf } from "./sse.js";
+import { getStream, post, remove } from "./api.js";
+import { chunksOf, ConnectionLostError } from "./sse.js";
 
-const GIVE_UP_MS = 60_000; // after the loss of a connection
+const GIVE_UP_MS = 60_000; // after the loss of a connection; also the longest Retry-After that counts
 const FIRST_PAUSE_MS = 100; // between two attempts
 const LONGEST_PAUSE_MS = 2000;
-
-let isKept = false;
-
-/** Ask for answers that are kept, if the server keeps any (`keeps_answers` of its settings). */
-export function useKeptAnswers(keeps) {
-  isKept = keeps;
-}
-
-/** Whether requests ask the server to keep their answers. */
-export function areAnswersKept() {
-  return isKept;
-}
 
 /** One streamed answer; `onConnection` is called when a connection is lost, and when the answer continues. */
 export class AnswerStream {
@@ -34,25 +22,38 @@ export class AnswerStream {
     this.abort = () => {}; // ends what is awaited now
   }
 
-  /** Lists of chunks; throws the error that ended the answer early. */
+  /** Lists of chunks; throws the error that ended the answer early. In the end, the server deletes the answer. */
   async *chunks() {
-    for (let pause = FIRST_PAUSE_MS; ; pause = Math.min(2 * pause, LONGEST_PAUSE_MS)) {
-      try {
-        const response = await this.#open();
-        for await (const chunks of chunksOf(response)) {
-          this.#arrived(chunks.at(-1));
-          pause = FIRST_PAUSE_MS;
-          yield chunks;
+    const stop = () => this.stop();
+    addEventListener("pagehide", stop);
+    try {
+      for (let pause = FIRST_PAUSE_MS; ; pause = Math.min(2 * pause, LONGEST_PAUSE_MS)) {
+        try {
+          const response = await this.#open();
+          if (this.path !== null) this.#noteReconnected();
+          for await (const chunks of chunksOf(response)) {
+            this.#noteReconnected();
+            this.hasBegun = true;
+            for (const { id, eventId } of chunks) {
+              if (eventId === undefined) continue; // as that of the usage, which comes again
+              this.path = `/v1/streams/${encodeURIComponent(id)}`;
+              this.lastEvent = eventId;
+            }
+            pause = FIRST_PAUSE_MS;
+            yield chunks;
+          }
+          return;
+        } catch (error) {
+          if (!this.#mayContinue(error)) throw error;
+          await new Promise((done) => {
+            this.abort = done;
+            setTimeout(done, Math.max(pause, Math.min(1000 * (error.retryAfter ?? 0), GIVE_UP_MS)));
+          });
         }
-        this.#found();
-        return;
-      } catch (error) {
-        if (!this.#mayContinue(error)) throw error;
       }
-      await new Promise((done) => {
-        this.abort = done;
-        setTimeout(done, pause);
-      });
+    } finally {
+      removeEventListener("pagehide", stop);
+      this.#delete();
     }
   }
 
@@ -65,7 +66,7 @@ export class AnswerStream {
   stop() {
     this.isStopped = true;
     this.abort();
-    if (this.path) remove(this.path).catch(() => {}); // it ends without a reader, too
+    this.#delete();
   }
 
   #open() {
@@ -77,36 +78,31 @@ export class AnswerStream {
     return getStream(this.path, { signal, more: { "Last-Event-ID": this.lastEvent } });
   }
 
-  #arrived({ id, eventId }) {
-    this.#found();
-    this.hasBegun = true;
-    if (eventId === undefined) return;
-    this.path = `/v1/streams/${encodeURIComponent(id)}`;
-    this.lastEvent = eventId;
+  #delete() {
+    if (this.path !== null) remove(this.path).catch(() => {}); // the server deletes it later
+    this.path = null;
   }
 
-  #found() {
+  #noteReconnected() {
     if (this.lostAt === null) return;
     this.note = `reconnected after ${((performance.now() - this.lostAt) / 1000).toFixed(1)} s`;
     this.lostAt = null;
     this.onConnection();
   }
 
-  /** Note that the connection is lost; whether another one may bring the rest. */
+  /** Note that the connection is lost, if another one may bring the rest; before the first event, it asks again. */
   #mayContinue(error) {
-    if (this.isStopped || !this.#isLost(error)) return false;
-    this.lostAt ??= performance.now();
-    const isTooLate = performance.now() - this.lostAt > GIVE_UP_MS;
-    this.note = isTooLate ? "" : "reconnecting …";
+    const now = performance.now();
+    if (error.status === 404) this.path = null; // it is gone, and need not be deleted
+    const isLost = error instanceof ConnectionLostError || error.status === 0;
+    const isBusy = error.status === 429 || error.status >= 500;
+    const isFirst = !this.hasBegun && this.body.stream_options.resumable;
+    const isResent = isFirst && (isLost || (isBusy && this.lostAt !== null));
+    const isRead = this.path !== null && (isLost || isBusy || error.name === "AbortError");
+    const mayContinue = !this.isStopped && (isResent || isRead) && now - (this.lostAt ?? now) <= GIVE_UP_MS;
+    this.lostAt = mayContinue ? (this.lostAt ?? now) : null;
+    this.note = mayContinue ? "reconnecting …" : "";
     this.onConnection();
-    return !isTooLate;
-  }
-
-  /** Whether only the connection is lost; before the first event, the request is sent again. */
-  #isLost(error) {
-    const status = error instanceof ServerError ? error.status : null;
-    const isBroken = error instanceof BrokenOff || status === 0;
-    if (this.path === null) return isBroken && !this.hasBegun && Boolean(this.body.stream_options.resumable);
-    return isBroken || error.name === "AbortError" || status === 429 || status >= 500;
+    return mayContinue;
   }
 }

@@ -9,9 +9,10 @@ export function useKey(given) {
 
 /** An error of the server, in its words. */
 export class ServerError extends Error {
-  constructor(status, message) {
+  constructor(status, message, retryAfter = 0) {
     super(message);
     this.status = status;
+    this.retryAfter = retryAfter; // seconds that the server asked to wait
   }
 }
 
@@ -22,11 +23,13 @@ function headers(more = {}) {
 /** The error of an answer that is not ok. */
 export async function errorOf(response) {
   const text = await response.text();
+  let message;
   try {
-    return new ServerError(response.status, JSON.parse(text).error.message);
+    ({ message } = JSON.parse(text).error);
   } catch {
-    return new ServerError(response.status, text.slice(0, 300) || `the server answered with status ${response.status}`);
+    message = text.slice(0, 300) || `the server answered with status ${response.status}`;
   }
+  return new ServerError(response.status, message, Number(response.headers.get("Retry-After")) || 0);
 }
 
 async function answered(path, options = {}) {

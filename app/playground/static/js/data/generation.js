@@ -1,6 +1,6 @@
 // One streamed answer: its body, its chunks, and what they say, piece by piece.
 
-import { AnswerStream, areAnswersKept } from "./answer_stream.js";
+import { AnswerStream } from "./answer_stream.js";
 import { Figures } from "./figures.js";
 import { Aligner, tokensOf } from "./trace.js";
 
@@ -20,7 +20,7 @@ export function bodyOf(model, fields, method, traced) {
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: !traced },
   };
-  if (areAnswersKept()) body.stream_options.resumable = true;
+  if (fields.resumable) body.stream_options.resumable = true;
   if (fields.maxTokens) body.max_tokens = fields.maxTokens;
   // A method that does not draft from a prediction is not asked to: the server would refuse it.
   if (fields.prediction && readsPrediction(method)) body.prediction = { type: "content", content: fields.prediction };
@@ -86,7 +86,7 @@ export class Generation {
 
   /** Whether it is being read, and would continue after the loss of its connection. */
   get isResumable() {
-    return this.state === "running" && this.stream.path !== null;
+    return this.state === "running" && this.stream.path !== null && this.stream.lostAt === null;
   }
 
   /** What the page has not shown yet. */

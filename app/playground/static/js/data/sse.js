@@ -1,7 +1,7 @@
 // Server-sent events of an answer.
 
 /** The connection ended before the answer did. */
-export class BrokenOff extends Error {}
+export class ConnectionLostError extends Error {}
 
 /** Cuts a text that comes in parts into the id and data of its events. */
 export class EventCutter {
@@ -26,7 +26,8 @@ export class EventCutter {
 
 /**
  * The chunks of a streamed answer, as objects: a list for every part that the network delivers; `eventId` of a chunk is
- * that of its event. Ends at `[DONE]`; throws BrokenOff if the stream ends before it, and an error of the server.
+ * that of its event. Ends at `[DONE]`; throws ConnectionLostError if the stream ends before it, and an error of the
+ * server after the chunks that came before.
  */
 export async function* chunksOf(response) {
   const cutter = new EventCutter();
@@ -34,20 +35,20 @@ export async function* chunksOf(response) {
   try {
     for (;;) {
       const { done, value } = await reader.read().catch(() => ({ done: true }));
-      if (done) throw new BrokenOff("the answer broke off; send the request again");
+      if (done) throw new ConnectionLostError("the answer broke off; send the request again");
       const chunks = [];
-      let ends = false;
+      let end = null;
       for (const { id, data } of cutter.push(value)) {
-        if (data === "[DONE]") {
-          ends = true;
+        const chunk = data === "[DONE]" ? null : JSON.parse(data);
+        if (chunk === null || chunk.error) {
+          end = { error: chunk?.error };
           break;
         }
-        const chunk = JSON.parse(data);
-        if (chunk.error) throw new Error(chunk.error.message);
         chunks.push({ ...chunk, eventId: id });
       }
       if (chunks.length) yield chunks;
-      if (ends) return;
+      if (end?.error) throw new Error(end.error.message);
+      if (end) return;
     }
   } finally {
     reader.cancel().catch(() => {});

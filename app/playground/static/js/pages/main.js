@@ -1,6 +1,5 @@
 // The playground: what belongs to the whole page.
 
-import { useKeptAnswers } from "../data/answer_stream.js";
 import { getJson, servedModel, useKey } from "../data/api.js";
 import { Card } from "../views/card.js";
 import { byId } from "../views/dom.js";
@@ -16,6 +15,7 @@ const single = new Single(card, steps);
 const race = new Race(card, steps);
 const modes = document.querySelectorAll("input[name=mode]");
 let model = null;
+let keepsAnswers = false; // whether the server does
 let busy = false;
 
 function alertWith(text) {
@@ -77,7 +77,7 @@ async function send() {
   alertWith("");
   let fields;
   try {
-    fields = form.read();
+    fields = { ...form.read(), resumable: keepsAnswers };
   } catch (error) {
     alertWith(error.message);
     return;
@@ -128,7 +128,7 @@ showMode();
 getJson("/playground/settings").then(({ about_model, examples, keeps_answers }) => {
   byId("about-model").hidden = !about_model;
   byId("drop").hidden = !keeps_answers;
-  useKeptAnswers(keeps_answers);
+  keepsAnswers = keeps_answers;
   form.offer(examples);
 });
 connect();

@@ -1,6 +1,5 @@
 // The page for operators: charts of a second each, news, streams, and buttons that kill processes.
 
-import { useKeptAnswers } from "../data/answer_stream.js";
 import { getJson, getText, post, servedModel, useKey } from "../data/api.js";
 import { Chart } from "../views/chart.js";
 import { colourOf } from "../views/colours.js";
@@ -28,7 +27,7 @@ const charts = {
 };
 const watch = new Watch();
 let before = null; // the last scrape
-let settings = { victims: [], token: null };
+let settings = { victims: [], token: null, keeps_answers: false };
 let streams = [];
 
 function tell(text, kind = "") {
@@ -109,7 +108,7 @@ async function toggleStreams() {
   streams = Array.from({ length: Number(byId("streams-count").value) }, (_, i) => new Repeated(i, failure));
   byId("streams").replaceChildren(...streams.map((stream) => stream.element));
   button.textContent = "Stop streams";
-  for (const stream of streams) stream.run(model);
+  for (const stream of streams) stream.run(model, settings.keeps_answers);
 }
 
 async function kill(name) {
@@ -130,7 +129,6 @@ async function kill(name) {
 
 async function offerVictims() {
   settings = await getJson("/playground/settings");
-  useKeptAnswers(settings.keeps_answers);
   byId("killing").hidden = !settings.victims.length;
   byId("victims").replaceChildren(
     ...settings.victims.map((name) => {

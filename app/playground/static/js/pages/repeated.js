@@ -26,11 +26,11 @@ export class Repeated {
     this.#say();
   }
 
-  /** Ask until `stop` is called. */
-  async run(model) {
+  /** Ask until `stop` is called; `resumable`: whether the server keeps answers. */
+  async run(model, resumable) {
     this.runs = true;
     const [method] = choices(model.speculative);
-    const fields = { prompt: this.prompt, temperature: 0.8, seed: this.seed, maxTokens: MOST_TOKENS };
+    const fields = { prompt: this.prompt, temperature: 0.8, seed: this.seed, maxTokens: MOST_TOKENS, resumable };
     while (this.runs) {
       this.generation = new Generation(bodyOf(model.id, fields, method, false), (one) => this.#show(one));
       await this.generation.run();
