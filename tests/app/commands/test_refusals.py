@@ -65,7 +65,7 @@ LIGHT = [  # test_light_commands checks that these import nothing heavy, in a fo
     ("bench --methods magic --replay x.jsonl --tokenizer tiny", "unknown method 'magic'"),
     ("bench --methods pld --replay x.jsonl --tokenizer /nowhere", "--tokenizer /nowhere"),
     ("load --url http://a:1 --prompts absent.jsonl", "--prompts absent.jsonl cannot be read"),
-    ("load --url http://a:1 --concurrency 0", "--concurrency is 0; it must be at least 1"),
+    ("load --url http://a:1 --concurrency 0", "--concurrency: it is '0'; it must be 1 to 100000"),
     ("corpus build --input x --out y --keep 0", "--keep is 0; it must be at least 1"),
     ("corpus stats absent", "absent"),
 ]
