@@ -19,9 +19,11 @@ def answer_options(config: ServeConfig) -> AnswerOptions | None:
 
     Raises ConfigError if ``answer_store`` is not the URL of a Redis.
     """
-    if not config.answers_per_tenant:
-        return None
     store = config.answer_store or ""
+    if not config.answers_per_tenant:
+        if store:
+            raise ConfigError("answer_store is given, but answers_per_tenant is 0: no answers are kept")
+        return None
     if store:
         if not store.startswith(REDIS):
             raise ConfigError("answer_store is not the URL of a Redis; it must be one, as in redis://HOST:6379/1")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import field_validator, model_validator
 
-from app.config.fields import FieldGroup, FixedFields
+from app.config.fields import AnswerFields, FieldGroup, FixedFields
 from app.config.method_fields import MethodFields, SettingsFields, build_method_fields
 from app.inputs.default_model import DEFAULT_MODEL, is_default
 from app.inputs.devices import AUTO, default_threads
@@ -234,6 +234,11 @@ def _check_unused_fields(config: ServeConfig) -> None:
             config.stages == 1 and not _has_profiled_stages(config),
             "stages is 1: nothing is sent between stages",
             ("transport",),
+        ),
+        (
+            config.answers_per_tenant == 0,
+            "answers_per_tenant is 0: no answers are kept",
+            (*(AnswerFields.model_fields.keys() - {"answers_per_tenant", "answer_store"}),),
         ),
         (
             config.max_replicas is None,

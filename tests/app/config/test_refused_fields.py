@@ -69,6 +69,7 @@ REFUSED = [
     ({"numerics": "exact"}, "numerics is exact, but has no effect: device is cpu"),
     ({"numerics": "odd"}, "numerics is odd; it must be auto, exact, fast or layers"),
     ({"affinity": "prefix"}, "affinity is prefix, but has no effect: replicas is 1"),
+    ({"answers_per_tenant": 0, "answers_mib": 2.0}, "answers_mib is 2.0, but has no effect: answers_per_tenant is 0"),
     ({"failover": 1.0}, "failover is 1.0, but has no effect: replicas is 1"),
     ({"transport": "gloo"}, "transport is gloo, but has no effect: stages is 1"),
     ({"min_replicas": 2}, "min_replicas is 2, but has no effect: max_replicas is not given"),

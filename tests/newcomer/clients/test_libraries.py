@@ -74,10 +74,11 @@ def test_the_ai_sdk_gets_texts_calls_and_objects(
     program = shutil.copy(HERE / "programs" / "with_ai_sdk.mjs", folder)  # node looks for packages next to it
     results = json.loads(output_of("node", program, f"{server.base}/v1"))
     assert [results["text"], results["streamed"], results["usage"]] == [text, text, n_tokens]
+    assert results["resumable"] == [text, n_tokens]
     assert [results["object"], results["streamedObject"]] == [person, person]
     [[name, arguments]] = results["calls"]
     assert (name, arguments.keys()) == ("weather", {"city", "days"})
-    assert results["streamedCalls"] == results["calls"]
+    assert results["streamedCalls"] == results["resumableCalls"] == results["calls"]
     assert [name for name, _ in results["callsBefore"]] == ["weather"]
     for found in (results["objectAfterTool"], results["callsOrObject"]):  # checked against the schema by the library
         assert found.keys() == person.keys()

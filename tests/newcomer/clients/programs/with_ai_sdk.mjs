@@ -12,6 +12,16 @@ const provider = createOpenAICompatible({
   supportsStructuredOutputs: true,
 });
 const model = provider("SmolLM2-135M-Instruct");
+// The same model, with streams that the server keeps: an event per token, with an id.
+const resumable = createOpenAICompatible({
+  name: "spectra",
+  baseURL: process.argv[2],
+  apiKey: "none",
+  fetch: (url, init) => {
+    const body = { ...JSON.parse(init.body), stream_options: { include_usage: true, resumable: true } };
+    return fetch(url, { ...init, body: JSON.stringify(body) });
+  },
+})("SmolLM2-135M-Instruct");
 const common = { model, temperature: 0, maxRetries: 0 };
 const question = { ...common, maxOutputTokens: 24, prompt: "What is 12 plus 7?" };
 const asked = { ...common, maxOutputTokens: 200, prompt: "Anna is 31 years old and lives in Rome." };
@@ -40,10 +50,13 @@ const whole = await generateText(question);
 results.text = whole.text;
 results.usage = whole.usage.outputTokens;
 results.streamed = await streamText(question).text;
+const kept = streamText({ ...question, model: resumable });
+results.resumable = [await kept.text, (await kept.usage).outputTokens];
 
 const forced = { ...asked, tools: { weather }, toolChoice: "required" };
 results.calls = callsOf((await generateText(forced)).steps);
 results.streamedCalls = callsOf(await streamText(forced).steps);
+results.resumableCalls = callsOf(await streamText({ ...forced, model: resumable }).steps);
 results.object = (await generateText({ ...asked, output: typed.output })).output;
 const parts = streamText({ ...asked, output: typed.output });
 for await (const part of parts.partialOutputStream) results.streamedObject = part;
