@@ -103,7 +103,7 @@ class AnswerLimits:
 
     per_tenant: int = 256  # answers of a tenant, finished ones included
     bytes_per_tenant: int = 64 << 20
-    total_bytes: int = 1 << 30  # of all tenants
+    total_bytes: int = 1 << 28  # of all tenants
     keep_seconds: float = 600.0  # from the end of an answer to its deletion
     unread_seconds: float = 60.0  # a stream without a reader is cancelled after this time
     longest_seconds: float = 3600.0  # an unfinished answer fails after this time

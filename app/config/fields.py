@@ -191,7 +191,7 @@ class HttpFields(FieldGroup, title="HTTP"):
 
     ingress_replicas: AtLeastOne = common(1, "HTTP processes")
     edge_resources: dict[str, float] = advanced(
-        dict, """custom Ray resources of the nodes for router, HTTP processes and retrieval: '{"edge": 0.01}'"""
+        dict, """custom Ray resources of the nodes for router, HTTP processes, answers and retrieval: '{"edge": 0.01}'"""
     )
     max_body_mib: Positive = advanced(4.0, "MiB of the largest request body")
     default_max_tokens: AtLeastOne = common(1024, "max_tokens of requests that give none")
@@ -238,7 +238,7 @@ class AnswerFields(FieldGroup, title="kept answers"):
     answers_mib_per_tenant: Annotated[float, Field(gt=0, le=65_536)] = advanced(
         64.0, "MiB of a tenant's answers; the prompt of a running one counts tenfold"
     )
-    answers_mib: Annotated[float, Field(gt=0, le=1_048_576)] = advanced(1024.0, "MiB of all kept answers")
+    answers_mib: Annotated[float, Field(gt=0, le=1_048_576)] = advanced(256.0, "MiB of all kept answers")
     answer_expiry: Annotated[float, Field(ge=1, le=604_800)] = advanced(
         600.0, "seconds from the end of an answer to its deletion, with its prompt"
     )
