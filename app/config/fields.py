@@ -191,7 +191,8 @@ class HttpFields(FieldGroup, title="HTTP"):
 
     ingress_replicas: AtLeastOne = common(1, "HTTP processes")
     edge_resources: dict[str, float] = advanced(
-        dict, """custom Ray resources of the nodes for router, HTTP processes, answers and retrieval: '{"edge": 0.01}'"""
+        dict,
+        """custom Ray resources of the nodes for router, HTTP processes, answers and retrieval: '{"edge": 0.01}'""",
     )
     max_body_mib: Positive = advanced(4.0, "MiB of the largest request body")
     default_max_tokens: AtLeastOne = common(1024, "max_tokens of requests that give none")
