@@ -159,7 +159,6 @@ def _build_request(
     method, sent, fields = "POST", dict(headers), {"model": model, **ENDPOINTS[path][1]}
     if kind == "leave":
         fields |= {"stream": True, "max_tokens": 200, "ignore_eos": True}
-        fields |= {"stream_options": {"resumable": chance.random() < 0.5}}  # such a stream continues without its client
     else:
         _spoil_fields(chance, values[path], fields)
     body = json.dumps(fields).encode()

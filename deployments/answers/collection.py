@@ -50,6 +50,15 @@ class AnswerCollection:
         entry = self.by_id.get(id_)
         return None if entry is None or entry.tenant != tenant else entry
 
+    def list_abandoned(self, now: float) -> list[AnswerEntry]:
+        """Unfinished streams without a reader, of all tenants, the longest abandoned first."""
+        found = [
+            one
+            for one in self.by_id.values()
+            if one.end is None and not one.is_background and not one.n_readers and now - one.unread_since >= ABANDONED_S
+        ]
+        return sorted(found, key=lambda one: one.unread_since)
+
     def make_room(self, entry: AnswerEntry, n_answers: int, n_bytes: int) -> str:
         """Drop streams of the entry's tenant if that makes room; returns which limit is exceeded still, or ""."""
         victims, freed = list[AnswerEntry](), 0
@@ -80,10 +89,9 @@ class AnswerCollection:
         streams = [
             one for one in self._by_tenant.get(tenant, {}).values() if not one.is_background and not one.n_readers
         ]
-        now = self._clock()
         finished = sorted((one.end.at, one.id, one) for one in streams if one.end is not None)
-        abandoned = [one for one in streams if one.end is None and now - one.unread_since >= ABANDONED_S]
-        return [one for *_, one in finished] + sorted(abandoned, key=lambda one: one.unread_since)
+        abandoned = [one for one in self.list_abandoned(self._clock()) if one.tenant == tenant]
+        return [one for *_, one in finished] + abandoned
 
     def _count(self, tenant: str, n_bytes: int) -> None:
         self.n_bytes += n_bytes

@@ -93,7 +93,7 @@ class AnswerEntry:
         self.choices = [KeptChoice() for _ in answer.requests]
         self.n_bytes = OVERHEAD + len(self.record) * (1 + DECODED)
         self.end: AnswerEnd | None = None
-        self.is_started = False
+        self.is_started = self.is_paused = False
         self.is_deleted = False
         self.n_readers = 0
         self.unread_since = now

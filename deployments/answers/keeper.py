@@ -10,7 +10,8 @@ from contextlib import aclosing, contextmanager
 
 import msgspec
 
-from deployments.answers.collection import ABANDONED_S, AnswerCollection
+from deployments.answers.collection import AnswerCollection
+from deployments.answers.deadlines import AnswerDeadlines
 from deployments.answers.entry import DECODED, EVENT_OVERHEAD, AnswerEntry
 from deployments.answers.log import AnswerEnd, AnswerLog
 from deployments.answers.log_writer import LogWriter
@@ -26,14 +27,12 @@ from engine.errors import (
     OverloadedError,
     RequestError,
     SpectraError,
-    StepFailedError,
     TargetLostError,
 )
 from engine.events import STOP, StepEvent
 
 UNREACHABLE = "the store of kept answers is unreachable; send the request again later"
 LOADED_CHECK_S = 0.1  # between two checks whether the log has been read
-CHECK_S = 1.0  # between two checks of all deadlines
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +61,13 @@ class AnswerKeeper:
         self._clock = clock
         self._writer = LogWriter(log, self.kept.by_id, self._seconds_to_live, self._restore, self._lose)
         self._runs = AnswerRuns(submit, self._append, self._end)
+        self.deadlines = AnswerDeadlines(self.kept, self._runs, limits, clock, self._end, self._drop)
         self._checking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Continue the answers of the log, now or once no other server has it."""
         await self._writer.start()
-        self._checking = asyncio.get_running_loop().create_task(self._keep_checking())
+        self._checking = asyncio.get_running_loop().create_task(self.deadlines.keep_checking())
 
     def _restore(self, found: list[dict[str, bytes]]) -> None:
         for fields in found:
@@ -157,32 +157,11 @@ class AnswerKeeper:
                 async for event in events:
                     yield event
 
-    def check_deadlines(self) -> None:
-        """Delete answers that have expired; end those without readers, and those that take too long."""
-        now, limits = self._clock(), self._limits
-        for entry in [*self.kept.by_id.values()]:
-            if entry.end is not None:
-                if now - entry.end.at >= limits.keep_seconds:
-                    self._drop(entry)
-            elif now - entry.created >= limits.longest_seconds:
-                self._end(entry, StepFailedError(f"the answer took longer than {limits.longest_seconds:g} s"))
-            elif not entry.is_background and not entry.n_readers:
-                # Without an event, no client knows the id.
-                patience = limits.unread_seconds if entry.has_events else min(ABANDONED_S, limits.unread_seconds)
-                if now - entry.unread_since >= patience:
-                    self.kept.n_abandoned += 1
-                    self._end(entry, AnswerCancelledError(f"nobody read the answer for {patience:g} s"))
-
     async def _find(self, id_: str, tenant: str) -> AnswerEntry | None:
         """The tenant's answer with this id; waits while the log may have it."""
         while (entry := self.kept.find(id_, tenant)) is None and not self._writer.is_loaded:
             await asyncio.sleep(LOADED_CHECK_S)
         return entry
-
-    async def _keep_checking(self) -> None:
-        while True:
-            await asyncio.sleep(CHECK_S)
-            self.check_deadlines()
 
     def _admit(self, new: NewAnswer) -> AnswerEntry:
         now, limit = self._clock(), self._limits.bytes_per_tenant
@@ -232,6 +211,8 @@ class AnswerKeeper:
     def _count_reader(self, entry: AnswerEntry, is_reader: bool) -> Iterator[None]:
         """Count a reader; a stream that failed before its first event goes with its last one."""
         entry.n_readers += is_reader
+        if is_reader and entry.is_paused:
+            self._runs.start(entry)
         try:
             yield
         finally:

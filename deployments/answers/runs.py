@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 
 from deployments.answers.entry import AnswerEntry, decode_event
 from deployments.observability.logs import current_request_id
@@ -42,14 +43,19 @@ class AnswerRuns:
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}  # by answer and choice
 
     def start(self, entry: AnswerEntry) -> None:
-        """Run the choices that are not complete, once."""
-        choices = [] if entry.is_started else entry.choices
-        entry.is_started = True
+        """Run the choices that are not complete, unless they run."""
+        choices = [] if entry.is_started and not entry.is_paused else entry.choices
+        entry.is_started, entry.is_paused = True, False
         for number, choice in enumerate(choices):
             if not choice.is_complete:
                 key = (entry.id, number)
                 self._tasks[key] = task = asyncio.get_running_loop().create_task(self._run(entry, number))
-                task.add_done_callback(lambda _, key=key: self._tasks.pop(key, None))  # type: ignore[misc]
+                task.add_done_callback(partial(self._forget, key))
+
+    def pause(self, entry: AnswerEntry) -> None:
+        """Cancel the runs of an answer until it is started again."""
+        self.cancel(entry)
+        entry.is_paused = True
 
     def cancel(self, entry: AnswerEntry, choice: int | None = None) -> None:
         """Cancel the runs of an answer, or one of them, but for the one that calls this."""
@@ -64,6 +70,10 @@ class AnswerRuns:
         for task in tasks:
             task.cancel()
         return tasks
+
+    def _forget(self, key: tuple[str, int], task: asyncio.Task[None]) -> None:
+        if self._tasks.get(key) is task:  # else the choice was started again
+            del self._tasks[key]
 
     async def _run(self, entry: AnswerEntry, number: int) -> None:
         """Generate a choice; a background answer waits for a place in the queue, and for a router."""

@@ -103,7 +103,7 @@ class Keeping:
 
     def pass_time(self, seconds: float) -> None:
         self.clock.passed += seconds
-        self.keeper.check_deadlines()
+        self.keeper.deadlines.check()
 
 
 @asynccontextmanager

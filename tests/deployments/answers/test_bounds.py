@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import pytest
 
+from deployments.answers.deadlines import MAX_ABANDONED
 from engine.errors import AnswerCancelledError, OverloadedError, RequestError, StepFailedError
 from engine.events import StepEvent
 from engine.request import Request
@@ -134,6 +136,42 @@ async def test_a_flood_of_abandoned_streams_leaves_others_unharmed(serving: Serv
         await served.check(job_of(60))
         kept.pass_time(1e6)
         await served.settled()
+
+
+async def test_a_few_abandoned_streams_of_a_tenant_run_and_the_others_wait_for_a_reader(serving: Serving) -> None:
+    jobs = [job_of(number, "pld", max_tokens=80, stop_ids=()) for number in range(12)]
+    running: set[int] = set()
+    gate = asyncio.Event()
+
+    async with serving() as served:
+
+        async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
+            running.add(request.params.seed)
+            try:
+                async with aclosing(served.router.stream(request)) as events:
+                    async for event in events:
+                        yield event
+                        if len(request.emitted) == 0:
+                            await gate.wait()
+            finally:
+                running.discard(request.params.seed)
+
+        async with keeping(run, unread_seconds=1e6) as kept:
+            for number, job in enumerate(jobs):
+                await kept.create(f"{number}", job)
+                await kept.wait_for(f"{number}", "in_progress")
+            reading = await begin_reading(kept, "11")
+            kept.pass_time(6)
+            await wait_until_async(lambda: len(running) == MAX_ABANDONED + 1, lambda: running)
+            assert [tokens(await kept.follow(f"{n}")) for n in (9, 10)] == [
+                served.offline(jobs[n]).token_ids for n in (9, 10)
+            ], "a reader that comes back has the same text"
+            gate.set()
+            await wait_until_async(lambda: not running, lambda: running)
+            kept.pass_time(1)
+            for number, job in enumerate(jobs):
+                assert tokens(await kept.follow(f"{number}")) == served.offline(job).token_ids
+            reading.cancel()
 
 
 async def test_creating_an_answer_twice_starts_it_once() -> None:

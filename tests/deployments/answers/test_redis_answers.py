@@ -120,6 +120,7 @@ async def test_answers_that_are_not_read_yet_are_waited_for() -> None:
     with RedisServer() as server:
         async with keeping(EndlessRequests().run, log_of(server)) as kept:
             await kept.create("a", is_background=True)
+            await read_some(kept, "a", 3)
             await kept.kill()
             server.client().client_pause(3000)
             await kept.start(log_of(server))
