@@ -122,10 +122,12 @@ async def test_answers_that_are_not_read_yet_are_waited_for() -> None:
             await kept.create("a", is_background=True)
             await read_some(kept, "a", 3)
             await kept.kill()
-            server.client().client_pause(3000)
+            server.client().client_pause(round(LIMIT_S * 1000))
             await kept.start(log_of(server))
             assert not kept.keeper._writer.is_loaded
-            assert await kept.status("a") == "in_progress"
+            status = asyncio.create_task(kept.status("a"))
+            server.client().client_unpause()
+            assert await status == "in_progress"
 
 
 async def test_one_keeper_at_a_time_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
