@@ -122,7 +122,7 @@ async def test_answers_that_are_not_read_yet_are_waited_for() -> None:
             await kept.create("a", is_background=True)
             await read_some(kept, "a", 3)
             await kept.kill()
-            server.client().client_pause(round(LIMIT_S * 1000))
+            server.client().client_pause(round(LIMIT_S * 1000), all=False)
             await kept.start(log_of(server))
             assert not kept.keeper._writer.is_loaded
             status = asyncio.create_task(kept.status("a"))
