@@ -1,6 +1,6 @@
 """Reads traces of requests: when each arrived, the lengths of its prompt and answer, and the prefixes it shares.
 
-Two forms are told apart by the first character of the file: Mooncake's lines of JSON, and BurstGPT's CSV.
+A file has one of two forms: Mooncake's lines of JSON, if it begins with a brace, or BurstGPT's CSV.
 """
 
 from __future__ import annotations

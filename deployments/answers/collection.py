@@ -23,7 +23,7 @@ class AnswerCollection:
     def __init__(self, limits: AnswerLimits, clock: Callable[[], float], drop: Callable[[AnswerEntry], None]) -> None:
         self.by_id: dict[str, AnswerEntry] = {}
         self.n_bytes = 0
-        self.n_abandoned = 0  # streams that were ended because nobody read them
+        self.n_abandoned = 0  # streams that were ended because they had no reader
         self._limits = limits
         self._clock = clock
         self._drop = drop

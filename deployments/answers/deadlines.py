@@ -1,4 +1,4 @@
-"""Ends and deletes answers in time, and limits what is generated for nobody."""
+"""Ends and deletes answers in time, and limits how many abandoned streams are generated."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class AnswerDeadlines:
                 patience = limits.unread_seconds if entry.has_events else min(ABANDONED_S, limits.unread_seconds)
                 if now - entry.unread_since >= patience:
                     self._kept.n_abandoned += 1
-                    self._end(entry, AnswerCancelledError(f"nobody read the answer for {patience:g} s"))
+                    self._end(entry, AnswerCancelledError(f"the answer had no reader for {patience:g} s"))
 
     def _share_abandoned(self, now: float) -> None:
         """Let a few abandoned streams of each tenant run, and pause the others until they have a reader."""

@@ -34,8 +34,7 @@ logger = logging.getLogger(__name__)
 class AnswerKeeperDeployment:
     """Wraps ``AnswerKeeper``; readers follow answers over the channel of its ``SubmissionServer``.
 
-    Failures are returned: Ray would replace an exception by its own. What is raised means that this replica is being
-    replaced.
+    Calls return failures, because Ray wraps exceptions. An exception means that this replica is being replaced.
 
     Args:
         router: handle of the router deployment.

@@ -103,7 +103,7 @@ class AnswerEntry:
         self.changed = asyncio.Event()  # set when there is more to read
 
     @classmethod
-    def restored(cls, fields: dict[str, bytes], now: float) -> AnswerEntry:
+    def restore(cls, fields: dict[str, bytes], now: float) -> AnswerEntry:
         """An answer from the log; events after a missing one are left out. Raises DecodeError or KeyError."""
         entry = cls(_ANSWER.decode(fields[RECORD]), now)
         for number, choice in enumerate(entry.choices):

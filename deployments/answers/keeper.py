@@ -72,7 +72,7 @@ class AnswerKeeper:
     def _restore(self, found: list[dict[str, bytes]]) -> None:
         for fields in found:
             try:
-                entry = AnswerEntry.restored(fields, self._clock())
+                entry = AnswerEntry.restore(fields, self._clock())
             except (msgspec.DecodeError, KeyError) as error:
                 logger.warning("an answer in the log is left out: %s", error)
                 continue

@@ -39,13 +39,13 @@ class AnswerGauges(Collector):
 
 
 class AbandonedAnswers(Collector):
-    """Counter of the streams that were cancelled because nobody read them."""
+    """Counter of the streams that were cancelled because they had no reader."""
 
     def __init__(self, keeper: AnswerKeeper) -> None:
         self._keeper = keeper
 
     def collect(self) -> Iterator[Metric]:
-        text = "Streams that were cancelled because nobody read them."
+        text = "Streams that were cancelled because they had no reader."
         yield read_family(
             "counter", f"{OURS}:answers_abandoned", text, (), [((), float(self._keeper.kept.n_abandoned))]
         )

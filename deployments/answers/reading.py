@@ -8,7 +8,7 @@ from deployments.answers.entry import AnswerEntry
 from engine.errors import AnswerNotFoundError
 from engine.events import StepEvent
 
-PAGE_BYTES = 256 << 10  # the ingress has no more for a client that does not read
+PAGE_BYTES = 256 << 10  # the most that an ingress holds for a client that does not read
 
 
 async def read_page(entry: AnswerEntry, number: int, after: int) -> AsyncGenerator[StepEvent, None]:

@@ -1,7 +1,7 @@
 """Answers in a Redis: one hash per answer, and a lease, so that two keepers never write the same answers.
 
 Every key expires. A script may run twice: fields have the index of their event. ``last`` has the id of the keeper that
-took the lease last; whoever is not that keeper writes nothing.
+took the lease last; only that keeper can write.
 """
 
 from __future__ import annotations

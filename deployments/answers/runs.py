@@ -100,15 +100,16 @@ class AnswerRuns:
         """Append the events of a choice after those that are there."""
         choice, request = entry.choices[number], entry.answer.requests[number]
         current_request_id.set(request.request_id)
-        resumable = ResumableRequest(request)
-        submission = resumable.next_submission()
+        former: ResumableRequest | None = None  # an earlier run of this choice
         if choice.events:
+            former = ResumableRequest(request)
+            former.next_submission()
             for raw in choice.events:
-                resumable.record(decode_event(raw))
-            submission = resumable.next_submission()
-        async with aclosing(self._submit(submission)) as events:
+                former.record(decode_event(raw))
+            request = former.next_submission()
+        async with aclosing(self._submit(request)) as events:
             async for event in events:
                 event.check_aborted()
-                self._append(entry, number, resumable.record(event))
+                self._append(entry, number, event if former is None else former.record(event))
                 if event.finish_reason is not None:
                     return

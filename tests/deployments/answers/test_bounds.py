@@ -39,7 +39,7 @@ async def test_a_stream_without_readers_is_cancelled_and_a_background_answer_is_
         kept.pass_time(60)
         assert await kept.status("left") == "cancelled"
         assert kept.keeper.kept.n_abandoned == 2
-        with pytest.raises(AnswerCancelledError, match="nobody read the answer for 60 s"):
+        with pytest.raises(AnswerCancelledError, match="the answer had no reader for 60 s"):
             await kept.follow("left")
         readings[0].cancel()
 
@@ -90,7 +90,7 @@ async def test_a_stream_without_an_event_has_no_client_that_could_come_back() ->
     async with keeping(run, unread_seconds=1e6) as kept:
         await kept.create("a")
         kept.pass_time(6)
-        with pytest.raises(AnswerCancelledError, match="nobody read the answer for 5 s"):
+        with pytest.raises(AnswerCancelledError, match="the answer had no reader for 5 s"):
             await kept.follow("a")
 
 

@@ -21,7 +21,7 @@ from tests.support.answer_keeping import Keeping, keeping
 
 @dataclass
 class KeptEdge:
-    """A client of the edge, and what is behind the edge."""
+    """A client of the edge, with the answer keeper and the backend that the edge uses."""
 
     client: httpx.AsyncClient
     kept: Keeping
