@@ -94,7 +94,8 @@ class CompletionChoice:
 
         Raises the errors of ``StepEvent.check_aborted``.
         """
-        return ChoiceDelta.join(self._pieces(event, by_token=self._by_token))
+        pieces = self._pieces(event, by_token=self._by_token)
+        return pieces[0] if len(pieces) == 1 else ChoiceDelta.join(pieces)
 
     def feed_tokens(self, event: StepEvent) -> list[ChoiceDelta]:
         """The same, a piece per token: those do not depend on which tokens came in one step.
