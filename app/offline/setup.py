@@ -27,6 +27,7 @@ from engine.errors import ConfigError
 from engine.loop import Engine
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
+from engine.target_model.info import Target
 from engine.target_model.local import LocalTarget
 from speculators.grammar import GrammarConfig
 from speculators.method import SpeculatorOptions
@@ -56,7 +57,7 @@ def check_device(config: ServeConfig) -> None:
         raise ConfigError(f"--tensor-parallel is {config.tensor_parallel}, but torch sees {n_gpus} GPUs here")
 
 
-def sampling(arguments: argparse.Namespace, temperature: float, target: LocalTarget) -> SamplingParams:
+def sampling(arguments: argparse.Namespace, temperature: float, target: Target) -> SamplingParams:
     return SamplingParams(
         max_tokens=arguments.max_tokens,
         temperature=temperature,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from app.reporting.report import bar
-from app.training.batches import Capture, PaddedTexts, choose_roots
+from app.training.batches import PaddedTexts, ReadTexts, choose_roots, in_batches
 from app.training.drafts import draft
 from app.training.examples import Example
 from app.training.losses import Labeller
@@ -29,12 +29,20 @@ class Acceptance:
     expected: float  # accepted drafts of a chain of ``len(by_depth)``, without the target's own token
 
 
+@dataclass(frozen=True, slots=True)
+class LabelledHead:
+    """The target's whole head, and the drafter's part of its vocabulary."""
+
+    head: Callable[[Tensor], Tensor]
+    draft_ids: Tensor | None  # as ``Labeller`` takes them
+
+
 def measure_held_out(
     network: AnyNetwork,
     held_out: Sequence[Example],
-    capture: Capture,
+    read: ReadTexts,
+    labelled: LabelledHead,
     n_depths: int,
-    draft_ids: Tensor | None,
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     """Acceptance of greedy and of sampled answers as JSON values; None where no answer is of that kind.
@@ -48,14 +56,14 @@ def measure_held_out(
         sample = sorted(examples, key=lambda example: example.source)[: arguments.measured]
         if not sample:
             continue
-        batches, n_batches = capture.in_batches(sample, arguments.batch), -(-len(sample) // arguments.batch)
+        batches, n_batches = in_batches(read, sample, arguments.batch), -(-len(sample) // arguments.batch)
         acceptance = measure_acceptance(
             network,
             bar(f"measure {kind}", n_batches, "batch", leave=False, iterable=batches),
             EAGLE1_DEPTHS if n_depths == 1 else n_depths,
+            Labeller(labelled.head, "soft", labelled.draft_ids, temperature or 1.0, is_whole=True),
             n_roots=arguments.roots,
             temperature=temperature,
-            draft_ids=draft_ids,
             generator=torch.Generator().manual_seed(arguments.seed),
         )
         found[kind] = {
@@ -72,20 +80,20 @@ def measure_acceptance(
     network: AnyNetwork,
     batches: Iterable[PaddedTexts],
     n_depths: int,
+    labeller: Labeller,
     *,
     temperature: float,
     n_roots: int = 64,
-    draft_ids: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Acceptance:
     """Acceptance at roots whose next ``n_depths`` tokens the target wrote.
 
     Args:
         batches: held-out texts, at least one.
+        labeller: of soft labels over the target's whole vocabulary at this temperature, 1 for greedy texts.
         temperature: above 0: of both distributions, and rejection sampling accepts by chance; 0: a draft is accepted if
             the drafter's likeliest token is the text's.
     """
-    labeller = Labeller(network.target, "soft", draft_ids, temperature=temperature or 1.0, counts_unknown=True)
     chances: list[Tensor] = []  # of each batch [roots, n_depths]
     for texts in batches:
         roots = choose_roots(texts, n_roots, generator)

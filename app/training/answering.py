@@ -6,6 +6,7 @@ import argparse
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from app.reporting.record_file import RecordFile
 from app.reporting.report import bar
 from app.speculation.vocabulary import known_rows
 from app.training.examples import Example, source_of
+from app.training.own_questions import as_questions, open_questions, write_questions
 from engine.loop import Engine
 from engine.model.identity import model_hash
 from engine.request import Request
@@ -124,21 +126,26 @@ def answer_questions(
     path: Path,
     tokenizer: PreTrainedTokenizerFast,
 ) -> list[Example]:
-    """The target's answers; those that the work folder lacks are written now, which takes most of the time."""
+    """The target's answers to the questions and to its own ones; the work folder keeps them.
+
+    Those that it lacks are written now, which takes most of the time.
+    """
+    engine, model = lru_cache(partial(_load_engine, arguments, config, path)), {"model": model_hash(path)[:16]}
+    if arguments.own_questions:
+        with open_questions(arguments, model, REMEDY) as own:
+            if len(own.by_key) < arguments.own_questions:
+                write_questions(engine(), tokenizer, arguments, own)
+        questions = [*questions, *as_questions(own, arguments.own_questions)]
     named = {name_question(question): question for question in questions}
     if not named:
         return []
     flags = {name: getattr(arguments, name) for name in ("max_tokens", "temperature", "samples", "raw", "seed")}
     n_answers = arguments.samples * sum(1 if arguments.raw else len(question.turns) for question in named.values())
-    settings = {"model": model_hash(path)[:16], **flags}
-    with RecordFile(arguments.work / ANSWERS, TrainingAnswer, settings, REMEDY) as file:
+    with RecordFile(arguments.work / ANSWERS, TrainingAnswer, model | flags, REMEDY) as file:
         known = sum(answer.question in named for answer in file.records)
         if known < n_answers:
-            target, tokens = load_target(config), 0
-            pool = SpeculatorPool(warmed(SpeculatorOptions(vocabulary=known_rows(path, target.info.spec))))
-            size = max(64, arguments.batch_size)
-            engine = Engine(target, pool, SchedulerOptions(max_sequences=size, max_waiting=size))
-            asker = Asker(engine, tokenizer, sampling(arguments, arguments.temperature, target), arguments)
+            target, tokens = engine().target, 0
+            asker = Asker(engine(), tokenizer, sampling(arguments, arguments.temperature, target), arguments)
             with bar("answers", n_answers, "answer", initial=known) as shown:
                 for answer in asker.ask(named, file):
                     tokens += len(answer.answer)
@@ -146,3 +153,10 @@ def answer_questions(
                     shown.update()
     answers = sorted(file.records, key=lambda answer: answer.key)
     return [answer.example() for answer in answers if answer.question in named]
+
+
+def _load_engine(arguments: argparse.Namespace, config: ServeConfig, path: Path) -> Engine:
+    target = load_target(config)
+    pool = SpeculatorPool(warmed(SpeculatorOptions(vocabulary=known_rows(path, target.info.spec))))
+    size = max(64, arguments.batch_size)
+    return Engine(target, pool, SchedulerOptions(max_sequences=size, max_waiting=size))

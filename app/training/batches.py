@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,9 @@ class PaddedTexts:
             return self.final
         assert self.tapped is not None, "the drafter's layers were not tapped"
         return self.tapped
+
+
+ReadTexts = Callable[[Sequence[Example]], PaddedTexts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +98,47 @@ class EpochBatches:
 
 
 class Capture:
-    """Reads batches of texts through the target, whose states would take far more disk than the texts."""
+    """Reads batches of texts through the target.
+
+    Args:
+        model: the target.
+        taps: layers whose outputs are read, in addition to the final norm's.
+    """
 
     def __init__(self, model: WholeTexts, taps: Sequence[int]) -> None:
-        self._model, self._taps = model, taps
+        self._model, self.taps = model, tuple(taps)
+
+    @property
+    def width(self) -> int:
+        return self._model.shards[-1].spec.hidden_size
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.shards[-1].device
 
     @torch.no_grad()
     def read(self, examples: Sequence[Example]) -> PaddedTexts:
         """The texts with float32 states, padded to the longest, on the target's last device."""
-        last, shape = self._model.shards[-1], (len(examples), max(len(example.tokens) for example in examples))
-        tokens, weights = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
-        for row, example in enumerate(examples):
-            end = len(example.tokens)
-            tokens[row, :end] = torch.tensor(example.tokens)
-            weights[row, example.first : end] = 1
-        hidden, tapped = self._model.states(tokens, self._taps)
+        tokens, weights = pad_texts(examples)
+        hidden, tapped = self._model.states(tokens, self.taps)
         joined = torch.cat(tapped, dim=-1).float() if tapped else None
-        return PaddedTexts(tokens.to(last.device), weights.to(last.device), last.norm(hidden).float(), joined)
+        final = self._model.shards[-1].norm(hidden).float()
+        return PaddedTexts(tokens.to(self.device), weights.to(self.device), final, joined)
 
-    def in_batches(self, examples: Sequence[Example], batch_size: int) -> Iterator[PaddedTexts]:
-        """Reads every text once, texts of similar length together."""
-        ranked = sorted(examples, key=lambda example: len(example.tokens))
-        for begin in range(0, len(ranked), batch_size):
-            yield self.read(ranked[begin : begin + batch_size])
+
+def pad_texts(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """Tokens and weights of ``PaddedTexts``, on the CPU."""
+    shape = len(examples), max(len(example.tokens) for example in examples)
+    tokens, weights = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
+    for row, example in enumerate(examples):
+        end = len(example.tokens)
+        tokens[row, :end] = torch.tensor(example.tokens)
+        weights[row, example.first : end] = 1
+    return tokens, weights
+
+
+def in_batches(read: ReadTexts, examples: Sequence[Example], batch_size: int) -> Iterator[PaddedTexts]:
+    """Reads every text once, texts of similar length together."""
+    ranked = sorted(examples, key=lambda example: len(example.tokens))
+    for begin in range(0, len(ranked), batch_size):
+        yield read(ranked[begin : begin + batch_size])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ BETAS = (0.9, 0.95)
 WARM_UP = 0.04  # share of the budget in which the rate rises
 CLIP = 1.0  # of the gradient's norm
 SMOOTHING = 0.97
+POINTS = 100  # of the curve of the loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class TrainingProgress:
     seconds: float = 0.0
     steps: int = 0
     loss: float = 0.0  # nats, smoothed
+    curve: list[tuple[int, float]] = field(default_factory=list)  # (steps, loss) about every hundredth of the budget
 
 
 class TrainingRun:
@@ -62,7 +64,7 @@ class TrainingRun:
         self.network, self.loss, self.batch, self.settings = network, loss, batch, settings
         self.checkpoint, self.progress = checkpoint, TrainingProgress()
         self._weights = [weight for weight in network.parameters() if weight.requires_grad]
-        self._optimizer = torch.optim.AdamW(self._weights, lr=settings.rate, betas=BETAS, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(self._weights, lr=settings.rate, betas=BETAS, weight_decay=0.0, fused=True)
         self._generator = torch.Generator().manual_seed(settings.seed)
         if checkpoint.exists():
             self._resume()
@@ -78,6 +80,8 @@ class TrainingRun:
                 p.seconds = time.monotonic() - started
                 bar.set_postfix_str(f"loss {p.loss:.3f} step {p.steps} {p.steps / p.seconds:.1f}/s", refresh=False)
                 bar.update(min(self._share(), 1.0) - bar.n)
+                if self._share() >= len(p.curve) / POINTS:
+                    p.curve.append((p.steps, p.loss))
                 if p.seconds - self._saved_at > self.settings.checkpoint_every:
                     self._save()
         self.network.eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from app.training.batches import PaddedTexts, Roots, choose_roots, take
 from app.training.drafts import DraftedDepth, draft
-from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import AnyNetwork
 from engine.drafter.spec import DrafterSpec
 
@@ -26,16 +26,15 @@ class DraftLabels:
     """Labels of drafts ``[b, c]``, in the drafter's token ids."""
 
     token: Tensor  # int64 [b, c], the text's; -1: the drafter lacks it
-    chances: Tensor | None  # [b, c, draft_vocab_size], the target's, not normalised over a draft vocabulary; None: hard
+    chances: Tensor | None  # [b, c, draft_vocab_size], the target's; None: hard
     weights: Tensor  # [b, c]
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Nats ``[b, c]``; the target's distribution is normalised over the draft vocabulary."""
+        """Nats ``[b, c]``."""
         found = logits.log_softmax(-1)
         if self.chances is None:
             return -found.gather(-1, self.token.clamp(min=0)[..., None]).squeeze(-1)
-        normal = self.chances / self.chances.sum(-1, keepdim=True).clamp(min=torch.finfo(found.dtype).tiny)
-        return -(normal * found).sum(-1)
+        return -(self.chances * found).sum(-1)
 
     def overlap(self, chances: Tensor) -> Tensor:
         """Chance ``[b, c]`` that rejection sampling accepts drafts from the drafter's ``chances`` ``[b, c, vocab]``."""
@@ -45,38 +44,44 @@ class DraftLabels:
         return torch.minimum(self.chances, chances).sum(-1)
 
 
-@dataclass(frozen=True, slots=True)
 class Labeller:
-    """Looks up the labels of drafts."""
+    """Looks up the labels of drafts.
 
-    target: TargetParts  # its head turns final states into distributions
-    kind: LabelKind
-    draft_ids: Tensor | None = None  # int64 [draft_vocab_size], the target's id of each drafter token; None: the same
-    temperature: float = 1.0
-    counts_unknown: bool = False  # whether a draft counts if the drafter lacks its likeliest token
+    Args:
+        head: of the target, over the drafter's vocabulary or, if ``is_whole``, over its own.
+        kind: of labels.
+        draft_ids: int64 ``[draft_vocab_size]``, the target's id of each drafter token; None: the same.
+        temperature: of the target's distribution.
+        is_whole: chances are not normalised over the draft vocabulary, and a draft whose label it lacks counts, too.
+    """
+
+    def __init__(
+        self,
+        head: Callable[[Tensor], Tensor],
+        kind: LabelKind,
+        draft_ids: Tensor | None = None,
+        temperature: float = 1.0,
+        is_whole: bool = False,
+    ) -> None:
+        self._head, self._kind, self._temperature, self._is_whole = head, kind, temperature, is_whole
+        self._ids = draft_ids
 
     @torch.no_grad()
     def label(self, texts: PaddedTexts, at: Tensor, counted: Tensor) -> DraftLabels:
         """The labels at positions ``[b, c]``; positions after the end have weight 0."""
         weights = take(texts.weights, at) * counted * (at < texts.tokens.shape[1])
-        token, chances = take(texts.tokens, at), None
-        best = token
-        if self.kind == "soft":
-            logits = self.target.head(take(texts.final, at - 1))
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
-            chances, best = logits.softmax(-1), logits.argmax(-1)
-        if self.draft_ids is None:
+        token, chances, ids = take(texts.tokens, at), None, self._ids
+        if self._kind == "soft":
+            logits = self._head(take(texts.final, at - 1))
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self._temperature
+            chances = logits.softmax(-1)
+        if ids is None:
             return DraftLabels(token, chances, weights)
-        if not self.counts_unknown:
-            weights = weights * (_draft_id(best, self.draft_ids) >= 0)
-        chances = None if chances is None else chances[..., self.draft_ids]
-        return DraftLabels(_draft_id(token, self.draft_ids), chances, weights)
-
-
-def _draft_id(tokens: Tensor, draft_ids: Tensor) -> Tensor:
-    """The drafter's ids of the target's ``tokens``; -1 where it has none."""
-    matches = tokens[..., None] == draft_ids
-    return torch.where(matches.any(-1), matches.int().argmax(-1), -1)
+        place = torch.searchsorted(ids, token).clamp(max=len(ids) - 1)  # draft ids ascend
+        token = torch.where(ids[place] == token, place, -1)
+        if not self._is_whole:
+            return DraftLabels(token, chances, weights * (token >= 0))
+        return DraftLabels(token, None if chances is None else chances[..., ids], weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +135,16 @@ class DraftLoss:
     """Computes a drafter's loss.
 
     Args:
+        network: its ``target`` scores the drafter's vocabulary.
         n_roots: roots of each text, drawn anew for each batch.
-        draft_ids: int64 ``[draft_vocab_size]``, the target's id of each token of the drafter; None: they are the same.
+        draft_ids: as ``Labeller`` takes them.
     """
 
     def __init__(
         self, network: AnyNetwork, settings: LossSettings, *, n_roots: int = 64, draft_ids: Tensor | None = None
     ) -> None:
         self.network, self.settings, self.n_roots = network, settings, n_roots
-        self._labeller = Labeller(network.target, settings.labels, draft_ids)
+        self._labeller = Labeller(network.target.head, settings.labels, draft_ids)
 
     def __call__(self, texts: PaddedTexts, generator: torch.Generator | None = None) -> Tensor:
         """The loss, a scalar in nats; roots and noise are drawn with ``generator`` (on the CPU)."""

@@ -33,6 +33,7 @@ class ArchitectureOptions:
     layers: int | None = None
     taps: tuple[int, ...] | None = None
     draft_vocab: int | None = None
+    own_head: bool = False
     mask_token: int | None = None
     mask_state: str | None = None  # learned or zero
     no_states: bool = False
@@ -43,10 +44,10 @@ class ArchitectureOptions:
     confidence: bool = False
 
 
-MASKED, DSPARK = ("drafts", "layers", "draft_vocab"), ("markov_rank", "markov_head", "confidence")
-USES = {  # the options that each method has
-    "medusa": ("drafts", "layers"),
-    "eagle": ("generation", "layers", "taps", "draft_vocab"),
+MASKED, DSPARK = ("drafts", "layers", "own_head"), ("markov_rank", "markov_head", "confidence")
+USES = {  # the options that each method has, in addition to draft_vocab
+    "medusa": ("drafts", "layers", "own_head"),
+    "eagle": ("generation", "layers", "taps", "own_head"),
     "parallelspec-medusa": (*MASKED, "mask_state", "no_states"),
     "parallelspec-eagle": (*MASKED, "mask_state"),
     "p-eagle": (*MASKED, "taps", "mask_token"),
@@ -61,13 +62,13 @@ def check_options(method: Method, asked: ArchitectureOptions) -> None:
     """Raises ConfigError if an option is wrong for every target; the message names the flag."""
     for field in fields(ArchitectureOptions):
         value = getattr(asked, field.name)
-        if value not in (None, False) and field.name not in USES[method]:
+        if value not in (None, False) and field.name not in ("draft_vocab", *USES[method]):
             able = ", ".join(name for name, used in USES.items() if field.name in used)
             raise ConfigError(f"--{field.name.replace('_', '-')} does not apply to --method {method}; it is for {able}")
     least = 2 if method in ("parallelspec-medusa", "parallelspec-eagle", "p-eagle") else 1
     check_least(asked, {"drafts": least, "layers": 1, "draft_vocab": 1, "markov_rank": 1, "mask_token": 0})
-    if method == "eagle" and asked.generation == 1 and (asked.taps or asked.draft_vocab):
-        raise ConfigError("--taps and --draft-vocab are for --generation 3: EAGLE 1 reads no layer")
+    if method == "eagle" and asked.generation == 1 and (asked.taps or asked.own_head):
+        raise ConfigError("--taps and --own-head are for --generation 3: EAGLE 1 reads no layer and has no head")
     if method == "eagle" and asked.generation != 1 and (asked.layers or 1) != 1:
         raise ConfigError(f"--layers is {asked.layers}; EAGLE 3 has 1 layer")
     if asked.markov_head is not None and asked.markov_rank is None:
@@ -109,7 +110,7 @@ def new_spec(
         n_drafts=n_drafts,
         n_heads=n_drafts or 0 if method == "medusa" else 0,
         n_head_layers=n_layers if method == "medusa" else 0,
-        own_head=asked.draft_vocab is not None,
+        own_head=asked.own_head or (method == "medusa" and asked.draft_vocab is None),
         reads_states=not asked.no_states,
         mask_token_id=mask_token if is_masked else None,
         has_mask_state=method == "p-eagle" or learns_mask,
@@ -143,7 +144,7 @@ def find_unused_token(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> in
 def new_drafter(spec: DrafterSpec, model: WholeTexts, draft_ids: Tensor | None, seed: int) -> AnyNetwork:
     """A float32 network on the target's last device.
 
-    Its own head starts as the target's rows; Medusa's heads start as the target's head with identity blocks, as their
+    Its own head starts as the target's rows; Medusa's heads start as the target's with identity blocks, as their
     authors' do (arXiv 2401.10774). Masks are as large as embeddings. If a matrix reads an embedding and a state without
     a norm before it, it starts with both on one scale: final states are tens of times larger.
 
@@ -152,15 +153,15 @@ def new_drafter(spec: DrafterSpec, model: WholeTexts, draft_ids: Tensor | None, 
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        network, last = new_network(spec, target_parts(model)), model.shards[-1]
+        network, last = new_network(spec, target_parts(model, draft_ids)), model.shards[-1]
         every = torch.arange(spec.vocab_size)
         if isinstance(network, Medusa):
-            for head in network.heads:
-                head.out.weight.copy_(last.head_rows(every))  # type: ignore[union-attr, operator]
-                for weight in head.blocks.parameters():  # type: ignore[union-attr]
-                    nn.init.zeros_(weight)
-        elif spec.own_head:
-            network.head.weight.copy_(last.head_rows(every if draft_ids is None else draft_ids))
+            for weight in (weight for head in network.heads for weight in head.blocks.parameters()):  # type: ignore[union-attr]
+                nn.init.zeros_(weight)
+        if spec.own_head:
+            heads = [head.out for head in network.heads] if isinstance(network, Medusa) else [network.head]
+            for head in heads:
+                head.weight.copy_(last.head_rows(every if draft_ids is None else draft_ids))  # type: ignore[union-attr, operator]
         if isinstance(network, PairNetwork) and not spec.taps:
             embedded = _root_mean_square(model.embed(every))
             if spec.reads_states:
@@ -171,15 +172,16 @@ def new_drafter(spec: DrafterSpec, model: WholeTexts, draft_ids: Tensor | None, 
         return network.to(last.device)
 
 
-def target_parts(model: WholeTexts) -> TargetParts:
-    """The target's embedding and head, as a float32 drafter uses them."""
+def target_parts(model: WholeTexts, draft_ids: Tensor | None = None) -> TargetParts:
+    """The target's embedding, and its head over ``draft_ids`` (None: all), as a float32 drafter uses them."""
     last = model.shards[-1]
+    scores = last.head if draft_ids is None else last.head_over(draft_ids)
 
     def embed(tokens: Tensor) -> Tensor:
         return model.embed(tokens).to(last.device).float()
 
     def head(normed: Tensor) -> Tensor:
-        return last.head(normed.to(last.dtype).contiguous())  # rows with gaps would take one product per text
+        return scores(normed.to(last.dtype).contiguous())  # rows with gaps would take one product per text
 
     return TargetParts(embed, head)
 

@@ -7,9 +7,10 @@ import json
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,19 @@ from app.inputs.models import model_path, read_checkpoint
 from app.inputs.prompts import Question
 from app.offline.flags import n_threads
 from app.offline.setup import check_device
-from app.reporting.report import NOTHING, markdown, number, write_document
-from app.training.acceptance import measure_held_out
+from app.training.acceptance import LabelledHead, measure_held_out
 from app.training.answering import answer_questions
-from app.training.batches import Capture, EpochBatches, PaddedTexts
+from app.training.batches import Capture, EpochBatches, PaddedTexts, ReadTexts
+from app.training.captured import CapturedStates
 from app.training.examples import Split, most_frequent, read_answers, read_texts, source_of, split
 from app.training.loop import LoopSettings, TrainingProgress, TrainingRun
 from app.training.losses import DraftLoss, LossSettings, published
-from app.training.new_drafter import ArchitectureOptions, find_unused_token, new_drafter, new_spec
+from app.training.new_drafter import ArchitectureOptions, find_unused_token, new_drafter, new_spec, target_parts
+from app.training.report import write_report
 from app.version import VERSION
+from engine.drafter.checkpoint.ids import default_taps
 from engine.drafter.checkpoint.tensors import DrafterCheckpoint
-from engine.drafter.checkpoint.write import write_drafter
+from engine.drafter.checkpoint.write import write_drafter, write_speculators
 from engine.drafter.networks.build import AnyNetwork
 from engine.drafter.spec import DrafterSpec
 from engine.errors import ConfigError
@@ -40,31 +43,7 @@ from engine.target_model.whole_texts import WholeTexts
 
 CHECKPOINT, SETTINGS = "checkpoint.pt", "settings.json"
 FILE_FLAGS = ("prompts", "answers", "texts", "measured_on")
-CARD = """\
-# A drafter of method {method} for {target}
-
-Trained by `spectra train` of spectra-serve {version} for the target with hash `{target_hash:.16}`; it drafts
-for no other target. Check the licences of the target's training data and of the prompts before you use it.
-
-## Trained on
-
-{summary}
-
-{weights:,} weights, {steps} steps, {seconds:.0f} s on {device} ({threads} threads, {dtype}), {tokens:,} tokens
-({tokens_per_second:.0f} per second), {epochs} passes over the texts.
-
-## Held out
-
-Questions that were not trained on. *Greedy*: the share of drafts that equal the token that the target wrote at
-temperature 0. *Temperature {temperature:g}*: the chance that rejection sampling accepts. Each depth counts the drafts
-whose earlier drafts were accepted; tau is tokens per target forward pass along a chain, the target's own included.
-
-{table}
-
-## Command
-
-    {command}
-"""
+EXPORTED = torch.bfloat16  # half the size; a drafter is cast to the target's dtype when it is loaded
 
 
 def train(
@@ -77,7 +56,7 @@ def train(
     torch.set_num_threads(n_threads(config))
     check_device(config)
     path = model_path(config.model, config.revision)
-    target, tokenizer = read_checkpoint(path)
+    (target, tokenizer), target_hash = read_checkpoint(path), model_hash(path)
     spec = new_spec(arguments.method, asked, path, target, find_unused_token(tokenizer, target.vocab_size))
     settings = loss_settings(arguments, spec)
     dtype, device = resolve_dtype(config.dtype, target, config.device), torch.device(config.device)
@@ -93,34 +72,55 @@ def train(
     draft_ids = most_frequent(texts.train, spec.draft_vocab_size, spec.vocab_size) if asked.draft_vocab else None
     model = WholeTexts.load(path, [device], dtype, longest, config.quantization)
     network = new_drafter(spec, model, draft_ids, arguments.seed)
-    capture, batches = Capture(model, spec.taps), EpochBatches(texts.train, arguments.batch, arguments.seed)
+    read = _states(arguments.work, target_hash, model, spec, texts)
+    batches = EpochBatches(texts.train, arguments.batch, arguments.seed)
     ids = None if draft_ids is None else draft_ids.to(device)
     with _precision(device, dtype):
         loss = DraftLoss(network, settings, n_roots=arguments.roots, draft_ids=ids)
         texts_hash = source_of(repr([(one.first, list(one.tokens)) for one in texts.train]))
-        run = _start_run(arguments, config, network, loss, lambda step: capture.read(batches.at(step)), texts_hash)
+        run = _start_run(arguments, config, network, loss, lambda step: read(batches.at(step)), texts_hash)
         counts = [f"{name.replace('_', ' ')} {n:,}" for name, n in _count_texts(texts).items()]
         print(f"texts: {', '.join(counts)}; {_n_weights(network):,} weights to train", file=sys.stderr)
         progress = run.train()
-        held_out = measure_held_out(network, texts.held_out, capture, settings.n_depths, ids, arguments)
-    tensors = {name: weight.detach().to("cpu", dtype) for name, weight in network.state_dict().items()}
-    write_drafter(arguments.out, DrafterCheckpoint(spec, tensors, draft_ids, "trained"), target, config.model)
+        labelled = LabelledHead(target_parts(model).head, ids)
+        held_out = measure_held_out(network, texts.held_out, read, labelled, settings.n_depths, arguments)
+    tensors = {name: weight.detach().to("cpu", EXPORTED) for name, weight in network.state_dict().items()}
+    checkpoint = DrafterCheckpoint(spec, tensors, draft_ids, "trained")
+    write_drafter(arguments.out, checkpoint, target, config.model)
+    if spec.method == "eagle" and spec.generation == 3:
+        rows = model.shards[-1].head_rows(torch.arange(spec.vocab_size) if draft_ids is None else draft_ids)
+        write_speculators(arguments.out / "speculators", checkpoint, target, config.model, rows.cpu())
+    files = {flag: list(map(str, getattr(arguments, flag))) for flag in FILE_FLAGS}
     document = {
         "version": VERSION,
         "target": config.model,
-        "target_hash": model_hash(path),
+        "target_hash": target_hash,
         "method": arguments.method,
         "out": str(arguments.out),
         "drafter": asdict(spec),
         "weights": _n_weights(network),
         "loss_settings": asdict(settings),
-        "texts": _count_texts(texts) | {flag: list(map(str, getattr(arguments, flag))) for flag in FILE_FLAGS},
+        "texts": _count_texts(texts) | {"own_questions": arguments.own_questions} | files,
         "training": _describe_run(arguments, config, progress, batches) | {"dtype": str(dtype).removeprefix("torch.")},
         "held_out": held_out,
         "command": shlex.join(["spectra", *sys.argv[1:]]),
     }
     write_report(document, arguments.out)
     return document
+
+
+def _states(work: Path, target_hash: str, model: WholeTexts, spec: DrafterSpec, texts: Split) -> ReadTexts:
+    """Return what reads texts with the states that the drafter reads: from disk, or computed if there is no room.
+
+    States of EAGLE 3's layers are always stored, so drafters of all methods can share them.
+    """
+    target = model.shards[-1].spec
+    usual = {min(max(0, tap), target.n_layers - 1) for tap in default_taps(target.n_layers)}
+    stored = CapturedStates(work, Capture(model, sorted(usual.union(spec.taps))), target_hash)
+    if stored.add([*texts.train, *texts.held_out]):
+        return partial(stored.read, taps=spec.taps)
+    print("spectra: the disk lacks room for states, so each step computes them again", file=sys.stderr)
+    return Capture(model, spec.taps).read
 
 
 def loss_settings(arguments: argparse.Namespace, spec: DrafterSpec) -> LossSettings:
@@ -151,7 +151,7 @@ def _start_run(
     texts_hash: str,
 ) -> TrainingRun:
     """The training, new or resumed; only its budget may differ from that of the resumed one."""
-    checkpoint, file = arguments.work / CHECKPOINT, arguments.work / SETTINGS
+    checkpoint, file = arguments.out / CHECKPOINT, arguments.out / SETTINGS
     if arguments.restart:
         checkpoint.unlink(missing_ok=True)
     decisive = {
@@ -163,11 +163,11 @@ def _start_run(
     }
     written = json.dumps(decisive, indent=1) + "\n"
     if checkpoint.exists() and file.exists():
-        remedy = "use the same value, another --work folder, or --restart"
+        remedy = "use the same value, another --out folder, or --restart"
         known = json.loads(file.read_text(encoding="utf-8"))
         for name, value in json.loads(written).items():
             if known.get(name) != value:
-                has = f"{arguments.work} has a training with {name} {known.get(name)!r}"
+                has = f"{arguments.out} has a training with {name} {known.get(name)!r}"
                 raise ConfigError(f"{has}, not {value!r}; {remedy}")
     file.write_text(written, encoding="utf-8")
     flags = ("steps", "minutes", "rate", "checkpoint_every", "seed")
@@ -185,6 +185,7 @@ def _describe_run(
         "steps": progress.steps,
         "seconds": round(progress.seconds, 1),
         "loss": round(progress.loss, 4),
+        "curve": progress.curve,
         "tokens": n_tokens,
         "tokens_per_second": round(n_tokens / max(progress.seconds, 1e-9), 1),
         "epochs": round(progress.steps / batches.n_batches, 2),
@@ -208,28 +209,3 @@ def _count_texts(texts: Split) -> dict[str, int]:
 
 def _n_weights(network: AnyNetwork) -> int:
     return sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
-
-
-def table(document: Mapping[str, Any]) -> str:
-    held_out = document["held_out"]
-    kinds = {"greedy": held_out["greedy"], f"temperature {held_out['temperature']:g}": held_out["sampled"]}
-    depths = max((len(kind["by_depth"]) for kind in kinds.values() if kind), default=0)
-    rows = [
-        [str(depth + 1), *(number(kind["by_depth"][depth], 3) if kind else NOTHING for kind in kinds.values())]
-        for depth in range(depths)
-    ]
-    last = ["tau", *(number(kind["tau"] if kind else None) for kind in kinds.values())]
-    return markdown(["draft", *kinds], [*rows, last])
-
-
-def write_report(document: Mapping[str, Any], folder: Path) -> None:
-    write_document(document, folder / "training.json")
-    training, texts = document["training"], document["texts"]
-    files = [f"`{file}` ({kind})" for kind in ("prompts", "answers", "texts") for file in texts[kind]]
-    summary = (
-        f"{texts['train']} texts with {texts['train_tokens']:,} tokens that count, from {', '.join(files)}. "
-        f"{texts['cut_at_loops']} were cut where they begin to repeat themselves, {texts['shared_with_held_out']} left "
-        f"out because they are too similar to one of the {texts['held_out']} held-out texts."
-    )
-    found = {"summary": summary, "table": table(document), "temperature": document["held_out"]["temperature"]}
-    (folder / "README.md").write_text(CARD.format(**{**document, **training, **found}), encoding="utf-8")

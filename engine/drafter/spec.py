@@ -43,14 +43,14 @@ class DrafterSpec:
     generation: int  # eagle: 1 (EAGLE-2 differs from it only in its trees) or 3; other methods: 1
     target_hidden_size: int
     vocab_size: int  # of the target
-    draft_vocab_size: int  # of the drafter's own head; equals ``vocab_size`` if the drafter uses the target's head
+    draft_vocab_size: int  # tokens that it scores, with its own head or with these rows of the target's
     taps: tuple[int, ...]  # the drafter reads their states; empty: the final norm's output (medusa, eagle 1)
     layers: LayerShape | None  # None: no transformer layer (medusa)
     n_drafts: int | None = None  # tokens drafted in one forward pass; None: the caller decides (eagle)
     n_heads: int = 0  # medusa: heads
     n_head_layers: int = 0  # medusa: residual blocks of each head
     own_embedding: bool = False  # False: the target's embedding
-    own_head: bool = False  # False: the target's head
+    own_head: bool = False  # False: the target's head; medusa: every head has a matrix of its own
     reads_states: bool = True  # False: parallelspec-medusa that reads tokens only
     fc_bias: bool = False
     norm_before_fc: bool = False  # one RMS norm over all taps
@@ -77,6 +77,11 @@ class DrafterSpec:
         return self.has_pair_layer or self.method in ("dflash", "parallelspec-medusa")
 
     @property
+    def cuts_target_head(self) -> bool:
+        """Whether it scores a part of the vocabulary with the target's head."""
+        return not self.own_head and self.draft_vocab_size < self.vocab_size
+
+    @property
     def is_parallelspec(self) -> bool:
         return self.method.startswith("parallelspec")
 
@@ -96,11 +101,8 @@ def check_spec(spec: DrafterSpec) -> None:
     method, has_both = spec.method, spec.own_embedding and spec.own_head
     if method == "medusa":
         return
-    if not spec.own_head and spec.draft_vocab_size != spec.vocab_size:
-        raise ConfigError(
-            f"draft_vocab_size is {spec.draft_vocab_size}, but the drafter has no head of its own (own_head), and the "
-            f"target's head scores {spec.vocab_size} tokens"
-        )
+    if spec.draft_vocab_size > spec.vocab_size:
+        raise ConfigError(f"draft_vocab_size is {spec.draft_vocab_size}; the target has {spec.vocab_size} tokens")
     if spec.layers is None:
         raise ConfigError(f"layers is None; {method} has at least one transformer layer")
     if spec.width != spec.target_hidden_size and not has_both:

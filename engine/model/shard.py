@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from engine.attention.packed_step import NAME, PackedStep
 from engine.device import set_precision
 from engine.model.exchange import Ranks
 from engine.model.families import get_family
-from engine.model.matrices.linears import pack_linears
+from engine.model.matrices.linears import PackedLinear, pack_linears
 from engine.model.ranges import LayerRange
 from engine.model.share import WHOLE, RankShare
 from engine.model.spec import ModelSpec
@@ -151,13 +151,32 @@ class ModelShard:
     def head(self, normed: Tensor) -> Tensor:
         """Return the logits ``[.., vocab]`` of normalized rows ``[.., hidden]``, soft-capped if the model does so."""
         logits: Tensor = self.head_module(normed)
+        return self._soft_cap(logits)
+
+    def _soft_cap(self, logits: Tensor) -> Tensor:
         cap = self.spec.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def head_rows(self, tokens: Tensor) -> Tensor:
-        """Return the head's rows ``[n, hidden]`` of token ids int64 ``[n]``; fails for a packed or shared head."""
-        rows: Tensor = self.head_module.weight[tokens.to(self.device)]  # type: ignore[index]
+        """Return the head's rows ``[n, hidden]`` of token ids int64 ``[n]``; fails for a quantized or shared head."""
+        head, tokens = self.head_module, tokens.to(self.device)
+        rows: Tensor = head.unpacked()[tokens] if isinstance(head, PackedLinear) else head.weight[tokens]  # type: ignore[index]
         return rows
+
+    def head_over(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return a head that scores only token ids int64 ``[n]``: from normalized rows ``[.., hidden]`` to ``[.., n]``.
+
+        It copies their rows. A quantized or shared head has no rows to copy: it scores all tokens, then selects.
+        """
+        whole = self.head_module
+        if type(whole) not in (nn.Linear, PackedLinear):
+            ids = tokens.to(self.device)
+            return lambda normed: self.head(normed).index_select(-1, ids)
+        rows = self.head_rows(tokens)
+        linear = nn.Linear(rows.shape[1], len(rows), bias=False, device="meta")
+        linear.weight = nn.Parameter(rows, requires_grad=False)
+        head = pack_linears(linear) if isinstance(whole, PackedLinear) else linear
+        return lambda normed: self._soft_cap(head(normed))
 
 
 def rope_types(spec: ModelSpec) -> list[str | None]:

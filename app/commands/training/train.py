@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", required=True, choices=get_args(Method), help="method of the drafter")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the drafter")
     add_model(parser, "--target", batch_size=32)
-    _add_texts(parser.add_argument_group("texts (--prompts, --answers or --texts is required)"))
+    _add_texts(parser.add_argument_group("texts (--prompts, --own-questions, --answers or --texts is required)"))
     _add_drafter(parser.add_argument_group("shape of the drafter (default: as published, in the target's sizes)"))
     loss = parser.add_argument_group("loss (default: as published)")
     loss.add_argument("--labels", choices=("soft", "hard"), help="the target's distribution, or the text's tokens")
@@ -62,6 +62,7 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--limit", type=int, metavar="K", help="read only the first K prompts of each file")
     group.add_argument("--raw", action="store_true", help="no chat template; only the first turn of a conversation")
     add_max_tokens(group, LONGEST, "per answer")
+    _add_value(group, "--own-questions", 0, "N", "questions that the target writes itself, after its chat template")
     _add_value(group, "--samples", 1, "N", "answers to each prompt")
     _add_value(group, "--temperature", 0.8, "T", "of half the answers and of their measurement; the others are greedy")
     _add_value(group, "--answer-method", AUTOREGRESSIVE, "M", "speculation method while answering")
@@ -74,7 +75,7 @@ def _add_drafter(group: argparse._ArgumentGroup) -> None:
     for flag, metavar, says in (
         ("--drafts", "K", "tokens drafted in one forward pass; medusa: heads"),
         ("--layers", "N", "transformer layers; medusa: blocks of a head"),
-        ("--draft-vocab", "N", "draft only the N most frequent tokens of answers"),
+        ("--draft-vocab", "N", "draft only the N most frequent tokens of answers, with the target's rows for them"),
         ("--mask-token", "ID", "p-eagle, dflash: token whose embedding masks have"),
         ("--markov-rank", "R", "dflash: rank of a head for the previous token (DSpark)"),
     ):
@@ -85,6 +86,7 @@ def _add_drafter(group: argparse._ArgumentGroup) -> None:
     ):
         group.add_argument(flag, choices=choices, help=says)
     for flag, says in (
+        ("--own-head", "train a head instead of using the target's (EAGLE 3 as published)"),
         ("--no-states", "parallelspec-medusa: read only tokens"),
         ("--causal-block", "dflash: slots see only earlier slots (JetSpec)"),
         ("--sample-from-anchor", "dflash: slot 0 drafts too (DSpark)"),
@@ -106,7 +108,8 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     _add_value(group, "--seed", 0, "S", "seed of all random numbers")
     _add_value(group, "--checkpoint-every", 60.0, "SECONDS", "time between checkpoints")
     _add_value(group, "--measured", 128, "N", "held-out texts to measure, of greedy and of sampled answers each")
-    group.add_argument("--work", type=Path, metavar="DIR", help="answers and checkpoint (default: work in --out)")
+    says = "texts and states, for any number of drafters of a target (default: work in --out)"
+    group.add_argument("--work", type=Path, metavar="DIR", help=says)
     group.add_argument("--restart", action="store_true", help="start without the checkpoint; answers are kept")
 
 
@@ -115,7 +118,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     # PyTorch takes seconds to load; a wrong flag is reported at once.
     from app.training.new_drafter import ArchitectureOptions, check_options
-    from app.training.train import table, train
+    from app.training.report import table
+    from app.training.train import train
 
     asked = ArchitectureOptions(**{field.name: getattr(arguments, field.name) for field in fields(ArchitectureOptions)})
     check_options(arguments.method, asked)
@@ -126,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         document = train(arguments, config, asked, questions)
     except KeyboardInterrupt:
-        print(f"spectra: stopped; the same command continues from {arguments.work}", file=sys.stderr)
+        print("spectra: stopped; the same command continues", file=sys.stderr)
         raise
     print(table(document))
     print(as_line(document), flush=True)
@@ -141,10 +145,19 @@ def check(arguments: argparse.Namespace) -> tuple[ServeConfig, list[Question]]:
     if arguments.minutes is None and arguments.steps is None:
         arguments.minutes = MINUTES
     config = checked_config(arguments, arguments.temperature, arguments.answer_method)
-    least = {"samples": 1, "max_length": 8, "train_depths": 1, "steps": 1, "batch": 1, "roots": 1, "measured": 1}
+    least = {
+        "own_questions": 0,
+        "samples": 1,
+        "max_length": 8,
+        "train_depths": 1,
+        "steps": 1,
+        "batch": 1,
+        "roots": 1,
+        "measured": 1,
+    }
     check_least(arguments, least | {"ce_weight": 0, "depth_decay": 0, "checkpoint_every": 0})
-    if not arguments.prompts and not arguments.answers and not arguments.texts:
-        raise ConfigError("there is nothing to train on; give --prompts, --answers or --texts")
+    if not any((arguments.prompts, arguments.own_questions, arguments.answers, arguments.texts)):
+        raise ConfigError("there is nothing to train on; give --prompts, --own-questions, --answers or --texts")
     for name, most in {"minutes": math.inf, "rate": math.inf, "held_out": 1}.items():
         value = getattr(arguments, name)
         if value is not None and not 0 < value < most:

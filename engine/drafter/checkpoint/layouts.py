@@ -250,13 +250,19 @@ def _has_causal_block(layout: Layout, fields: DrafterConfig, window: int | None)
     return fields.causal_head
 
 
+def uses_own_layout(spec: DrafterSpec) -> bool:
+    """Return whether no public layout describes the drafter: ParallelSpec, and most parts of a vocabulary."""
+    is_cut_medusa = spec.method == "medusa" and spec.draft_vocab_size < spec.vocab_size
+    return spec.is_parallelspec or spec.cuts_target_head or is_cut_medusa
+
+
 def _read_own_spec(public: PublicCheckpoint) -> DrafterSpec:
     file, spec = public.folder / CONFIG, decode(public.folder, public.config[OWN], DrafterSpec)
-    if not spec.is_parallelspec:
+    if not uses_own_layout(spec):
         raise UnsupportedModelError(
-            f"{file}: {OWN}.method is {spec.method!r}; this layout is ParallelSpec's, other methods have public layouts"
+            f"{file}: {OWN}.method is {spec.method!r} with a whole head, for which there is a public layout"
         )
-    if spec.layers is None or not spec.n_drafts or spec.n_drafts < 2:
+    if spec.is_parallelspec and (spec.layers is None or not spec.n_drafts or spec.n_drafts < 2):
         raise UnsupportedModelError(
             f"{file}: {OWN} has n_drafts {spec.n_drafts} and {'no ' if spec.layers is None else ''}layers; it needs "
             "layers and n_drafts, which is at least 2"
@@ -284,6 +290,7 @@ def _read_medusa_spec(public: PublicCheckpoint) -> DrafterSpec:
         n_drafts=n_heads,
         n_heads=n_heads,
         n_head_layers=n_blocks,
+        own_head=True,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,21 @@ from torch import Tensor
 
 from engine.drafter.checkpoint.ids import input_ids_of_taps, write_draft_ids
 from engine.drafter.checkpoint.layers import write_layer_shape
-from engine.drafter.checkpoint.layouts import OWN
+from engine.drafter.checkpoint.layouts import OWN, uses_own_layout
 from engine.drafter.checkpoint.tensors import MIDLAYER, DrafterCheckpoint, check_tensors, publish_tensors
 from engine.drafter.spec import DrafterSpec
 from engine.errors import ConfigError
 from engine.model.checkpoint_files import CONFIG
 from engine.model.spec import ModelSpec
 
+EAGLE3_DRAFTS = 5  # tokens that other engines draft with an EAGLE-3 unless told otherwise
+
 
 def write_drafter(folder: Path, checkpoint: DrafterCheckpoint, target: ModelSpec, target_name: str = "") -> None:
     """Writes a drafter as a config.json and one file of tensors, which ``read_drafter`` reads back unchanged.
 
     Layouts: EAGLE-1, Medusa (as safetensors) and DFlash: their authors'; EAGLE-3 and DSpark: SpecForge's; P-EAGLE:
-    speculators'; ParallelSpec: our own.
+    speculators'; ParallelSpec, and drafters that score with rows of the target's head: our own.
 
     Args:
         folder: created if missing; files of the same names are replaced.
@@ -39,22 +41,60 @@ def write_drafter(folder: Path, checkpoint: DrafterCheckpoint, target: ModelSpec
     spec, tensors = checkpoint.spec, checkpoint.tensors
     check_tensors(folder, spec, tensors)
     config = _write_config(spec, target, target_name)
-    if not spec.is_parallelspec:
+    name = "model.safetensors"
+    if not uses_own_layout(spec):
         tensors = publish_tensors(spec, tensors)
-    if spec.method == "eagle" and spec.generation == 3:
-        tensors = {name.replace("layers.0.", MIDLAYER): tensor for name, tensor in tensors.items()}
-    if checkpoint.draft_ids is not None:
-        tensors = tensors | write_draft_ids(checkpoint.draft_ids, spec.vocab_size)
+        name = "medusa_lm_head.safetensors" if spec.method == "medusa" else name
+        if spec.method == "eagle" and spec.generation == 3:
+            tensors = {name.replace("layers.0.", MIDLAYER): tensor for name, tensor in tensors.items()}
+    _write_files(folder, name, config, tensors, checkpoint.draft_ids, spec)
+
+
+def write_speculators(
+    folder: Path, checkpoint: DrafterCheckpoint, target: ModelSpec, target_name: str, head: Tensor
+) -> None:
+    """Writes an EAGLE-3 in the layout of vLLM's speculators, which has a head.
+
+    Args:
+        folder: as in ``write_drafter``.
+        checkpoint: the drafter.
+        target: the model it drafts for.
+        target_name: the target's directory or hub id.
+        head: ``[draft_vocab_size, hidden]``, for a drafter without a head of its own: the target's rows.
+    """
+    spec = replace(checkpoint.spec, own_head=True)
+    tensors = {"head.weight": head.to(checkpoint.tensors["fc.weight"].dtype), **checkpoint.tensors}
+    check_tensors(folder, spec, tensors)
+    layers = _write_layers(spec, target)
+    config = _write_eagle3(spec) | _write_speculators(spec, layers, target_name)
+    _write_files(folder, "model.safetensors", config, publish_tensors(spec, tensors), checkpoint.draft_ids, spec)
+
+
+def _write_files(
+    folder: Path,
+    name: str,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    draft_ids: Tensor | None,
+    spec: DrafterSpec,
+) -> None:
+    if draft_ids is not None:
+        tensors = tensors | write_draft_ids(draft_ids, spec.vocab_size)
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / ("medusa_lm_head.safetensors" if spec.method == "medusa" else "model.safetensors")
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(_separate_memory(plain), file, metadata={"format": "pt"})
-    file.chmod(0o644)  # the library makes it private, but the server may run as another user
+    save_file(_separate_memory(plain), folder / name, metadata={"format": "pt"})
+    (folder / name).chmod(0o644)  # the library makes it private, but the server may run as another user
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
+def _write_layers(spec: DrafterSpec, target: ModelSpec) -> dict[str, Any]:
+    assert spec.layers is not None
+    sizes = {"vocab_size": spec.vocab_size, "max_position_embeddings": target.max_positions}
+    return sizes | write_layer_shape(spec.layers)
+
+
 def _write_config(spec: DrafterSpec, target: ModelSpec, target_name: str) -> dict[str, Any]:
-    if spec.is_parallelspec:
+    if uses_own_layout(spec):
         return {OWN: asdict(spec)}
     if spec.layers is None:
         return {
@@ -64,12 +104,12 @@ def _write_config(spec: DrafterSpec, target: ModelSpec, target_name: str) -> dic
             "hidden_size": spec.target_hidden_size,
             "vocab_size": spec.vocab_size,
         }
-    layers = {"vocab_size": spec.vocab_size, "max_position_embeddings": target.max_positions}
-    layers |= write_layer_shape(spec.layers)
+    layers = _write_layers(spec, target)
     if spec.method == "dflash":
         return _write_dflash(spec, target) | layers
     if spec.method == "p-eagle":
-        return _write_eagle3(spec) | _write_p_eagle(spec, layers, target_name)
+        masks = {"mask_token_id": spec.mask_token_id}
+        return _write_eagle3(spec) | _write_speculators(spec, layers, target_name) | masks
     if spec.generation == 1:
         return {"architectures": ["LlamaForCausalLM"], "bias": spec.fc_bias} | layers
     if spec.layers.n_layers != 1:
@@ -92,20 +132,22 @@ def _write_eagle3(spec: DrafterSpec) -> dict[str, Any]:
     }
 
 
-def _write_p_eagle(spec: DrafterSpec, layers: dict[str, Any], target_name: str) -> dict[str, Any]:
-    greedy = {"proposal_type": "greedy", "speculative_tokens": spec.n_drafts}
+def _write_speculators(spec: DrafterSpec, layers: dict[str, Any], target_name: str) -> dict[str, Any]:
+    """Fields of speculators' EAGLE-3 and P-EAGLE."""
+    kind, architecture = ("eagle3", "Eagle3DraftModel") if spec.method == "eagle" else ("peagle", "PEagleSpeculator")
+    n_drafts = EAGLE3_DRAFTS if spec.method == "eagle" else spec.n_drafts
+    greedy = {"proposal_type": "greedy", "speculative_tokens": n_drafts}
     return {
-        "architectures": ["PEagleSpeculator"],
-        "speculators_model_type": "peagle",
+        "architectures": [architecture],
+        "speculators_model_type": kind,
         "speculators_config": {
-            "algorithm": "peagle",
-            "proposal_methods": [] if spec.n_drafts is None else [greedy],
+            "algorithm": kind,
+            "proposal_methods": [] if n_drafts is None else [greedy],
             "default_proposal_method": "greedy",
             "verifier": {"name_or_path": target_name or None, "architectures": []},
         },
         "transformer_layer_config": layers,
         "eagle_aux_hidden_state_layer_ids": input_ids_of_taps(spec.taps),
-        "mask_token_id": spec.mask_token_id,
         "norm_output": spec.norm_output,
     }
 

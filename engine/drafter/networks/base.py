@@ -17,7 +17,7 @@ class TargetParts:
     """The target's frozen embedding and head, for drafters that have none; they are not part of a drafter's weights."""
 
     embed: Callable[[Tensor], Tensor]  # int64 [...] -> [..., hidden]
-    head: Callable[[Tensor], Tensor]  # outputs of the final norm [..., hidden] -> logits [..., vocab_size]
+    head: Callable[[Tensor], Tensor]  # outputs of the final norm [..., hidden] -> logits [..., draft_vocab_size]
 
 
 class Network(nn.Module):
@@ -35,7 +35,7 @@ class Network(nn.Module):
         self.spec, self.target = spec, target
         if spec.own_embedding:
             self.embed = nn.Embedding(spec.vocab_size, spec.width)
-        if spec.own_head:
+        if spec.own_head and spec.method != "medusa":
             self.head = nn.Linear(spec.width, spec.draft_vocab_size, bias=False)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:

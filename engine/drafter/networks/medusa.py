@@ -11,15 +11,15 @@ from engine.drafter.spec import DrafterSpec
 
 
 class MedusaHead(nn.Module):
-    """Residual blocks, then a projection to the vocabulary."""
+    """Residual blocks, then a projection to the vocabulary, unless all heads share the target's."""
 
     def __init__(self, spec: DrafterSpec) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(spec.width, spec.width) for _ in range(spec.n_head_layers))
-        self.out = nn.Linear(spec.width, spec.draft_vocab_size, bias=False)
+        self.out = nn.Linear(spec.width, spec.draft_vocab_size, bias=False) if spec.own_head else nn.Identity()
 
     def forward(self, states: Tensor) -> Tensor:
-        """Logits ``[..., vocab_size]`` of states ``[..., hidden]``."""
+        """Logits ``[..., draft_vocab_size]`` of states ``[..., hidden]``, or inputs of a shared head."""
         for block in self.blocks:
             states = states + F.silu(block(states))
         logits: Tensor = self.out(states)
@@ -41,4 +41,5 @@ class Medusa(Network):
                 drafts token i + 2 + k; token i + 1 is the target's own.
         """
         logits = torch.stack([head(states) for head in self.heads], dim=-2)
+        logits = logits if self.spec.own_head else self.target.head(logits)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -68,8 +68,8 @@ class BlockDrafting:
 class HeadDrafting:
     """Drafts of Medusa. Implements ``DraftNetwork``."""
 
-    def __init__(self, network: Medusa) -> None:
-        self._network = network
+    def __init__(self, network: Medusa, vocabulary: DraftVocabulary | None) -> None:
+        self._network, self._vocabulary = network, vocabulary
 
     def learn(self, committed: Sequence[CommittedTokens]) -> None:
         """Do nothing: the heads read the last state alone."""
@@ -77,4 +77,4 @@ class HeadDrafting:
     def draft(self, committed: Sequence[CommittedTokens]) -> list[Branch | None]:
         logits = self._network(torch.stack([one.states[-1] for one in committed]))
         requests = [one.request for one in committed if one.request is not None]
-        return draft_blocks(logits, requests, self._network.spec.method)
+        return draft_blocks(logits, requests, self._network.spec.method, self._vocabulary)

@@ -202,7 +202,7 @@ def _make_drafting(
     network: AnyNetwork, forwards: Forwards | None, vocabulary: DraftVocabulary | None, settings: DrafterSettings
 ) -> DraftNetwork:
     if isinstance(network, Medusa):
-        return HeadDrafting(network)
+        return HeadDrafting(network, vocabulary)
     assert forwards is not None, "a network with layers has rows"
     if isinstance(network, DFlash):
         return BlockDrafting(network, forwards, vocabulary)

@@ -115,6 +115,11 @@ class PackedLinear(nn.Module):
         self._bias = linear.bias
         self._n_out = linear.out_features
 
+    def unpacked(self) -> Tensor:
+        """Return a copy of the matrix ``[n_out, n_in]``."""
+        matrix: Tensor = self._matrix.to_dense()
+        return matrix
+
     def forward(self, hidden: Tensor) -> Tensor:
         """Return ``[.., n_out]`` of ``[.., n_in]``."""
         rows = hidden.reshape(-1, hidden.shape[-1])
