@@ -8,7 +8,7 @@ from typing import NamedTuple
 from engine.protocol import Outcome, RequestView
 from speculators.auto.lane import FIXED_STREAMS, LaneCosts
 from speculators.auto.prices import Price
-from speculators.auto.streams import ALL, OWN_FADE, TEXT, DraftRecord, StreamState
+from speculators.auto.streams import ALL, OWN_FADE, SCOPE_FADE, TEXT, DraftRecord, StreamState
 from speculators.mixing.fault_isolation import FaultIsolated
 
 TRIAL = 8  # steps of a trial: sources that learn from answers draft well after some steps
@@ -24,9 +24,13 @@ class Observation(NamedTuple):
     draft: DraftRecord | None  # None: no source was asked
 
 
-def count_step(one: Observation, lane: LaneCosts, price: Price) -> None:
-    """Add the gain of a step to the means of its request and scope."""
+def count_step(one: Observation, lane: LaneCosts, price: Price, drafter_seconds: float) -> None:
+    """Add the gain of a step to the means of its request and scope.
+
+    ``drafter_seconds`` is the time that the target's drafter took after this step, for each draft.
+    """
     state, draft = one.state, one.draft
+    paid, state.drafter_seconds = state.drafter_seconds, drafter_seconds if one.outcome.draft is not None else 0.0
     if one.outcome.prompt_top_ids is not None:
         lane.charge_prompt(one.outcome.n_read)
     if one.outcome.tokens:
@@ -35,8 +39,10 @@ def count_step(one: Observation, lane: LaneCosts, price: Price) -> None:
         return  # a chunk of a prompt
     state.n_steps += 1
     if draft is not None:
-        n_accepted = len(one.outcome.accepted)
-        state.count(draft.arm, n_accepted - draft.cost / lane.share(price))
+        gain = len(one.outcome.accepted) - (draft.cost + paid) / lane.share(price)
+        state.count(draft.arm, gain)
+        if draft.arm == ALL:
+            state.scope.drafter_gains[paid > 0.0].add(gain, SCOPE_FADE)
         if len(one.outcome.tree):
             state.calibrate(draft.arm, one.outcome.tree, one.outcome.accepted)
         if state.trial and state.arm == draft.arm:

@@ -154,7 +154,7 @@ class Auto(PerRequest[StreamState]):
             if places[arm]:
                 record = DraftRecord(arm, 0.0)
                 for i in places[arm]:
-                    drafts[i] = self._empty(NOTHING[arm], drafts_next=states[i].arm == ALL)
+                    drafts[i] = self._empty(NOTHING[arm], drafts_next=states[i].asks_drafter)
                     states[i].draft = record
                 proposals += self._ask(arm, places[arm], views, states, budgets)
         if proposals:
@@ -162,7 +162,7 @@ class Auto(PerRequest[StreamState]):
         for one in proposals:
             is_trial = one.state.trial > 0 and one.arm == one.state.arm
             decision = (TRIES if is_trial else DRAFTS if one.taken else NOTHING)[one.arm]
-            drafts[one.place] = Draft(one.taken, decision, False, one.state.arm == ALL)
+            drafts[one.place] = Draft(one.taken, decision, False, one.state.asks_drafter)
         return drafts
 
     def _empty(self, decision: Decision, rests: bool = False, drafts_next: bool = False) -> Draft:
@@ -220,8 +220,10 @@ class Auto(PerRequest[StreamState]):
             return ()
         price = lane.price(len(seen))
         lane.charge([one.outcome for one in seen], price, seconds)
+        drafted = [one.outcome.step for one in seen if one.outcome.draft is not None]
+        each = sum(0.0 if step is None else step.draft_seconds for step in drafted[:1]) / max(1, len(drafted))
         for one in seen:
-            count_step(one, lane, price)
+            count_step(one, lane, price, each)
         look_back(seen, self._sources.looking, lane, price)
         states = [one.state for one in seen]
         choose(states, self.states.values(), self._arms, lane)

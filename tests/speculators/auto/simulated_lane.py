@@ -74,11 +74,18 @@ class SimulatedLane:
         auto: controller, whose clock is ``clock``.
         seconds: of a step: takes the clock, sequences, nodes, and rows that are read back.
         noise: of a step's time, relative standard deviation.
+        drafter: chance that a token of the target's drafter is right, and seconds of a draft; None: there is none.
     """
 
     def __init__(
-        self, auto: Any, clock: Clock, seconds: Callable[[float, int, int, int], float], noise: float = 0.0
+        self,
+        auto: Any,
+        clock: Clock,
+        seconds: Callable[[float, int, int, int], float],
+        noise: float = 0.0,
+        drafter: tuple[float, float] | None = None,
     ) -> None:
+        self._drafter, self.n_drafted = drafter, 0
         self.auto, self.clock, self._seconds, self._noise = auto, clock, seconds, noise
         self._chance = random.Random(1)
         self._streams: list[RequestView] = []
@@ -161,9 +168,12 @@ class SimulatedLane:
         seconds = self._seconds(began, n, n_nodes, n_read) * max(0.2, self._chance.gauss(1.0, self._noise))
         self.clock.now += seconds
         context = sum(len(stream.context) for stream in self._streams) / n
-        step = StepTime(seconds, n, n + n_nodes, context, n_read)
+        branches = [self._draft(stream) for stream in self._streams]
+        drafter = (0.0 if self._drafter is None else self._drafter[1]) * sum(branch is not None for branch in branches)
+        self.clock.now += drafter
+        step = StepTime(seconds, n, n + n_nodes, context, n_read, drafter)
         asked, outcomes, resting, n_tokens = [], [], [], 0
-        for stream, (tree, reads) in zip(self._streams, trees, strict=True):
+        for stream, (tree, reads), branch in zip(self._streams, trees, branches, strict=True):
             accepted: list[int] = []
             while right := [
                 node for node in tree.children[accepted[-1] + 1 if accepted else 0] if tree.tokens[node] == RIGHT
@@ -174,6 +184,7 @@ class SimulatedLane:
                 tree,
                 accepted,
                 step=step,
+                draft=branch,
                 top_ids=_Read(1 + len(tree)) if reads else NO_TOP_IDS,
             )
             n_tokens += len(outcome.tokens)
@@ -190,6 +201,14 @@ class SimulatedLane:
         self.plain += n_tokens / n * cycle
         self.taken += self.clock.now - began
         self.n_steps += 1
+
+    def _draft(self, stream: RequestView) -> Branch | None:
+        last = None if stream.request_id in self._resting else self._drafts.get(stream.request_id)
+        if self._drafter is None or last is None or not last.drafts_next:
+            return None
+        self.n_drafted += 1
+        tokens = [RIGHT if self._chance.random() < self._drafter[0] else WRONG for _ in range(5)]
+        return Branch(tokens, "eagle", scores=[0.6] * 5)
 
     @property
     def price_error(self) -> float:

@@ -14,6 +14,7 @@ from engine.step_cost import StepCosts
 from speculators.auto.config import AutoConfig
 from speculators.auto.lane import CAPACITY
 from speculators.auto.speculator import Auto
+from speculators.trained import TrainedDrafts
 from tests.speculators.auto.simulated_lane import Clock, GuessingTextSource, SimulatedLane, Source
 
 Seconds = Callable[[float, int, int, int], float]
@@ -49,14 +50,16 @@ class Trace:
         claim: float = 0.6,
         noise: float = 0.0,
         known: Seconds | None = None,
+        drafter: tuple[float, float] | None = None,
     ) -> None:
         self.clock = Clock()
         self.sources = [
             GuessingTextSource("text", self.clock, text, 4e-6, claim),
             Source("every", self.clock, every, 25e-6, claim, needs=Needs(node_top_k=4)),
         ]
-        self.auto = Auto(self.sources, measured(known or seconds))  # type: ignore[arg-type]
-        self.lane = SimulatedLane(self.auto, self.clock, seconds, noise)
+        trained = [] if drafter is None else [TrainedDrafts("eagle")]
+        self.auto = Auto([*self.sources, *trained], measured(known or seconds))  # type: ignore[list-item]
+        self.lane = SimulatedLane(self.auto, self.clock, seconds, noise, drafter)
 
     def run(self, n_steps: int, streams: Callable[[int], int], life: int = 200) -> SimulatedLane:
         for number in range(n_steps):
@@ -88,6 +91,18 @@ def test_sources_that_are_always_wrong_cost_two_per_cent_at_most(seconds, stream
 @pytest.mark.parametrize(("text", "every", "least"), [(0.0, 0.6, 1.9), (0.6, 0.6, 2.2), (0.8, 0.8, 3.6)])
 def test_sources_that_are_right_gain_what_they_can(text, every, least):
     assert Trace(gpu, always(text), always(every)).run(400, lambda _: 4).ratio > least
+
+
+@pytest.mark.parametrize(
+    ("right", "cost", "asked"), [(0.8, 0.001, 0.9), (0.8, 0.1, 0.9), (0.0, 0.5, 0.1), (0.2, 1.0, 0.1)]
+)
+def test_the_drafter_drafts_only_where_its_drafts_are_worth_their_time(right, cost, asked):
+    plain = gpu(0.0, 1, 0, 0)
+    trace = Trace(gpu, always(0.0), always(0.5), drafter=(right, cost * plain))
+    lane = trace.run(2000, lambda _: 1)
+    assert lane.n_drafted / lane.n_steps == pytest.approx(asked, abs=0.1)
+    without = Trace(gpu, always(0.0), always(0.5)).run(2000, lambda _: 1)
+    assert lane.ratio > without.ratio * (1.2 if right > 0.5 else 0.9)
 
 
 @pytest.mark.parametrize("period", [40.0, 2.0, 0.2])
