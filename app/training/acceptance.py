@@ -29,25 +29,18 @@ class Acceptance:
     expected: float  # accepted drafts of a chain of ``len(by_depth)``, without the target's own token
 
 
-@dataclass(frozen=True, slots=True)
-class LabelledHead:
-    """The target's whole head, and the drafter's part of its vocabulary."""
-
-    head: Callable[[Tensor], Tensor]
-    draft_ids: Tensor | None  # as ``Labeller`` takes them
-
-
 def measure_held_out(
     network: AnyNetwork,
     held_out: Sequence[Example],
     read: ReadTexts,
-    labelled: LabelledHead,
+    label: Callable[..., Labeller],
     n_depths: int,
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     """Acceptance of greedy and of sampled answers as JSON values; None where no answer is of that kind.
 
-    The key ``tau`` is tokens per target forward pass, the target's own token included.
+    The key ``tau`` is tokens per target forward pass, the target's own token included. ``label`` makes labels of a
+    temperature over the whole vocabulary.
     """
     found: dict[str, Any] = {"temperature": arguments.temperature, "greedy": None, "sampled": None}
     for kind, temperature in (("greedy", 0.0), ("sampled", arguments.temperature or 1.0)):
@@ -61,7 +54,7 @@ def measure_held_out(
             network,
             bar(f"measure {kind}", n_batches, "batch", leave=False, iterable=batches),
             EAGLE1_DEPTHS if n_depths == 1 else n_depths,
-            Labeller(labelled.head, "soft", labelled.draft_ids, temperature or 1.0, is_whole=True),
+            label(temperature=temperature or 1.0),
             n_roots=arguments.roots,
             temperature=temperature,
             generator=torch.Generator().manual_seed(arguments.seed),

@@ -17,17 +17,16 @@ from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
 from app.offline.setup import load_target, sampling
 from app.reporting.record_file import RecordFile
 from app.reporting.report import bar
-from app.speculation.vocabulary import known_rows
 from app.training.examples import Example, source_of
-from app.training.own_questions import as_questions, open_questions, write_questions
+from app.training.own_questions import as_questions, beginning_of_turn, open_questions, write_questions
 from engine.loop import Engine
 from engine.model.identity import model_hash
 from engine.request import Request
 from engine.sampling.params import SamplingParams
+from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.scheduling.scheduler import SchedulerOptions
 from speculators.method import SpeculatorOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import warmed
 
 ANSWERS, REMEDY = "answers.jsonl", "use the same values or another --work folder"
 
@@ -65,10 +64,7 @@ class Asker:
         arguments = self.arguments
         for turn in range(1 if arguments.raw else max(len(question.turns) for question in questions.values())):
             missing = list(self._missing(questions, turn, file))
-            requests = [
-                Request(answer.prompt, params, arguments.answer_method, arguments.max_nodes)
-                for answer, params in missing
-            ]
+            requests = [Request(answer.prompt, params, AUTOREGRESSIVE, 0) for answer, params in missing]
             for index, completion in self.engine.run(requests, arguments.batch_size):
                 answer = msgspec.structs.replace(missing[index][0], answer=completion.token_ids)
                 file.append(answer)
@@ -130,11 +126,12 @@ def answer_questions(
 
     Those that it lacks are written now, which takes most of the time.
     """
-    engine, model = lru_cache(partial(_load_engine, arguments, config, path)), {"model": model_hash(path)[:16]}
+    beginning = beginning_of_turn(tokenizer) if arguments.own_questions else []
+    engine, model = lru_cache(partial(_load_engine, arguments, config)), {"model": model_hash(path)[:16]}
     if arguments.own_questions:
         with open_questions(arguments, model, REMEDY) as own:
-            if len(own.by_key) < arguments.own_questions:
-                write_questions(engine(), tokenizer, arguments, own)
+            if any(number not in own.by_key for number in range(arguments.own_questions)):
+                write_questions(engine(), tokenizer, beginning, arguments, own)
         questions = [*questions, *as_questions(own, arguments.own_questions)]
     named = {name_question(question): question for question in questions}
     if not named:
@@ -155,8 +152,7 @@ def answer_questions(
     return [answer.example() for answer in answers if answer.question in named]
 
 
-def _load_engine(arguments: argparse.Namespace, config: ServeConfig, path: Path) -> Engine:
+def _load_engine(arguments: argparse.Namespace, config: ServeConfig) -> Engine:
     target = load_target(config)
-    pool = SpeculatorPool(warmed(SpeculatorOptions(vocabulary=known_rows(path, target.info.spec))))
     size = max(64, arguments.batch_size)
-    return Engine(target, pool, SchedulerOptions(max_sequences=size, max_waiting=size))
+    return Engine(target, SpeculatorPool(SpeculatorOptions()), SchedulerOptions(max_sequences=size, max_waiting=size))

@@ -117,10 +117,10 @@ class Capture:
         return self._model.shards[-1].device
 
     @torch.no_grad()
-    def read(self, examples: Sequence[Example]) -> PaddedTexts:
-        """The texts with float32 states, padded to the longest, on the target's last device."""
+    def read(self, examples: Sequence[Example], taps: Sequence[int] | None = None) -> PaddedTexts:
+        """The texts with float32 states, of some taps or all, padded to the longest, on the target's last device."""
         tokens, weights = pad_texts(examples)
-        hidden, tapped = self._model.states(tokens, self.taps)
+        hidden, tapped = self._model.states(tokens, self.taps if taps is None else taps)
         joined = torch.cat(tapped, dim=-1).float() if tapped else None
         final = self._model.shards[-1].norm(hidden).float()
         return PaddedTexts(tokens.to(self.device), weights.to(self.device), final, joined)

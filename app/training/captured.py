@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -42,15 +43,15 @@ class CapturedStates:
     Args:
         folder: its states are of one target; texts that it lacks are added.
         capture: computes states; its layers are the ones that are stored.
-        model_hash: of the target.
+        identity: what decides the states, of the target and how it is loaded.
     """
 
-    def __init__(self, folder: Path, capture: Capture, model_hash: str) -> None:
-        self._capture, self._width, self._device = capture, capture.width, capture.device
+    def __init__(self, folder: Path, capture: Capture, identity: Mapping[str, str | None]) -> None:
+        self._capture, self._width, self.compute = capture, capture.width, capture.read
         layers = [FINAL, *map(str, capture.taps)]
         self._folder = folder / f"states-{'-'.join(layers)}"
         self._files = [self._folder / f"{layer}.bf16" for layer in layers]
-        self._settings = {"model": model_hash, "layers": layers, "width": self._width}
+        self._settings = {**identity, "layers": layers, "width": self._width}
         self._places: dict[str, CapturedText] = {}
         self._states: list[Tensor] = []
 
@@ -76,13 +77,11 @@ class CapturedStates:
 
     def _write(self, examples: Sequence[Example], index: RecordFile[CapturedText]) -> None:
         first = sum(one.n for one in index.records)
-        files: list[BinaryIO] = []
-        for path in self._files:
-            path.touch()
-            files.append(path.open("r+b"))
-            files[-1].truncate(first * self._width * 2)
-            files[-1].seek(0, 2)
-        with bar("capture", sum(len(example.tokens) for example in examples), "token") as shown:
+        n_tokens = sum(len(example.tokens) for example in examples)
+        with ExitStack() as stack, bar("capture", n_tokens, "token") as shown:
+            files = [stack.enter_context(path.open("ab")) for path in self._files]
+            for file in files:
+                file.truncate(first * self._width * 2)
             for batch in _forward_batches(examples):
                 texts = self._capture.read(batch)
                 joined = texts.final if texts.tapped is None else torch.cat((texts.final, texts.tapped), dim=-1)
@@ -90,14 +89,13 @@ class CapturedStates:
                 for file, states in zip(files, layers, strict=True):
                     for row, example in enumerate(batch):
                         rows = states[row, : len(example.tokens)].to("cpu", torch.bfloat16)
-                        file.write(rows.contiguous().view(torch.int16).numpy().astype(np.int16, copy=False).tobytes())
+                        file.write(rows.contiguous().view(torch.int16).numpy().tobytes())
                     file.flush()
+                    os.fsync(file.fileno())
                 for example in batch:
                     index.append(CapturedText(name_text(example), first, len(example.tokens)))
                     first += len(example.tokens)
                 shown.update(sum(len(example.tokens) for example in batch))
-        for file in files:
-            file.close()
 
     def read(self, examples: Sequence[Example], taps: Sequence[int]) -> PaddedTexts:
         """The texts with float32 states of the final norm and of ``taps``."""
@@ -108,9 +106,9 @@ class CapturedStates:
             place = self._places[name_text(example)]
             for layer, number in zip(layers, chosen, strict=True):
                 layer[row, : place.n] = self._states[number][place.first : place.first + place.n]
-        final, *tapped = (layer.to(self._device) for layer in layers)
+        final, *tapped = (layer.to(self._capture.device) for layer in layers)
         joined = torch.cat(tapped, dim=-1) if tapped else None
-        return PaddedTexts(tokens.to(self._device), weights.to(self._device), final, joined)
+        return PaddedTexts(tokens.to(self._capture.device), weights.to(self._capture.device), final, joined)
 
 
 def name_text(example: Example) -> str:

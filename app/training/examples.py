@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -15,10 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from app.inputs.prompts import encode_chat, encode_plain, encode_raw
-from app.inputs.text_index import as_text
 from app.reporting.summaries import loop_start
 from engine.errors import ConfigError
-from retrieval_store.snapshots.corpus import CorpusError, read_documents
 
 FORMS = '{"prompt": .., "answer": ..} (both text or both token ids) or {"messages": [..]} that end with an answer'
 NGRAM = 13  # a text that shares an n-gram of this length with a held-out text is not trained on (arXiv 2005.14165)
@@ -106,24 +104,6 @@ def _example(line: _AnswerLine, tokenizer: PreTrainedTokenizerFast) -> Example:
 def _encode_answer(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     ids, end = encode_plain(tokenizer, text), tokenizer.eos_token_id
     return ids if end is None else [*ids, end]
-
-
-def read_texts(path: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int, longest: int) -> Iterator[Example]:
-    """The texts of a file or folder, in pieces of at most ``longest`` tokens, all of which count.
-
-    The chat template writes conversations. Texts with tokens outside the vocabulary are skipped.
-    Raises ConfigError if a file cannot be read, or the chat template refuses a conversation.
-    """
-    try:
-        for document in read_documents(path):
-            asked = next((one.content for one in document.messages if one.role == "user"), document.text)
-            text = as_text(document, tokenizer)
-            tokens = encode_plain(tokenizer, text) if document.messages else encode_raw(tokenizer, text)
-            if all(token < vocab_size for token in tokens):
-                for begin in range(0, len(tokens), longest):
-                    yield Example(source_of(asked), tokens[begin : begin + longest], 1)
-    except CorpusError as error:
-        raise ConfigError(f"--texts {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

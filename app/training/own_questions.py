@@ -19,6 +19,7 @@ from engine.errors import ConfigError
 from engine.loop import Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
+from engine.scheduling.drafting import AUTOREGRESSIVE
 
 QUESTIONS = "questions.jsonl"
 LONGEST = 128  # tokens of a question
@@ -45,17 +46,21 @@ def beginning_of_turn(tokenizer: PreTrainedTokenizerFast) -> list[int]:
 
 
 def write_questions(
-    engine: Engine, tokenizer: PreTrainedTokenizerFast, arguments: argparse.Namespace, file: RecordFile[OwnQuestion]
+    engine: Engine,
+    tokenizer: PreTrainedTokenizerFast,
+    prompt: list[int],
+    arguments: argparse.Namespace,
+    file: RecordFile[OwnQuestion],
 ) -> None:
-    """Have the target write the questions that the file lacks, of ``arguments.own_questions``."""
+    """Have the target continue ``prompt`` with each question that the file lacks."""
     missing = [number for number in range(arguments.own_questions) if number not in file.by_key]
-    prompt, ends = beginning_of_turn(tokenizer), engine.target.info.spec.eos_ids
+    ends = engine.target.info.spec.eos_ids
 
     def requests() -> Iterator[Request]:
         for number in missing:
             seed = arguments.seed * 1_000_003 + number
             params = SamplingParams(temperature=arguments.temperature, max_tokens=LONGEST, seed=seed, stop_ids=ends)
-            yield Request(prompt, params, arguments.answer_method, arguments.max_nodes)
+            yield Request(prompt, params, AUTOREGRESSIVE, 0)
 
     with bar("questions", arguments.own_questions, "question", initial=len(file.by_key)) as shown:
         for index, completion in engine.run(list(requests()), arguments.batch_size):

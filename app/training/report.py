@@ -50,7 +50,8 @@ def table(document: Mapping[str, Any]) -> str:
 def write_report(document: Mapping[str, Any], folder: Path) -> None:
     write_document(document, folder / "training.json")
     training, texts = document["training"], document["texts"]
-    files = [f"`{file}` ({kind})" for kind in ("prompts", "answers", "texts") for file in texts[kind]]
+    files = [f"`{file}` ({kind})" for kind in ("prompts", "answers") for file in texts[kind]]
+    files += [f"{texts['own_questions']} questions that the target wrote"] if texts["own_questions"] else []
     summary = (
         f"{texts['train']} texts with {texts['train_tokens']:,} tokens that count, from {', '.join(files)}. "
         f"{texts['cut_at_loops']} were cut where they begin to repeat themselves, {texts['shared_with_held_out']} left "

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,13 +20,13 @@ from app.inputs.models import model_path, read_checkpoint
 from app.inputs.prompts import Question
 from app.offline.flags import n_threads
 from app.offline.setup import check_device
-from app.training.acceptance import LabelledHead, measure_held_out
+from app.training.acceptance import measure_held_out
 from app.training.answering import answer_questions
 from app.training.batches import Capture, EpochBatches, PaddedTexts, ReadTexts
 from app.training.captured import CapturedStates
-from app.training.examples import Split, most_frequent, read_answers, read_texts, source_of, split
+from app.training.examples import Split, most_frequent, read_answers, source_of, split
 from app.training.loop import LoopSettings, TrainingProgress, TrainingRun
-from app.training.losses import DraftLoss, LossSettings, published
+from app.training.losses import DraftLoss, Labeller, LossSettings, published
 from app.training.new_drafter import ArchitectureOptions, find_unused_token, new_drafter, new_spec, target_parts
 from app.training.report import write_report
 from app.version import VERSION
@@ -38,11 +37,12 @@ from engine.drafter.networks.build import AnyNetwork
 from engine.drafter.spec import DrafterSpec
 from engine.errors import ConfigError
 from engine.model.identity import model_hash
+from engine.model.spec import ModelSpec
 from engine.target_model.numerics import resolve_dtype
 from engine.target_model.whole_texts import WholeTexts
 
 CHECKPOINT, SETTINGS = "checkpoint.pt", "settings.json"
-FILE_FLAGS = ("prompts", "answers", "texts", "measured_on")
+FILE_FLAGS = ("prompts", "answers", "measured_on")
 EXPORTED = torch.bfloat16  # half the size; a drafter is cast to the target's dtype when it is loaded
 
 
@@ -65,14 +65,13 @@ def train(
         [one for file in files for one in read_answers(file, tokenizer, target.vocab_size)]
         for files in (arguments.answers, arguments.measured_on)
     )
-    for file in arguments.texts:
-        given += read_texts(file, tokenizer, target.vocab_size, arguments.max_length)
     answers = answer_questions(arguments, config, questions, path, tokenizer)
     texts = split([*answers, *given], arguments.held_out, longest, measured)
     draft_ids = most_frequent(texts.train, spec.draft_vocab_size, spec.vocab_size) if asked.draft_vocab else None
     model = WholeTexts.load(path, [device], dtype, longest, config.quantization)
     network = new_drafter(spec, model, draft_ids, arguments.seed)
-    read = _states(arguments.work, target_hash, model, spec, texts)
+    identity = {"model": target_hash, "dtype": str(dtype), "quantization": config.quantization}
+    read = _states(CapturedStates(arguments.work, Capture(model, _taps(spec, target)), identity), spec, texts)
     batches = EpochBatches(texts.train, arguments.batch, arguments.seed)
     ids = None if draft_ids is None else draft_ids.to(device)
     with _precision(device, dtype):
@@ -82,8 +81,8 @@ def train(
         counts = [f"{name.replace('_', ' ')} {n:,}" for name, n in _count_texts(texts).items()]
         print(f"texts: {', '.join(counts)}; {_n_weights(network):,} weights to train", file=sys.stderr)
         progress = run.train()
-        labelled = LabelledHead(target_parts(model).head, ids)
-        held_out = measure_held_out(network, texts.held_out, read, labelled, settings.n_depths, arguments)
+        label = partial(Labeller, target_parts(model).head, "soft", ids, is_whole=True)
+        held_out = measure_held_out(network, texts.held_out, read, label, settings.n_depths, arguments)
     tensors = {name: weight.detach().to("cpu", EXPORTED) for name, weight in network.state_dict().items()}
     checkpoint = DrafterCheckpoint(spec, tensors, draft_ids, "trained")
     write_drafter(arguments.out, checkpoint, target, config.model)
@@ -109,18 +108,18 @@ def train(
     return document
 
 
-def _states(work: Path, target_hash: str, model: WholeTexts, spec: DrafterSpec, texts: Split) -> ReadTexts:
-    """Return what reads texts with the states that the drafter reads: from disk, or computed if there is no room.
-
-    States of EAGLE 3's layers are always stored, so drafters of all methods can share them.
-    """
-    target = model.shards[-1].spec
+def _taps(spec: DrafterSpec, target: ModelSpec) -> list[int]:
+    """Return the layers to store: the drafter's, and those of EAGLE 3, so that drafters can share them."""
     usual = {min(max(0, tap), target.n_layers - 1) for tap in default_taps(target.n_layers)}
-    stored = CapturedStates(work, Capture(model, sorted(usual.union(spec.taps))), target_hash)
+    return sorted(usual.union(spec.taps))
+
+
+def _states(stored: CapturedStates, spec: DrafterSpec, texts: Split) -> ReadTexts:
+    """Return what reads texts with the drafter's states: from disk, or computed if there is no room."""
     if stored.add([*texts.train, *texts.held_out]):
         return partial(stored.read, taps=spec.taps)
     print("spectra: the disk lacks room for states, so each step computes them again", file=sys.stderr)
-    return Capture(model, spec.taps).read
+    return partial(stored.compute, taps=spec.taps)
 
 
 def loss_settings(arguments: argparse.Namespace, spec: DrafterSpec) -> LossSettings:

@@ -16,7 +16,7 @@ chooses a table:
     retrieval   what texts to look up add (--retrieval): a folder, file or snapshot as on the command line, or several
                 files and folders of text as one index
     draft       draft-model with --draft-model
-    trained     a trained drafter (--drafter), suffix+token-recycling, and both
+    trained     suffix+token-recycling, trained drafters (--drafter), and each with it in one tree
 
 The model writes every text once without drafts (--out keeps them). A text does not depend on speculation, so methods
 are run on a replay of it; the model scores nodes off the text once for all rows. Methods that read hidden states or
@@ -54,7 +54,6 @@ from benchmarks.acceptance.rows import TABLES, RowInputs
 from benchmarks.acceptance.runs import AcceptanceRun, RowRecord
 from benchmarks.support.prompt_sets import KINDS, TASKS, USUAL, questions
 from benchmarks.support.recording import TextJob
-from engine.drafter.settings import DrafterSettings
 from engine.errors import ConfigError
 from engine.model.identity import model_hash
 from engine.target_model.local import LocalTarget
@@ -91,7 +90,7 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     add("--only", nargs="+", metavar="LABEL", help="these rows alone")
     add("--retrieval", nargs="+", metavar="WHERE", help="texts or a snapshot, for --rows retrieval and paper")
     add("--draft-model", type=Path, help="small model, for --rows draft")
-    add("--drafter", help="drafter that was trained for the model, for --rows trained")
+    add("--drafter", nargs="+", help="drafters that were trained for the model, for --rows trained")
     add("--out", type=Path, help="folder for texts, records and table; a run continues from its records")
     arguments = parser.parse_args(given)
     needed = (("retrieval", "retrieval"), ("paper", "retrieval"), ("draft", "draft_model"), ("trained", "drafter"))
@@ -140,9 +139,8 @@ def measure(arguments: argparse.Namespace, out: Path) -> Measurement:
     """Run what the records lack; return what is complete."""
     model = arguments.model
     kinds = TASKS if "tasks" in arguments.kinds else tuple(arguments.kinds)
-    drafter = None if arguments.drafter is None else DrafterSettings(arguments.drafter)
     jobs: dict[str, list[TextJob]] = {}
-    run = AcceptanceRun(model, jobs, out / "texts", drafter)
+    run = AcceptanceRun(model, jobs, out / "texts")
     if (longest := run.info.max_model_len - arguments.max_tokens) < 2:
         raise ConfigError(f"--max-tokens is {arguments.max_tokens}; the model's context is {run.info.max_model_len}")
     for kind, some in questions(arguments.prompts, arguments.per_kind, kinds, arguments.half).items():
@@ -153,7 +151,7 @@ def measure(arguments: argparse.Namespace, out: Path) -> Measurement:
     settings = {
         "model": f"{model.name} {model_hash(model)[:12]}",
         **{name: getattr(arguments, name) for name in ("per_kind", "half", "max_tokens", "temperature", "rows")},
-        **{name: str(value) for name in ("retrieval", "draft_model", "drafter") if (value := getattr(arguments, name))},
+        **{name: str(value) for name in ("retrieval", "draft_model") if (value := getattr(arguments, name))},
     }
     rows = TABLES[arguments.rows](inputs(arguments, run))
     if unknown := {*(arguments.only or ())} - {*rows}:
@@ -189,9 +187,15 @@ def inputs(arguments: argparse.Namespace, run: AcceptanceRun) -> RowInputs:
         partial(model_heads, arguments.model, spec, None, load),
         partial(known_rows, arguments.model, spec),
         partial(library_of, arguments.retrieval or (), arguments.model),
-        "" if run.info.drafter is None else run.info.drafter.method,
+        {drafter: _method(run, drafter) for drafter in arguments.drafter or ()},
         arguments.draft_model,
     )
+
+
+def _method(run: AcceptanceRun, drafter: str) -> str:
+    info = run.describe(drafter).drafter
+    assert info is not None
+    return info.method
 
 
 if __name__ == "__main__":

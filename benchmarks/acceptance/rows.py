@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -40,7 +40,7 @@ class RowInputs(NamedTuple):
     heads: Callable[[], Heads]
     vocabulary: Callable[[], VocabularyRows | None]
     library: Callable[[], Library]
-    drafter: str  # method of the trained drafter; "": there is none
+    drafters: Mapping[str, str]  # directory of every trained drafter, and its method
     draft_model: Path | None
 
 
@@ -190,14 +190,15 @@ def _pld_plus(inputs: RowInputs) -> Rows:
 
 
 def _trained(inputs: RowInputs) -> Rows:
-    method = inputs.drafter
-    options = SpeculatorOptions(trained=method)
-    return {
-        **{f"{method}, {n} nodes": AcceptanceRow(method, options, n) for n in (5, 16, 64)},
-        BOTH: AcceptanceRow(BOTH, options),
-        f"{BOTH}+{method}": AcceptanceRow(f"{BOTH}+{method}", options),
-        f"{BOTH}+{method}, 16 nodes": AcceptanceRow(f"{BOTH}+{method}", options, 16),
-    }
+    rows = {f"{BOTH}, {n} nodes": AcceptanceRow(BOTH, max_nodes=n) for n in (16, 64)}
+    for drafter, method in inputs.drafters.items():
+        options, name = SpeculatorOptions(trained=method), Path(drafter).name
+        rows |= {
+            f"{label}, {n} nodes": AcceptanceRow(methods, options, n, drafter)
+            for label, methods in ((name, method), (f"{BOTH}+{name}", f"{BOTH}+{method}"))
+            for n in (16, 64)
+        }
+    return rows
 
 
 def _draft(inputs: RowInputs) -> Rows:

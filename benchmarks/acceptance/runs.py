@@ -6,7 +6,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from engine.model.identity import model_hash
 from engine.model.shard import ModelShard
 from engine.request import DEFAULT_NODES, Request
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target_model.info import Target
+from engine.target_model.info import Target, TargetInfo
 from engine.target_model.loading import describe_target, load_parts, whole_range
 from engine.target_model.local import LocalTarget
 from engine.target_model.options import TargetOptions
@@ -43,6 +43,7 @@ class AcceptanceRow:
     method: str
     options: SpeculatorOptions = field(default_factory=SpeculatorOptions)
     max_nodes: int = DEFAULT_NODES
+    drafter: str = ""  # directory of the trained drafter; "": there is none
     warm: bool = False  # prompts of a kind one by one, with state kept from each to the next
 
 
@@ -87,27 +88,35 @@ class AcceptanceRun:
         model: checkpoint directory.
         jobs: of every kind of prompt.
         archive: folder of the recorded texts.
-        drafter: trained for the model; None: there is none.
     """
 
-    def __init__(
-        self, model: Path, jobs: Mapping[str, Sequence[TextJob]], archive: Path, drafter: DrafterSettings | None
-    ) -> None:
+    def __init__(self, model: Path, jobs: Mapping[str, Sequence[TextJob]], archive: Path) -> None:
         self._model, self._jobs = model, jobs
-        self._options = TargetOptions(str(model), drafter=drafter)
-        self.info = describe_target(self._options, model)
+        self.info = self.describe("")
         self._archive = TextArchive(archive, model_hash(model))
+        self._load = lru_cache(maxsize=1)(self._load_parts)
 
-    @cached_property
-    def _parts(self) -> tuple[ModelShard, DrafterPart]:
-        (parts,) = load_parts(self._options, self._model, [whole_range(self.info.spec)], self.info)
-        return parts
+    def describe(self, drafter: str) -> TargetInfo:
+        """Return the description of the model with a drafter."""
+        return describe_target(self._options(drafter), self._model)
 
-    def target(self, n_slots: int) -> LocalTarget:
-        """Return a target with a cache of so many tokens, on the weights of all."""
-        shard, drafter = self._parts
-        info = replace(self.info, n_blocks=-(-n_slots // self.info.block_size))
-        return LocalTarget.of_shards(info, [shard], [drafter])
+    def _identity(self, drafter: str) -> str:
+        info = self.describe(drafter).drafter
+        return "" if info is None else info.identity
+
+    def _options(self, drafter: str) -> TargetOptions:
+        return TargetOptions(str(self._model), drafter=DrafterSettings(drafter) if drafter else None)
+
+    def _load_parts(self, drafter: str) -> tuple[TargetInfo, ModelShard, DrafterPart]:
+        info = self.describe(drafter)
+        ((shard, part),) = load_parts(self._options(drafter), self._model, [whole_range(info.spec)], info)
+        return info, shard, part
+
+    def target(self, n_slots: int, drafter: str = "") -> LocalTarget:
+        """Return a target with a cache of so many tokens, on the weights of all with the same drafter."""
+        info, shard, part = self._load(drafter)
+        info = replace(info, n_blocks=-(-n_slots // info.block_size))
+        return LocalTarget.of_shards(info, [shard], [part])
 
     def measure(
         self,
@@ -118,7 +127,7 @@ class AcceptanceRun:
     ) -> None:
         """Run the rows of which the file has no record, or one of other prompts or settings."""
         jobs = self._jobs[kind]
-        digests = {label: row_digest(row, jobs) for label, row in table.items()}
+        digests = {label: row_digest(row, jobs, self._identity(row.drafter)) for label, row in table.items()}
         done = {label for label in table if (old := file.by_key.get((label, kind))) and old.digest == digests[label]}
         if len(done) < len(table):
             if self._archive.missing(jobs):
@@ -140,7 +149,7 @@ class AcceptanceRun:
         needs = pool.needs(row.method)
         target: Target = replayed
         if needs.hidden_layer is not None or needs.heads or needs.drafter:  # states are not recorded
-            target = self.target((1 if row.warm else len(jobs)) * self._longest(kind))
+            target = self.target((1 if row.warm else len(jobs)) * self._longest(kind), row.drafter)
         with FailureCount() as failures:
             done = run_texts(target, pool, row, jobs)
             n_failures = failures.take()
@@ -188,10 +197,10 @@ def run_texts(
     return [(text, found[number]) for number, text in enumerate(texts)]
 
 
-def row_digest(row: AcceptanceRow, jobs: Sequence[TextJob]) -> str:
-    """Return a digest of what decides a row's record: its settings and its prompts."""
+def row_digest(row: AcceptanceRow, jobs: Sequence[TextJob], drafter: str = "") -> str:
+    """Return a digest of what decides a row's record: its settings, its prompts and its drafter's weights."""
     options = row.options
     inputs = (options.settings, options.layer, options.heads, options.draft_model, options.vocabulary is None)
     return hashlib.blake2b(
-        repr((row.method, inputs, row.max_nodes, row.warm, jobs)).encode(), digest_size=12
+        repr((row.method, inputs, row.max_nodes, drafter, row.warm, jobs)).encode(), digest_size=12
     ).hexdigest()

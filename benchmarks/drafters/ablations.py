@@ -1,9 +1,12 @@
-"""What is each part of a parallel drafter's training worth? ParallelSpec's tables in miniature (arXiv 2410.05589).
+"""How many tokens a forward pass does each drafter give, after equal training? ParallelSpec's tables in miniature
+(arXiv 2410.05589): methods, numbers of masks, and settings that the paper leaves open.
 
-Every row is a training of the same minutes or steps by ``spectra train``, measured on the same held-out questions: with
-masks or without, how many, and settings that the paper leaves open. The run
-can be stopped; the same command continues it and keeps finished rows. 15 rows of --minutes each, and the writing of
-answers; the last line of stdout is one JSON document.
+Every row is a training by ``spectra train`` on the same texts, measured on the same held-out questions. Flags after --
+are those of ``spectra train`` for all rows; texts, states and drafters are in --out. Steps of equal batches read equal
+tokens. The run can be stopped; the same command continues it and keeps finished rows. The last line of stdout is one
+JSON document.
+
+    python -m benchmarks.drafters.ablations --target DIR --out OUT --steps 5000 -- --own-questions 1000
 """
 
 from __future__ import annotations
@@ -21,47 +24,43 @@ from benchmarks.support.reporting import BenchmarkReport, table
 
 COLUMNS = {
     "row": "drafter",
-    "drafts": "drafts",
+    "weights": "weights",
     "forwards": "forwards",
     "greedy": "tau, greedy",
     "sampled": "tau, T",
-    "steps": "steps",
+    "depths": "accepted by depth, T",
+    "tokens": "tokens read",
+    "minutes": "minutes",
 }
 ON_EAGLE, ON_MEDUSA = "parallelspec-eagle", "parallelspec-medusa"
 ROWS: dict[str, Sequence[str]] = {
     "eagle 1": ("--method", "eagle", "--generation", "1"),
-    "eagle 3": ("--method", "eagle", "--train-depths", "5"),
+    "eagle 3": ("--method", "eagle"),
     "parallelspec on eagle": ("--method", ON_EAGLE),
     "its masks' state zero": ("--method", ON_EAGLE, "--mask-state", "zero"),
     "its cross-entropy 1": ("--method", ON_EAGLE, "--ce-weight", "1"),
     "its cross-entropy 1, soft": ("--method", ON_EAGLE, "--ce-weight", "1", "--labels", "soft"),
     "its depths .8": ("--method", ON_EAGLE, "--depth-decay", "0.8"),
-    "its masks 1": ("--method", ON_EAGLE, "--drafts", "2"),
-    "its masks 2": ("--method", ON_EAGLE, "--drafts", "3"),
-    "its masks 6": ("--method", ON_EAGLE, "--drafts", "7"),
+    **{f"its masks {n}": ("--method", ON_EAGLE, "--drafts", str(n + 1)) for n in (1, 2, 3, 6)},
     "medusa": ("--method", "medusa"),
     "parallelspec on medusa": ("--method", ON_MEDUSA),
     "it on tokens alone": ("--method", ON_MEDUSA, "--no-states"),
     "its labels soft": ("--method", ON_MEDUSA, "--labels", "soft"),
     "its depths alike": ("--method", ON_MEDUSA, "--depth-decay", "1"),
 }
-MINUTES = 3.0
 
 
 def main() -> int:
     """Train the rows that are not trained yet; print the table and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", required=True, help="directory of the target")
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True, metavar="F.jsonl", help="to train on")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="answers, drafters and the table")
-    budget = parser.add_mutually_exclusive_group()
-    budget.add_argument("--minutes", type=float, metavar="M", help=f"of each training (default: {MINUTES:g})")
-    budget.add_argument("--steps", type=int, metavar="N", help="of each training, instead")
+    parser.add_argument("--target", required=True, help="directory of the target, or demo")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="texts, drafters and the table")
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--minutes", type=float, metavar="M", help="of each training")
+    budget.add_argument("--steps", type=int, metavar="N", help="of each training")
     parser.add_argument("--rows", type=lambda text: text.split(","), default=list(ROWS), help="some, by name")
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("flags", nargs="*", metavar="FLAG", help="after --: flags of spectra train")
     arguments = parser.parse_args()
-    if arguments.minutes is None and arguments.steps is None:
-        arguments.minutes = MINUTES
     unknown = [name for name in arguments.rows if name not in ROWS]
     if unknown:
         parser.error(f"--rows has {unknown[0]!r}; rows are {', '.join(ROWS)}")
@@ -72,7 +71,7 @@ def main() -> int:
             shown.update()
     found = table(COLUMNS, rows)
     print(found)
-    document = {"target": arguments.target, **budget_of(arguments), "rows": rows}
+    document = {"target": arguments.target, **budget_of(arguments), "flags": arguments.flags, "rows": rows}
     return BenchmarkReport(document, found, failed=False).publish(arguments.out)
 
 
@@ -86,7 +85,7 @@ def trained(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             return document
     command = [sys.executable, "-m", "app.cli", "train", "--target", arguments.target, "--out", out, *ROWS[name]]
     [(kind, amount)] = ((kind, amount) for kind, amount in budget_of(arguments).items() if amount is not None)
-    command += [f"--{kind}", amount, "--seed", arguments.seed, *answers_for(arguments)]
+    command += [f"--{kind}", amount, "--work", arguments.out / "work", *arguments.flags]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     return dict(json.loads(known.read_text()))
 
@@ -96,28 +95,19 @@ def budget_of(arguments: argparse.Namespace) -> dict[str, float | None]:
     return {"minutes": arguments.minutes, "steps": arguments.steps}
 
 
-def answers_for(arguments: argparse.Namespace) -> list[object]:
-    """Return the flags of the answers to train on; the first row writes them."""
-    answers = arguments.out / "answers" / "work" / "answers.jsonl"
-    if not (arguments.out / "answers" / "training.json").exists():
-        out = ("--target", arguments.target, "--out", arguments.out / "answers", "--seed", arguments.seed)
-        command = [sys.executable, "-m", "app.cli", "train", "--method", "medusa", *out, "--steps", 1]
-        command += ["--prompts", *arguments.prompts]
-        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
-    return ["--answers", answers]
-
-
 def row(name: str, document: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a row; a forward drafts one token, or all."""
-    held_out = document["held_out"]
-    depths = len(held_out["sampled"]["by_depth"])
+    held_out, training = document["held_out"], document["training"]
+    depths = held_out["sampled"]["by_depth"]
     return {
         "row": name,
-        "drafts": depths,
-        "forwards": depths if document["method"] == "eagle" else 1,
+        "weights": f"{document['weights'] / 1e6:.2f} M",
+        "forwards": len(depths) if document["method"] == "eagle" else 1,
         "greedy": held_out["greedy"]["tau"],
         "sampled": held_out["sampled"]["tau"],
-        "steps": document["training"]["steps"],
+        "depths": " ".join(f"{share:.2f}" for share in depths),
+        "tokens": training["tokens"],
+        "minutes": f"{training['seconds'] / 60:.1f}",
     }
 
 

@@ -84,16 +84,17 @@ class TimedDrafter:
 def drafter(name: str, model: Path, target: ModelSpec, batch: int, arguments: argparse.Namespace) -> TimedDrafter:
     """A drafter with random weights."""
     method, asked = METHODS[name]
-    asked = asked if method == "eagle" else replace(asked, drafts=arguments.depth)
+    asked = replace(asked, draft_vocab=arguments.draft_vocab, drafts=None if method == "eagle" else arguments.depth)
     spec = new_spec(method, asked, model, target, 0)
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     embedding = torch.randn(target.vocab_size, target.hidden_size).to(device, dtype)
-    parts = TargetParts(lambda tokens: embedding[tokens], lambda states: states @ embedding.T)
+    head = embedding[: spec.draft_vocab_size]
+    parts = TargetParts(lambda tokens: embedding[tokens], lambda states: states @ head.T)
     weights = {key: weight.detach() * 0.05 for key, weight in new_network(spec, parts).named_parameters()}
     longest = arguments.context + N_NEW * (arguments.repeats + 3) + 200
     n_blocks = -(-longest // BLOCK)
     runtime = DraftRuntime(
-        DrafterCheckpoint(spec, weights, None, "random"),
+        DrafterCheckpoint(spec, weights, torch.arange(len(head)) if spec.cuts_target_head else None, "random"),
         parts,
         DrafterPlacement(batch * n_blocks, BLOCK, dtype, device),
         DrafterSettings("", depth=arguments.depth, beam=arguments.beam),
@@ -138,6 +139,9 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=256, help="tokens before a draft (default: 256)")
     parser.add_argument("--depth", type=int, default=5, help="drafted tokens on a path (default: 5)")
     parser.add_argument("--nodes", type=int, default=16, help="of a tree (default: 16)")
+    parser.add_argument(
+        "--draft-vocab", type=int, metavar="N", help="score N tokens with the target's head (default: all)"
+    )
     parser.add_argument("--beam", type=int, default=8, help="nodes that eagle expands at a depth (default: 8)")
     parser.add_argument("--repeats", type=int, default=40, help="drafts of each (default: 40)")
     parser.add_argument("--device", default="cpu")

@@ -99,10 +99,10 @@ class DrafterSpec:
 def check_spec(spec: DrafterSpec) -> None:
     """Raises ConfigError if the spec lacks a field that its method needs, or contradicts itself."""
     method, has_both = spec.method, spec.own_embedding and spec.own_head
-    if method == "medusa":
-        return
     if spec.draft_vocab_size > spec.vocab_size:
         raise ConfigError(f"draft_vocab_size is {spec.draft_vocab_size}; the target has {spec.vocab_size} tokens")
+    if method == "medusa":
+        return
     if spec.layers is None:
         raise ConfigError(f"layers is None; {method} has at least one transformer layer")
     if spec.width != spec.target_hidden_size and not has_both:

@@ -97,7 +97,8 @@ def drafter_part(
 
 def _hash(checkpoint: DrafterCheckpoint) -> str:
     """Return a hash of the spec and of a sample of every tensor."""
-    digest = hashlib.sha256(repr(checkpoint.spec).encode())
+    ids = None if checkpoint.draft_ids is None else checkpoint.draft_ids.tolist()
+    digest = hashlib.sha256(repr((checkpoint.spec, ids)).encode())
     for name, tensor in sorted(checkpoint.tensors.items()):
         flat = tensor.reshape(-1).view(torch.uint8)
         first = max(0, len(flat) - SAMPLE) // 2

@@ -39,7 +39,7 @@ class NaiveDrafter:
         self.spec, self.shape = drafter.spec, drafter.spec.layers
         self.w = drafter.weights
         self.embedding = self.w.get("embed.weight", drafter.embedding)
-        self.head = self.w.get("head.weight", drafter.head)
+        self.head = self.w.get("head.weight", drafter.rows)
 
     def medusa(self, states: np.ndarray) -> np.ndarray:
         """``[n_heads, vocab]``."""
@@ -48,7 +48,7 @@ class NaiveDrafter:
             u = states[-1]
             for block in range(self.spec.n_head_layers):
                 u = u + silu(self.linear(f"heads.{head}.blocks.{block}", u))
-            scored.append(self.linear(f"heads.{head}.out", u))
+            scored.append(self.w.get(f"heads.{head}.out.weight", self.head) @ u)
         return np.stack(scored)
 
     def eagle(self, tokens: list[int], states: np.ndarray, tree: Tree) -> np.ndarray:

@@ -41,10 +41,11 @@ def some_roots() -> Roots:
 
 
 def ids_of(spec: DrafterSpec) -> Tensor | None:
-    """Shuffled target ids of a smaller draft vocabulary."""
+    """Ascending target ids of a smaller draft vocabulary."""
     if spec.draft_vocab_size == spec.vocab_size:
         return None
-    return torch.randperm(spec.vocab_size, generator=torch.Generator().manual_seed(3))[: spec.draft_vocab_size]
+    drawn = torch.randperm(spec.vocab_size, generator=torch.Generator().manual_seed(3))
+    return drawn[: spec.draft_vocab_size].sort().values
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +97,21 @@ def naive_loss(
         share = max(settings.keep**draft.depth, settings.keep_at_least)
         if place >= max(1, math.ceil(share * n_roots)):
             continue
-        target = target_chances(drafter, texts, draft)
         token = int(texts.tokens[draft.text, draft.at])
-        ids = list(range(len(target))) if draft_ids is None else draft_ids
-        best = int(target.argmax()) if settings.labels == "soft" else token
-        if best not in ids:
+        ids = list(range(drafter.spec.vocab_size)) if draft_ids is None else draft_ids
+        if token not in ids:
             continue
-        p = target[ids] if settings.labels == "soft" else np.eye(len(ids))[ids.index(token)]
+        known = softmax(drafter.head[ids] @ texts.final[draft.text, draft.at - 1].numpy())
+        p = known if settings.labels == "soft" else np.eye(len(ids))[ids.index(token)]
         overlap = float(np.minimum(p, draft.q).sum())
-        loss = -settings.cross_entropy * float((p / p.sum() * np.log(draft.q)).sum())
+        loss = -settings.cross_entropy * float((p * np.log(draft.q)).sum())
         loss += settings.distance * 2 * (1 - overlap)
         if settings.confidence:
             guess = draft.chance
             loss -= settings.confidence * (overlap * math.log(guess) + (1 - overlap) * math.log(1 - guess))
         if settings.regression:
             # The head has more rows than columns, so scores determine its input.
-            output = np.linalg.lstsq(drafter.head, draft.scores)[0]
+            output = np.linalg.lstsq(drafter.rows, draft.scores)[0]
             off = np.abs(output - texts.final[draft.text, draft.at - 1].numpy())
             loss += settings.regression * float(np.where(off < 1, off**2 / 2, off - 0.5).mean())
         weight = float(texts.weights[draft.text, draft.at])
@@ -119,10 +119,6 @@ def naive_loss(
         weights[draft.depth] += weight
     means = (total / weight if weight else 0.0 for total, weight in zip(sums, weights, strict=True))
     return sum(settings.first * settings.decay**depth * mean for depth, mean in enumerate(means))
-
-
-def target_chances(drafter: TinyDrafter, texts: PaddedTexts, draft: NaiveDraft) -> np.ndarray:
-    return softmax(drafter.head @ texts.final[draft.text, draft.at - 1].numpy())
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:

@@ -30,10 +30,12 @@ from tests.support.tiny_models import tiny_model, tiny_shards
 
 KINDS = ("medusa", "eagle", "eagle 3", "parallelspec-medusa", "parallelspec-medusa on tokens", "parallelspec-eagle",
          "p-eagle", "dflash", "jetspec", "dspark")  # fmt: skip
+CUT = ("medusa, cut", "eagle, cut", "eagle 3, cut", "parallelspec-eagle, cut")  # score with rows of the target's head
 SETTINGS = DrafterSettings("", depth=4, beam=3)
 
 
 def drafter_spec(kind: str, target: ModelSpec) -> DrafterSpec:
+    kind, is_cut, _ = kind.partition(", cut")
     layers = LayerShape(1, target.hidden_size, 40, 4, 2, 8, 1e4, 1e-6)
     plain = DrafterSpec("eagle", 1, target.hidden_size, target.vocab_size, target.vocab_size, (), layers)
     taps = (0, target.n_layers // 2, target.n_layers - 1)
@@ -44,7 +46,7 @@ def drafter_spec(kind: str, target: ModelSpec) -> DrafterSpec:
     block = replace(block, layers=replace(layers, n_layers=2, qk_norm=True))
     markov: dict[str, Any] = {"markov_rank": 5, "has_confidence": True, "confidence_with_markov": True}
     specs = {
-        "medusa": replace(plain, method="medusa", layers=None, n_heads=3, n_head_layers=1),
+        "medusa": replace(plain, method="medusa", layers=None, n_drafts=3, n_heads=3, n_head_layers=1, own_head=True),
         "eagle": replace(plain, fc_bias=True),
         "eagle 3": replace(eagle3, norm_before_fc=True),
         "parallelspec-medusa": replace(plain, method="parallelspec-medusa", **masked),
@@ -57,7 +59,7 @@ def drafter_spec(kind: str, target: ModelSpec) -> DrafterSpec:
         "jetspec": replace(block, causal_block=True, layers=replace(layers, n_layers=2, window=7)),
         "dspark": replace(block, sample_from_anchor=True, **markov, **own),
     }
-    return specs[kind]
+    return replace(specs[kind], own_head=False, draft_vocab_size=target.vocab_size // 2) if is_cut else specs[kind]
 
 
 def random_checkpoint(spec: DrafterSpec, seed: int = 0) -> DrafterCheckpoint:
@@ -68,6 +70,14 @@ def random_checkpoint(spec: DrafterSpec, seed: int = 0) -> DrafterCheckpoint:
     if spec.draft_vocab_size < spec.vocab_size:
         ids = torch.arange(spec.draft_vocab_size) * (spec.vocab_size // spec.draft_vocab_size)
     return DrafterCheckpoint(spec, tensors, ids, "random")
+
+
+def with_own_head(checkpoint: DrafterCheckpoint, head: Tensor) -> DrafterCheckpoint:
+    """The same drafter with its rows of the target's ``head`` as a head of its own."""
+    spec = replace(checkpoint.spec, own_head=True)
+    names = [f"heads.{i}.out.weight" for i in range(spec.n_heads)] or ["head.weight"]
+    tensors = checkpoint.tensors | {name: head.detach()[checkpoint.draft_ids] for name in names}
+    return replace(checkpoint, spec=spec, tensors=tensors)
 
 
 def drafted_target(

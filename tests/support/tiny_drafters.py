@@ -54,7 +54,16 @@ DFLASH = {
     "dspark, gated": replace(_DSPARK, markov_head="gated", has_confidence=True, confidence_with_markov=False),
     "dspark, rnn": replace(_DSPARK, markov_head="rnn", sample_from_anchor=False),
 }
-MEDUSA = replace(_PLAIN, method="medusa", layers=None, n_heads=3, n_head_layers=2)
+MEDUSA = replace(_PLAIN, method="medusa", layers=None, n_heads=3, n_head_layers=2, own_head=True)
+CUT = {  # they score with rows of the target's head
+    f"{name}, cut": replace(spec, own_head=False, draft_vocab_size=14)
+    for name, spec in {
+        "medusa": MEDUSA,
+        "eagle": _PLAIN,
+        "eagle 3": _EAGLE3,
+        "parallelspec-eagle": PARALLEL["parallelspec-eagle"],
+    }.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +75,19 @@ class TinyDrafter:
     weights: dict[str, np.ndarray]
     embedding: np.ndarray  # of the target, [VOCAB, target_hidden]
     head: np.ndarray  # of the target, [VOCAB, target_hidden]
+    rows: np.ndarray  # of the target's head for the drafter's tokens, [draft_vocab_size, target_hidden]
 
 
-def tiny_drafter(spec: DrafterSpec) -> TinyDrafter:
-    """Weights of size about one everywhere, of norms and biases too."""
+def tiny_drafter(spec: DrafterSpec, draft_ids: Tensor | None = None) -> TinyDrafter:
+    """Weights of size about one everywhere, of norms and biases too; ``draft_ids``: as in ``DrafterCheckpoint``."""
     embedding, head = (noise(name, (spec.vocab_size, spec.target_hidden_size)) for name in ("embedding", "head"))
-    target = TargetParts(embed=lambda tokens: embedding[tokens], head=lambda states: states @ head.T)
+    rows = head if draft_ids is None else head[draft_ids]
+    target = TargetParts(embed=lambda tokens: embedding[tokens], head=lambda states: states @ rows.T)
     shapes = {name: weight.shape for name, weight in new_network(spec, target).state_dict().items()}
     tensors = {name: noise(name, tuple(shape)) for name, shape in shapes.items()}
     network = load_network(spec, tensors, target)
-    return TinyDrafter(spec, network, {k: v.numpy() for k, v in tensors.items()}, embedding.numpy(), head.numpy())
+    weights = {name: tensor.numpy() for name, tensor in tensors.items()}
+    return TinyDrafter(spec, network, weights, embedding.numpy(), head.numpy(), rows.numpy())
 
 
 def tiny_states(spec: DrafterSpec, n: int) -> Tensor:

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", required=True, choices=get_args(Method), help="method of the drafter")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the drafter")
     add_model(parser, "--target", batch_size=32)
-    _add_texts(parser.add_argument_group("texts (--prompts, --own-questions, --answers or --texts is required)"))
+    _add_texts(parser.add_argument_group("texts (--prompts, --own-questions or --answers is required)"))
     _add_drafter(parser.add_argument_group("shape of the drafter (default: as published, in the target's sizes)"))
     loss = parser.add_argument_group("loss (default: as published)")
     loss.add_argument("--labels", choices=("soft", "hard"), help="the target's distribution, or the text's tokens")
@@ -55,7 +55,6 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
     for flag, metavar, says in (
         ("--prompts", "F.jsonl", "questions that the target answers"),
         ("--answers", "F.jsonl", "existing answers"),
-        ("--texts", "F", "plain text: files or folders"),
         ("--measured-on", "F.jsonl", "answers of the target; measure only on the held-out ones among them"),
     ):
         group.add_argument(flag, type=Path, nargs="+", default=[], metavar=metavar, help=says)
@@ -65,8 +64,6 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
     _add_value(group, "--own-questions", 0, "N", "questions that the target writes itself, after its chat template")
     _add_value(group, "--samples", 1, "N", "answers to each prompt")
     _add_value(group, "--temperature", 0.8, "T", "of half the answers and of their measurement; the others are greedy")
-    _add_value(group, "--answer-method", AUTOREGRESSIVE, "M", "speculation method while answering")
-    _add_value(group, "--max-nodes", 8, "N", "drafted nodes per step of that method")
     _add_value(group, "--max-length", LONGEST, "L", "most tokens of a text")
     _add_value(group, "--held-out", 0.1, "X", "share of questions to hold out")
 
@@ -144,7 +141,7 @@ def check(arguments: argparse.Namespace) -> tuple[ServeConfig, list[Question]]:
     """
     if arguments.minutes is None and arguments.steps is None:
         arguments.minutes = MINUTES
-    config = checked_config(arguments, arguments.temperature, arguments.answer_method)
+    config = checked_config(arguments, arguments.temperature, AUTOREGRESSIVE)
     least = {
         "own_questions": 0,
         "samples": 1,
@@ -156,15 +153,15 @@ def check(arguments: argparse.Namespace) -> tuple[ServeConfig, list[Question]]:
         "measured": 1,
     }
     check_least(arguments, least | {"ce_weight": 0, "depth_decay": 0, "checkpoint_every": 0})
-    if not any((arguments.prompts, arguments.own_questions, arguments.answers, arguments.texts)):
-        raise ConfigError("there is nothing to train on; give --prompts, --own-questions, --answers or --texts")
+    if not any((arguments.prompts, arguments.own_questions, arguments.answers)):
+        raise ConfigError("there is nothing to train on; give --prompts, --own-questions or --answers")
     for name, most in {"minutes": math.inf, "rate": math.inf, "held_out": 1}.items():
         value = getattr(arguments, name)
         if value is not None and not 0 < value < most:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be above 0 and below {most}")
     if arguments.train_depths is not None and arguments.method != "eagle":
         raise ConfigError(f"--train-depths does not apply to --method {arguments.method}; it is for eagle")
-    for flag in ("answers", "texts", "measured_on"):
+    for flag in ("answers", "measured_on"):
         for path in getattr(arguments, flag):
             if not path.exists():
                 raise ConfigError(f"--{flag.replace('_', '-')} {path} does not exist")

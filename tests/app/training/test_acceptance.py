@@ -8,8 +8,9 @@ import torch
 
 from app.training.acceptance import along_chains, measure_acceptance
 from app.training.batches import Roots, choose_roots
+from app.training.losses import Labeller
 from tests.support.naive_losses import LENGTH, WRITTEN, drafts_of, ids_of, softmax, some_texts
-from tests.support.tiny_drafters import DFLASH, EAGLE, MEDUSA, PARALLEL, tiny_drafter
+from tests.support.tiny_drafters import CUT, DFLASH, EAGLE, MEDUSA, PARALLEL, tiny_drafter
 
 SPECS = {
     "medusa": MEDUSA,
@@ -17,13 +18,15 @@ SPECS = {
     "eagle 3": EAGLE["eagle 3"],
     "p-eagle": PARALLEL["p-eagle"],
     "dspark": DFLASH["dspark"],
+    "eagle, cut": CUT["eagle, cut"],
 }
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_measured_acceptance_equals_the_count_over_roots(name: str) -> None:
     spec, n_depths, temperature = SPECS[name], 3, 0.8
-    drafter, texts, ids = tiny_drafter(spec), some_texts(spec), ids_of(spec)
+    drafter, texts, ids = tiny_drafter(spec, ids_of(spec)), some_texts(spec), ids_of(spec)
+    head = torch.from_numpy(drafter.head)
     at = torch.arange(1, LENGTH).repeat(2, 1)
     everywhere = Roots(at, torch.ones_like(at, dtype=torch.bool))
     own = list(range(spec.vocab_size)) if ids is None else ids.tolist()
@@ -37,7 +40,8 @@ def test_measured_acceptance_equals_the_count_over_roots(name: str) -> None:
         matched.setdefault(place, []).append(float(own[int(draft.q.argmax())] == texts.tokens[draft.text, draft.at]))
         overlaps.setdefault(place, []).append(float(np.minimum(p, q).sum()))
     for counted, t in ((matched, 0.0), (overlaps, temperature)):
-        seen = measure_acceptance(drafter.network, [texts, texts], n_depths, temperature=t, draft_ids=ids)
+        labeller = Labeller(lambda states: states @ head.T, "soft", ids, t or 1.0, is_whole=True)
+        seen = measure_acceptance(drafter.network, [texts, texts], n_depths, labeller, temperature=t)
         whole = [chances for chances in counted.values() if len(chances) == n_depths]
         assert seen.n_roots == 2 * len(whole) > 4
         assert seen.expected == pytest.approx(np.mean([sum(np.cumprod(chances)) for chances in whole]), abs=1e-9)

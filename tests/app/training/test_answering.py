@@ -14,11 +14,10 @@ from transformers import AutoModelForCausalLM
 from app.inputs.prompts import Question, encode_chat
 from app.reporting.record_file import RecordFile
 from app.training.answering import Asker, TrainingAnswer, name_question
-from app.training.examples import read_answers, read_texts, source_of
+from app.training.examples import read_answers, source_of
 from engine.errors import ConfigError
 from engine.loop import Engine
 from engine.sampling.params import SamplingParams
-from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.target_model.local import LocalTarget
 from engine.target_model.options import TargetOptions
 from speculators.method import SpeculatorOptions
@@ -33,7 +32,7 @@ def ask(file: Path, questions: list[Question], seed: int = 0, **how: Any) -> dic
     path = saved_checkpoint()
     target = LocalTarget.load(TargetOptions(str(path), kv_bytes=1 << 22, max_model_len=120), path)
     params = SamplingParams(max_tokens=N, seed=seed, stop_ids=target.info.spec.eos_ids)
-    flags = {"samples": 1, "raw": False, "answer_method": AUTOREGRESSIVE, "max_nodes": 4, "batch_size": 3, **how}
+    flags = {"samples": 1, "raw": False, "batch_size": 3, **how}
     with RecordFile(file, TrainingAnswer, {"seed": seed}, "use another folder") as kept:
         engine = Engine(target, SpeculatorPool(SpeculatorOptions()))
         asker = Asker(engine, tiny_tokenizer(), params, Namespace(temperature=0.8, **flags))
@@ -61,10 +60,10 @@ def test_half_of_the_answers_are_greedy_and_turns_follow_the_conversation(tmp_pa
     assert example.written == first.answer
 
 
-def test_speculation_and_an_earlier_file_change_no_answer_and_the_seed_changes_samples(tmp_path: Path) -> None:
+def test_other_questions_and_an_earlier_file_change_no_answer_and_the_seed_changes_samples(tmp_path: Path) -> None:
     expected = ask(tmp_path / "a", QUESTIONS, samples=2)
     too_long = [Question(["x" * 300]), Question(["and?", "y" * 300, "and?"])]  # no room for an answer
-    found = ask(tmp_path / "b", [*QUESTIONS, *too_long], samples=2, answer_method="pld")
+    found = ask(tmp_path / "b", [*QUESTIONS, *too_long], samples=2)
     assert {key: found[key] for key in expected} == expected
     assert {key[2] for key in found.keys() - expected.keys()} == {0}
     lines = (tmp_path / "a").read_bytes().splitlines(keepends=True)
@@ -114,16 +113,3 @@ def test_a_line_that_is_not_an_answer_is_refused(line: str, says: str, tmp_path:
     (tmp_path / "a").write_text(line)
     with pytest.raises(ConfigError, match=says):
         read_answers(tmp_path / "a", tiny_tokenizer(), 320)
-
-
-def test_texts_are_cut_into_pieces_and_lose_nothing(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("The quick brown fox jumps over the lazy dog. " * 5)
-    (tmp_path / "b.jsonl").write_text(json.dumps({"question": "a fox", "answer": "runs"}) + "\n")
-    texts = list(read_texts(tmp_path, tiny_tokenizer(), 320, 16))
-    of_file = [text for text in texts if text.source == texts[0].source]
-    whole = [token for text in of_file for token in text.tokens]
-    assert max(len(text.tokens) for text in texts) == 16
-    assert tiny_tokenizer().decode(whole) == "<|bos|>" + (tmp_path / "a.txt").read_text()
-    assert tiny_tokenizer().decode(texts[-1].tokens) == "<|bos|><|user|>a fox<|end|><|assistant|>runs<|end|>"
-    assert texts[-1].source == source_of("a fox")
-    assert all(text.first == 1 for text in texts)

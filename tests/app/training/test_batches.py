@@ -8,7 +8,7 @@ from itertools import cycle
 import pytest
 import torch
 
-from app.training.batches import Capture, EpochBatches
+from app.training.batches import Capture, EpochBatches, in_batches
 from app.training.examples import Example
 from app.training.new_drafter import target_parts
 from engine.target_model.whole_texts import WholeTexts
@@ -45,10 +45,13 @@ def test_captured_states_equal_those_of_hugging_face(family: str, n_devices: int
         torch.testing.assert_close(parts.embed(tokens), states[0][0])
 
 
-def test_gradients_pass_through_the_head_of_the_target_and_stop_at_its_weights() -> None:
-    parts = target_parts(loaded("qwen3"))
+@pytest.mark.parametrize("ids", [None, torch.tensor([3, 8, 40])], ids=["all tokens", "some tokens"])
+def test_gradients_pass_through_the_head_of_the_target_and_stop_at_its_weights(ids: torch.Tensor | None) -> None:
+    parts = target_parts(loaded("qwen3"), ids)
     states = torch.randn(3, 32, requires_grad=True)
-    parts.head(states).logsumexp(-1).sum().backward()
+    logits = parts.head(states)
+    torch.testing.assert_close(logits, states @ tiny_model("qwen3").lm_head.weight[... if ids is None else ids].T)
+    logits.logsumexp(-1).sum().backward()
     assert states.grad is not None
     assert states.grad.abs().max() > 0
     assert not parts.embed(torch.tensor([1])).requires_grad
@@ -73,6 +76,6 @@ def test_an_epoch_has_every_text_once_and_the_next_has_another_order() -> None:
 
 def test_texts_to_measure_are_read_once_in_batches() -> None:
     examples = some(23)
-    once = list(Capture(loaded("llama"), ()).in_batches(examples, 9))
+    once = list(in_batches(Capture(loaded("llama"), ()).read, examples, 9))
     assert [len(texts.tokens) for texts in once] == [9, 9, 5]
     assert sum(float(texts.weights.sum()) for texts in once) == sum(len(example.written) for example in examples)

@@ -15,7 +15,7 @@ from app.training import loop
 from app.training.acceptance import measure_acceptance
 from app.training.batches import PaddedTexts
 from app.training.loop import LoopSettings, TrainingRun, rate_factor
-from app.training.losses import DraftLoss, published
+from app.training.losses import DraftLoss, Labeller, published
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import AnyNetwork, new_network
 from engine.drafter.spec import DrafterSpec
@@ -66,11 +66,12 @@ def test_a_drafter_learns_a_few_texts(name: str, tmp_path: Path) -> None:
     run = a_run(SPECS[name], tmp_path / "checkpoint", 12, steps=150)
     n_depths = run.loss.settings.n_depths if isinstance(run.loss, DraftLoss) else 0
     n_depths = min(3, n_depths) if n_depths > 1 else 2
+    labeller = Labeller(run.network.target.head, "soft", is_whole=True)
 
     def far() -> tuple[float, float]:
         with torch.no_grad():
             loss = sum(float(run.loss(batch, torch.Generator().manual_seed(0))) for batch in run.batch.batches)
-        return loss, measure_acceptance(run.network, run.batch.batches, n_depths, temperature=0.0).expected
+        return loss, measure_acceptance(run.network, run.batch.batches, n_depths, labeller, temperature=0.0).expected
 
     before, guessed = far()
     run.train()

@@ -12,9 +12,9 @@ from app.training.drafts import masked_attention
 from app.training.losses import DraftLoss, LossSettings, published
 from engine.drafter.spec import DrafterSpec
 from tests.support.naive_losses import ids_of, naive_loss, some_roots, some_texts
-from tests.support.tiny_drafters import DFLASH, EAGLE, MEDUSA, PARALLEL, tiny_drafter
+from tests.support.tiny_drafters import CUT, DFLASH, EAGLE, MEDUSA, PARALLEL, tiny_drafter
 
-SPECS = {"medusa": MEDUSA, **EAGLE, **PARALLEL, **DFLASH}
+SPECS = {"medusa": MEDUSA, **EAGLE, **PARALLEL, **DFLASH, **CUT}
 
 
 def settings_of(spec: DrafterSpec) -> LossSettings:
@@ -26,7 +26,7 @@ def settings_of(spec: DrafterSpec) -> LossSettings:
 @pytest.mark.parametrize(("name", "labels"), list(zip(SPECS, cycle(["soft", "hard"]), strict=False)))
 def test_a_loss_equals_its_definition(name: str, labels: str) -> None:
     spec = SPECS[name]
-    drafter, texts, ids = tiny_drafter(spec), some_texts(spec), ids_of(spec)
+    drafter, texts, ids = tiny_drafter(spec, ids_of(spec)), some_texts(spec), ids_of(spec)
     settings = replace(settings_of(spec), labels=labels)
     found = DraftLoss(drafter.network, settings, draft_ids=ids).at(texts, some_roots())
     wanted = naive_loss(drafter, settings, texts, some_roots(), None if ids is None else ids.tolist())
@@ -34,10 +34,10 @@ def test_a_loss_equals_its_definition(name: str, labels: str) -> None:
     assert found.item() == pytest.approx(wanted, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", ["eagle", "parallelspec-eagle", "dspark", "medusa"])
+@pytest.mark.parametrize("name", ["eagle", "parallelspec-eagle", "dspark", "medusa", "eagle, cut", "medusa, cut"])
 def test_every_term_equals_its_definition(name: str) -> None:
     spec = SPECS[name]
-    drafter, texts, ids = tiny_drafter(spec), some_texts(spec), ids_of(spec)
+    drafter, texts, ids = tiny_drafter(spec, ids_of(spec)), some_texts(spec), ids_of(spec)
     settings = LossSettings(3, 0.3, distance=0.7, first=0.5, decay=0.6, regression=2.0 if "eagle" in name else 0.0)
     texts = replace(texts, weights=texts.weights * torch.linspace(0.5, 2, texts.weights.shape[1]).double())
     found = DraftLoss(drafter.network, settings, draft_ids=ids).at(texts, some_roots())
@@ -48,7 +48,7 @@ def test_every_term_equals_its_definition(name: str) -> None:
 @pytest.mark.parametrize("name", ["eagle 3", "medusa", "dflash"])
 def test_noise_is_drawn_with_the_generator_of_the_run(name: str) -> None:
     spec = SPECS[name]
-    drafter, texts = tiny_drafter(spec), some_texts(spec)
+    drafter, texts = tiny_drafter(spec, ids_of(spec)), some_texts(spec)
     quiet = settings_of(spec)
     losses = [DraftLoss(drafter.network, replace(quiet, noise=n), draft_ids=ids_of(spec)) for n in (0.0, 0.1, 0.1)]
     without, first, second = (loss.at(texts, some_roots(), torch.Generator().manual_seed(1)).item() for loss in losses)

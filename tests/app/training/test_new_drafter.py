@@ -43,12 +43,15 @@ def test_layers_are_shaped_like_those_of_the_target(family: str) -> None:
 @pytest.mark.parametrize(
     ("method", "asked", "expected"),
     [
-        ("medusa", {}, {"n_heads": 5, "n_head_layers": 1}),
+        ("medusa", {}, {"n_heads": 5, "n_head_layers": 1, "own_head": True}),
+        ("medusa", {"draft_vocab": 40}, {"draft_vocab_size": 40, "own_head": False}),
+        ("medusa", {"draft_vocab": 40, "own_head": True}, {"draft_vocab_size": 40, "own_head": True}),
         ("eagle", {}, {"generation": 3, "taps": (0, 1)}),  # of four layers: 1, 1 and 0
         ("eagle", {"n_layers": 32}, {"taps": (1, 15, 28)}),
         ("dflash", {"n_layers": 32}, {"taps": (1, 8, 15, 22, 29)}),
         ("eagle", {"generation": 1}, {"taps": ()}),
-        ("eagle", {"taps": (3, -1), "draft_vocab": 40}, {"taps": (3, -1), "draft_vocab_size": 40, "own_head": True}),
+        ("eagle", {"taps": (3, -1), "draft_vocab": 40}, {"taps": (3, -1), "draft_vocab_size": 40, "own_head": False}),
+        ("eagle", {"draft_vocab": 40, "own_head": True}, {"draft_vocab_size": 40, "own_head": True}),
         ("parallelspec-eagle", {}, {"n_drafts": 5, "has_mask_state": True, "reads_states": True}),
         ("parallelspec-eagle", {"mask_state": "zero"}, {"has_mask_state": False}),
         ("parallelspec-medusa", {}, {"n_drafts": 5, "has_mask_state": True, "reads_states": True}),
@@ -87,6 +90,7 @@ def test_a_drafter_is_as_published_unless_flags_change_it(
         ("dflash", {"layers": 0}, "--layers is 0; it must be at least 1"),
         ("dflash", {"markov_head": "rnn"}, "which needs --markov-rank"),
         ("eagle", {"generation": 1, "taps": (1,)}, "for --generation 3"),
+        ("eagle", {"generation": 1, "own_head": True}, "for --generation 3"),
         ("eagle", {"layers": 2}, "--layers is 2; EAGLE 3 has 1 layer"),
         ("eagle", {"taps": (1, 4)}, "--taps is 1,4; layers of this target are 0 to 3, each once"),
         ("eagle", {"taps": (1, 1)}, "--taps is 1,1"),
@@ -105,7 +109,9 @@ def test_a_shape_that_cannot_be_trained_is_refused(method: Method, asked: dict[s
     [
         ("medusa", {"drafts": 3, "layers": 2}),
         ("eagle", {"generation": 1, "layers": 2}),
+        ("medusa", {"draft_vocab": 30}),
         ("eagle", {"draft_vocab": 30, "taps": (-1, 2)}),
+        ("eagle", {"draft_vocab": 30, "own_head": True}),
         ("parallelspec-medusa", {"no_states": True, "layers": 2}),
         ("p-eagle", {"draft_vocab": 30, "layers": 2}),
         ("dflash", {"causal_block": True, "draft_vocab": 30, "drafts": 4}),
@@ -129,7 +135,7 @@ def test_heads_start_as_copies_of_the_head_of_the_target() -> None:
     model = WholeTexts.load(saved_model("qwen3"), [torch.device("cpu")], torch.float32, 16)
     head = tiny_model("qwen3").lm_head.weight
     ids = torch.tensor([4, 9, 11])
-    own = new_drafter(spec_of("eagle", "qwen3", draft_vocab=3), model, ids, 0)
+    own = new_drafter(spec_of("eagle", "qwen3", draft_vocab=3, own_head=True), model, ids, 0)
     assert own.head.weight.equal(head[ids])
     medusa = new_drafter(spec_of("medusa", "qwen3", drafts=2), model, None, 0)
     assert isinstance(medusa, Medusa)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from app.training import train
+from app.training.batches import Capture
 from app.training.examples import Split
 from app.training.losses import DraftLoss
 from engine.drafter.checkpoint.read import read_drafter
@@ -130,6 +132,28 @@ def test_half_precision_trains_float32_weights_for_the_vocabulary_of_the_answers
     assert set(drafter.draft_ids.tolist()) <= {token for line in lines for token in json.loads(line)["answer"]}
 
 
+def test_drafters_of_a_target_share_texts_and_states(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, first, *_ = trained
+    interrupt(monkeypatch, Engine, "step", 1)
+    interrupt(monkeypatch, Capture, "read", 1)
+    shared = ("--work", folder / "out" / "work", "--out", tmp_path / "out", "--draft-vocab", 40)
+    run = run_train(folder, "eagle", *FLAGS, *shared)
+    assert run.status == 0, run.err
+    assert run.document["texts"] == first.document["texts"]
+    files = {"checkpoint.pt", "settings.json", "training.json", "README.md", "training.png", "speculators"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == files | {"config.json", "model.safetensors"}
+    drafter, target = drafter_in(tmp_path), load_spec(saved_checkpoint())
+    assert (drafter.spec.cuts_target_head, drafter.spec.draft_vocab_size, drafter.layout) == (True, 40, "spectra")
+    other = read_drafter(tmp_path / "out" / "speculators", target)
+    head = load_file(saved_checkpoint() / "model.safetensors")["lm_head.weight"]
+    assert other.draft_ids.tolist() == drafter.draft_ids.tolist()
+    expected = drafter.tensors | {"head.weight": head[drafter.draft_ids].bfloat16()}
+    assert other.tensors.keys() == expected.keys()
+    assert all(other.tensors[name].equal(tensor) for name, tensor in expected.items())
+
+
 def test_a_work_folder_of_another_training_is_refused(trained: Trained) -> None:
     folder = trained[0]
     for flags, named in (
@@ -143,19 +167,11 @@ def test_a_work_folder_of_another_training_is_refused(trained: Trained) -> None:
         assert named in run.err
 
 
-def test_given_answers_and_texts_are_trained_on(trained: Trained, tmp_path: Path) -> None:
+def test_given_answers_are_trained_on(trained: Trained, tmp_path: Path) -> None:
     folder, run, *_ = trained
     known = run.document["texts"]
-    (tmp_path / "texts").mkdir()
-    for i in range(6):
-        (tmp_path / "texts" / f"{i}.txt").write_text("".join(chr(97 + (i * k + k * k) % 26) for k in range(60)))
     train_medusa = ("train", "--method", "medusa", "--target", saved_checkpoint(), "--out", tmp_path / "out")
     answers = ("--answers", folder / "out" / "work" / "answers.jsonl", "--max-length", 64, "--held-out", 0.25)
     run = run_cli(*train_medusa, "--steps", 1, *answers)
     assert run.status == 0, run.err
     assert {**run.document["texts"], "prompts": 0, "answers": 0} == {**known, "prompts": 0, "answers": 0}
-    texts = ("--texts", tmp_path / "texts", "--held-out", 0.4, "--restart")
-    run = run_cli(*train_medusa, "--steps", 1, *texts)
-    assert run.status == 0, run.err
-    assert run.document["texts"]["train"] + run.document["texts"]["held_out"] == 6
-    assert run.document["held_out"]["greedy"] is None

@@ -26,26 +26,35 @@ from engine.protocol import Branch
 from engine.sampling.params import SamplingParams
 from tests.engine.drafter.draft_oracles import Path, paths
 from tests.support.naive_drafter import NaiveDrafter
-from tests.support.tiny_drafters import DFLASH, EAGLE, LAYER, MEDUSA, PARALLEL, TinyDrafter, tiny_drafter, tiny_states
+from tests.support.tiny_drafters import (
+    CUT,
+    DFLASH,
+    EAGLE,
+    LAYER,
+    MEDUSA,
+    PARALLEL,
+    TinyDrafter,
+    tiny_drafter,
+    tiny_states,
+)
 
-ALL = {**EAGLE, **PARALLEL, **DFLASH, "medusa": MEDUSA}
+ALL = {**EAGLE, **PARALLEL, **DFLASH, **CUT, "medusa": MEDUSA}
 TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6], [3, 1, 4, 2, 8]]
 ROOM = 40  # positions of a text
 
 
 def runtime_of(drafter: TinyDrafter) -> DraftRuntime:
     tensors = {name: torch.from_numpy(weight) for name, weight in drafter.weights.items()}
-    embedding, head = torch.from_numpy(drafter.embedding), torch.from_numpy(drafter.head)
+    embedding, head = torch.from_numpy(drafter.embedding), torch.from_numpy(drafter.rows)
     target = TargetParts(embed=lambda tokens: embedding[tokens], head=lambda states: states @ head.T)
-    ids = None if drafter.spec.draft_vocab_size == drafter.spec.vocab_size else draft_ids(drafter)
+    ids = None if drafter.spec.draft_vocab_size == drafter.spec.vocab_size else draft_ids(drafter.spec)
     checkpoint = DrafterCheckpoint(drafter.spec, tensors, ids, "tiny")
     place = DrafterPlacement(len(TEXTS) * ROOM // 4, 4, torch.float64, torch.device("cpu"))
     return DraftRuntime(checkpoint, target, place, DrafterSettings("", depth=3, beam=2))
 
 
-def draft_ids(drafter: TinyDrafter) -> Tensor:
-    step = drafter.spec.vocab_size // drafter.spec.draft_vocab_size
-    return torch.arange(drafter.spec.draft_vocab_size) * step
+def draft_ids(spec: DrafterSpec) -> Tensor:
+    return torch.arange(spec.draft_vocab_size) * (spec.vocab_size - 1) // (spec.draft_vocab_size - 1)
 
 
 def oracle_row(drafter: TinyDrafter, text: list[int], states: np.ndarray, path: Path) -> np.ndarray:
@@ -67,7 +76,7 @@ def confidence(drafter: TinyDrafter, text: list[int], states: np.ndarray) -> np.
     plain, n_drafts = NaiveDrafter(drafter), drafter.spec.n_drafts or 0
     plain.spec = replace(drafter.spec, markov_rank=0, has_confidence=False)
     rows = plain.dflash(text, states, [(depth - 1, 0) for depth in range(n_drafts - 1)])[0]
-    best = draft_ids(drafter).numpy()[rows.argmax(-1)]
+    best = draft_ids(drafter.spec).numpy()[rows.argmax(-1)]
     chain = [(depth - 1, int(token)) for depth, token in enumerate(best[:-1])]
     chances = NaiveDrafter(drafter).dflash(text, states, chain)[1]
     assert chances is not None
@@ -77,11 +86,11 @@ def confidence(drafter: TinyDrafter, text: list[int], states: np.ndarray) -> np.
 def difference(drafter: TinyDrafter, text: list[int], states: np.ndarray, branch: Branch) -> float:
     """The largest difference of a drafted token's score from the oracle's."""
     trust, worst = confidence(drafter, text, states), 0.0
-    step = int(draft_ids(drafter)[1])
+    ids = draft_ids(drafter.spec).tolist()
     for path, score in zip(paths(branch), branch.scores or (), strict=True):
         row = oracle_row(drafter, text, states, path[:-1])
         chances = np.exp(row - row.max())
-        expected = chances[path[-1] // step] / chances.sum() * trust[len(path) - 1]
+        expected = chances[ids.index(path[-1])] / chances.sum() * trust[len(path) - 1]
         worst = max(worst, abs(float(expected) - score))
     return worst
 
@@ -120,7 +129,7 @@ def two_states(drafter: TinyDrafter) -> Tensor:
 
 @pytest.mark.parametrize("name", ALL)
 def test_drafted_scores_are_those_of_the_whole_text(name: str) -> None:
-    drafter = tiny_drafter(ALL[name])
+    drafter = tiny_drafter(ALL[name], draft_ids(ALL[name]))
     states = two_states(drafter)
     assert largest_difference(drafter, states, states) < 1e-6
 
@@ -197,7 +206,7 @@ def test_a_checkpoint_with_other_tensors_is_refused(change: dict[str, torch.Tens
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (replace(EAGLE["eagle"], draft_vocab_size=11), "draft_vocab_size is 11"),
+        (replace(EAGLE["eagle"], draft_vocab_size=24), "draft_vocab_size is 24; the target has 23 tokens"),
         (replace(EAGLE["eagle"], layers=None), "layers is None"),
         (replace(EAGLE["eagle"], reads_states=False), "reads_states is False"),
         (replace(EAGLE["eagle"], target_hidden_size=10), "hidden_size of the drafter's layers is 12, the target's 10"),

@@ -18,14 +18,16 @@ from engine.scheduling.scheduler import SchedulerOptions
 from speculators.pool import SpeculatorPool
 from tests.support.engines import complete_all, make_engine, make_target
 from tests.support.served_drafters import (
+    CUT,
     KINDS,
     DraftsAnew,
     Recording,
     drafted_target,
     drafter_spec,
     random_checkpoint,
+    with_own_head,
 )
-from tests.support.tiny_models import random_prompts, reference_tokens, tiny_shards
+from tests.support.tiny_models import random_prompts, reference_tokens, tiny_model, tiny_shards
 
 N_TOKENS, N_NODES = 20, 12
 SETUPS = [(1, 1, 512), (5, 2, 17), (5, 4, 40)]  # batch size, stages, prefill chunk
@@ -121,6 +123,22 @@ def test_drafts_after_waiting_copies_and_moves_are_those_of_the_whole_text(
     assert done[5].stats.cached_tokens > len(prompts[4])
     assert [one.token_ids for one in done] == [greedy_text(prompt) for prompt in prompts]
     check_drafts(checkpoint, recording, prompts)
+
+
+@pytest.mark.parametrize("kind", CUT)
+def test_a_drafter_that_cuts_the_head_of_the_target_drafts_as_with_an_own_head_of_these_rows(kind: str) -> None:
+    cut, prompts = checkpoint_of(kind), random_prompts(3)
+    assert cut.spec.cuts_target_head
+    drafts = []
+    for checkpoint in (cut, with_own_head(cut, tiny_model("llama").lm_head.weight)):
+        engine, recording = engine_of(checkpoint, stages=2)
+        done = run(engine, checkpoint.spec.method, prompts, 3)
+        assert [one.token_ids for one in done] == [greedy_text(prompt) for prompt in prompts]
+        drafts.append(recording.drafts)
+    assert len(drafts[0]) == len(drafts[1]) > 0
+    for (text, one), (same_text, other) in zip(*drafts, strict=True):
+        assert (text, one.tokens, one.parents) == (same_text, other.tokens, other.parents)
+        assert one.scores is None or one.scores == pytest.approx(other.scores, rel=1e-3)
 
 
 QUICK = ("medusa", "eagle 3", "p-eagle", "dspark")

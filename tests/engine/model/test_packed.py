@@ -14,6 +14,7 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.target_model.local import LocalTarget
 from engine.target_model.options import TargetOptions
+from engine.target_model.whole_texts import WholeTexts
 from tests.support.engines import complete_all, make_engine
 from tests.support.tiny_models import FAMILIES, random_prompts, reference_tokens, saved_model, tiny_model
 
@@ -28,6 +29,23 @@ def test_a_packed_layer_gives_the_products_of_a_plain_one(shape: tuple[int, ...]
     plain = nn.Linear(40, 56, bias=bias)
     hidden = torch.randn(shape)
     torch.testing.assert_close(PackedLinear(plain)(hidden), plain(hidden), rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])  # own, tied and soft-capped head
+def test_a_head_over_some_tokens_gives_their_logits(family: str, is_packed: bool) -> None:
+    path, ids = saved_model(family), torch.tensor([2, 40, 41, 96])
+    shard = WholeTexts.load(path, [torch.device("cpu")], torch.float32, 16).shards[-1]
+    weight = shard.head_module.weight
+    if is_packed:
+        shard.pack_linears()
+        assert shard.head_module.unpacked().equal(weight)
+    assert shard.head_rows(ids).equal(weight[ids])
+    normed = torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(shard.head_over(ids)(normed), shard.head(normed)[..., ids])
+    shard._head = nn.Sequential(shard.head_module)  # has no rows to copy
+    torch.testing.assert_close(shard.head_over(ids)(normed), shard.head(normed)[..., ids])
 
 
 def linears(modules: Any) -> set[type]:

@@ -23,7 +23,8 @@ def saved(kind: str, target: Path, folder: Path) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["dspark", *(pytest.param(kind, marks=pytest.mark.matrix) for kind in KINDS if kind != "dspark")]
+    "kind",
+    ["dspark", "medusa, cut", *(pytest.param(kind, marks=pytest.mark.matrix) for kind in KINDS if kind != "dspark")],
 )
 def test_a_drafter_drafts_and_changes_no_text(kind: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
     folder, method = saved(kind, tiny_checkpoint, tmp_path)

@@ -80,7 +80,7 @@ UNSUPPORTED: dict[str, tuple[str, Change, str]] = {
     "ids for offsets, without the other table": (
         "eagle3", lambda public: (public.tensors.pop("t2d"), put("d2t", torch.arange(11) * 9 + 6)(public)),
         "does not give 11 different ids below 97"),
-    "own layout, another method": ("parallelspec_eagle", own(method="eagle"), "'eagle'; this layout is ParallelSpec's"),
+    "own layout, another method": ("parallelspec_eagle", own(method="eagle"), "'eagle' with a whole vocabulary"),
     "own layout, one draft": ("parallelspec_eagle", own(n_drafts=1), "n_drafts, which is at least 2"),
     "own layout, few masks": ("parallelspec_medusa", tensor("mask_embeddings", 3, 32),
                               r"'mask_embeddings' .* shape \[3, 32\], .* needs \[4, 32\]"),

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 from engine.drafter.checkpoint import ids as layout_ids
 from engine.drafter.checkpoint.read import read_drafter
-from engine.drafter.checkpoint.tensors import DrafterCheckpoint
-from engine.drafter.checkpoint.write import write_drafter
+from engine.drafter.checkpoint.tensors import DrafterCheckpoint, describe_tensors
+from engine.drafter.checkpoint.write import write_drafter, write_speculators
 from engine.drafter.spec import DrafterSpec
 from engine.errors import ConfigError, UnsupportedModelError
-from tests.engine.drafter.checkpoint.drafters import LAYOUTS, TARGET, eagle3, medusa
+from tests.engine.drafter.checkpoint.drafters import DRAFTED, LAYOUTS, TARGET, eagle3, medusa, speculators_eagle3
 
 NAMES_KEPT = ("eagle1", "eagle3", "eagle31", "nvidia_eagle3", "peagle", "dflash", "jetspec", "specforge_dspark",
               "medusa", "parallelspec_medusa", "parallelspec_eagle")  # fmt: skip
@@ -42,6 +42,43 @@ def test_a_written_drafter_is_read_again_unchanged(layout: str, tmp_path: Path) 
         written = load_file(file)
         assert written.keys() == public.tensors.keys()
         assert all(torch.equal(tensor, written[name]) for name, tensor in public.tensors.items())
+
+
+def cut(read: DrafterCheckpoint, own_head: bool = False) -> DrafterCheckpoint:
+    """The drafter with a small vocabulary, and without its head unless ``own_head``."""
+    spec = replace(read.spec, draft_vocab_size=DRAFTED, own_head=own_head)
+    tensors = {name: tensor[:DRAFTED] if "out.weight" in name else tensor for name, tensor in read.tensors.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if name in describe_tensors(spec)}
+    return replace(read, spec=spec, tensors=tensors, draft_ids=torch.arange(DRAFTED) * 8 + 1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "own_head"),
+    [(one, False) for one in ("medusa", "eagle1", "eagle3", "parallelspec_eagle", "dflash")] + [("medusa", True)],
+)
+def test_a_drafter_of_a_part_of_the_vocabulary_is_read_again(layout: str, own_head: bool, tmp_path: Path) -> None:
+    drafter = cut(read_drafter(LAYOUTS[layout]().save(tmp_path / "public"), TARGET), own_head)
+    write_drafter(tmp_path / "ours", drafter, TARGET)
+    read = read_drafter(tmp_path / "ours", TARGET)
+    assert same(drafter, read)
+    assert read.layout == "spectra"
+
+
+def test_an_eagle_3_without_a_head_is_written_for_other_engines(tmp_path: Path) -> None:
+    public = speculators_eagle3()
+    whole = read_drafter(public.save(tmp_path / "public"), TARGET)
+    write_speculators(tmp_path / "ours", cut(whole), TARGET, "our/target", whole.tensors["head.weight"].double())
+    written = load_file(tmp_path / "ours" / "model.safetensors")
+    assert written.keys() == public.tensors.keys()
+    assert all(torch.equal(tensor, written[name]) for name, tensor in public.tensors.items())
+    config = json.loads((tmp_path / "ours" / "config.json").read_text())
+    inner = ("speculators_config", "transformer_layer_config")
+    for found, published in ((config, public.config), *((config[name], public.config[name]) for name in inner)):
+        assert published.keys() <= found.keys()
+    chosen = ("speculators_model_type", "draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "norm_before_residual")
+    assert [config[name] for name in chosen] == [public.config[name] for name in chosen]
+    read = read_drafter(tmp_path / "ours", TARGET)
+    assert (same(whole, read), read.layout) == (True, "speculators eagle3")
 
 
 @pytest.mark.parametrize(
