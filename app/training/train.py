@@ -135,7 +135,9 @@ def loss_settings(arguments: argparse.Namespace, spec: DrafterSpec) -> LossSetti
 @contextmanager
 def _precision(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Run products of float32 weights in the target's dtype."""
-    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32), warnings.catch_warnings():
+    # A cache would keep the first step's weights: it is emptied only when the context ends.
+    is_lower = dtype != torch.float32
+    with torch.autocast(device.type, dtype, is_lower, cache_enabled=False), warnings.catch_warnings():
         # Norms have float32 weights and get half precision, which is right, and slow only where they are fused.
         warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
         yield
