@@ -74,7 +74,7 @@ def train(
     read = _states(CapturedStates(arguments.work, Capture(model, _taps(spec, target)), identity), spec, texts)
     batches = EpochBatches(texts.train, arguments.batch, arguments.seed)
     ids = None if draft_ids is None else draft_ids.to(device)
-    with _precision(device, dtype):
+    with products_in(dtype, device):
         loss = DraftLoss(network, settings, n_roots=arguments.roots, draft_ids=ids)
         texts_hash = source_of(repr([(one.first, list(one.tokens)) for one in texts.train]))
         run = _start_run(arguments, config, network, loss, lambda step: read(batches.at(step)), texts_hash)
@@ -133,7 +133,7 @@ def loss_settings(arguments: argparse.Namespace, spec: DrafterSpec) -> LossSetti
 
 
 @contextmanager
-def _precision(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+def products_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
     """Run products of float32 weights in the target's dtype."""
     # A cache would keep the first step's weights: it is emptied only when the context ends.
     is_lower = dtype != torch.float32

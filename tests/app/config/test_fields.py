@@ -18,6 +18,7 @@ from app.config.errors import config_of
 from app.config.flags import config_of_flags
 from app.config.serve import ServeConfig
 from app.inputs import devices
+from app.inputs.default_model import DRAFTER
 from app.inputs.devices import device_named
 from app.offline.flags import add_model, add_speculation, checked_config
 from engine.drafter.settings import DrafterSettings
@@ -83,7 +84,12 @@ def test_splits_numerics_and_drafters_reach_the_target() -> None:
     config = ServeConfig(drafter="org/drafter", drafter_options={"depth": 4, "layers": [-1, 3, 12]})
     expected = DrafterSettings("org/drafter", (-1, 3, 12), depth=4)
     assert trained_drafter(config) == target_options(config).drafter == expected
-    assert trained_drafter(ServeConfig()) is None
+
+
+def test_the_default_model_has_a_drafter_where_auto_decides() -> None:
+    assert trained_drafter(ServeConfig()) == DrafterSettings(str(DRAFTER))
+    for other in ({"drafter": "none"}, {"method": "pld"}, {"model": "org/other"}, {"simulate": "8b-h200"}):
+        assert trained_drafter(ServeConfig(**other)) is None
 
 
 def test_a_number_of_pipelines_is_fixed_or_has_bounds() -> None:

@@ -16,6 +16,7 @@ from app.training.acceptance import measure_acceptance
 from app.training.batches import PaddedTexts
 from app.training.loop import LoopSettings, TrainingRun, rate_factor
 from app.training.losses import DraftLoss, Labeller, published
+from app.training.train import products_in
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import AnyNetwork, new_network
 from engine.drafter.spec import DrafterSpec
@@ -79,6 +80,15 @@ def test_a_drafter_learns_a_few_texts(name: str, tmp_path: Path) -> None:
     assert after < before / 3
     assert guessed < 0.5
     assert drafted > (1 if name == "medusa" else 0.85 * n_depths)  # heads do not see the root, so they learn less
+
+
+def test_training_in_half_precision_follows_that_in_full_precision(tmp_path: Path) -> None:
+    losses = []
+    for dtype in (torch.float32, torch.bfloat16):
+        run = a_run(SPECS["eagle 3"], tmp_path / str(dtype), 12, steps=60)
+        with products_in(dtype, torch.device("cpu")):
+            losses.append(run.train().loss)
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["eagle", "p-eagle", "dspark"])
