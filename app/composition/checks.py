@@ -6,6 +6,7 @@ from app.composition.operation import access_options, trace_options
 from app.composition.speculation import speculator_options
 from app.config.errors import config_of
 from app.config.serve import ServeConfig
+from app.inputs.default_model import NO_DRAFTER
 from app.inputs.models import check_model, drafter_path, is_on_hub, texts_path
 from app.inputs.simulation import profile_at
 from engine.model.resolve import pinned as pinned_model
@@ -47,6 +48,6 @@ def pinned(config: ServeConfig) -> ServeConfig:
     if commit and is_on_hub(config.model):
         found["revision"] = commit
     for field, named in (("drafter", config.drafter), ("draft_model", config.draft_model)):
-        if named is not None:
+        if named not in (None, NO_DRAFTER):
             found[field] = pinned_model(drafter_path(named))
     return config.model_copy(update=found)

@@ -6,6 +6,7 @@ import hashlib
 
 from app.composition.operation import log_options, trace_options
 from app.config.serve import ServeConfig, stage_memory
+from app.inputs.default_model import DRAFTER, NO_DRAFTER, is_default
 from app.inputs.devices import AUTO
 from app.inputs.models import drafter_path, is_on_hub, target_name, texts_path
 from app.inputs.simulation import profile_at, simulation_of
@@ -18,11 +19,16 @@ from speculators.methods import normalised
 
 
 def trained_drafter(config: ServeConfig) -> DrafterSettings | None:
-    """Return the settings of the trained drafter with the path of its files; None: none is configured."""
-    if config.drafter is None:
+    """Return the settings of the trained drafter with the path of its files; None: there is none.
+
+    The default model has its own if ``auto`` decides whether a draft is worth its time.
+    """
+    drafter, options = config.drafter, config.drafter_options
+    if drafter is None and config.method == "auto" and config.simulate is None and is_default(config.model):
+        drafter = str(DRAFTER)
+    if drafter in (None, NO_DRAFTER):
         return None
-    options = config.drafter_options
-    return DrafterSettings(drafter_path(config.drafter), options.layers, options.depth, options.beam)
+    return DrafterSettings(drafter_path(drafter), options.layers, options.depth, options.beam)
 
 
 def target_options(config: ServeConfig) -> TargetOptions:

