@@ -184,6 +184,7 @@ class Outcome(msgspec.Struct, frozen=True):
     artefacts: Artefacts | None = None
     step: StepTime | None = None  # one object for all outcomes of a step; None for a step with prompt chunks
     draft: Branch | None = None  # of the target's drafter, after the last token
+    draft_seconds: float = 0.0  # that it took, of a draft for several sequences this one's share
 
     def top_ids_after(self, tokens: Sequence[int]) -> Sequence[int]:
         """Return the target's top ids after the node that ``tokens`` lead to; empty if it was not scored."""

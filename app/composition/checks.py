@@ -48,6 +48,6 @@ def pinned(config: ServeConfig) -> ServeConfig:
     if commit and is_on_hub(config.model):
         found["revision"] = commit
     for field, named in (("drafter", config.drafter), ("draft_model", config.draft_model)):
-        if named not in (None, NO_DRAFTER):
+        if named is not None and (field, named) != ("drafter", NO_DRAFTER):
             found[field] = pinned_model(drafter_path(named))
     return config.model_copy(update=found)

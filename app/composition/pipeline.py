@@ -6,13 +6,15 @@ import hashlib
 
 from app.composition.operation import log_options, trace_options
 from app.config.serve import ServeConfig, stage_memory
-from app.inputs.default_model import DRAFTER, NO_DRAFTER, is_default
+from app.inputs.default_model import DRAFTER, DRAFTER_METHOD, NO_DRAFTER, is_default
 from app.inputs.devices import AUTO
 from app.inputs.models import drafter_path, is_on_hub, target_name, texts_path
 from app.inputs.simulation import profile_at, simulation_of
 from app.version import SOFTWARE
 from deployments.options import PipelineOptions, RouterOptions, ScalingOptions
 from engine.drafter.settings import DrafterSettings
+from engine.errors import ConfigError
+from engine.model.resolve import is_local
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target_model.options import GIB, TargetOptions
 from speculators.methods import normalised
@@ -21,14 +23,22 @@ from speculators.methods import normalised
 def trained_drafter(config: ServeConfig) -> DrafterSettings | None:
     """Return the settings of the trained drafter with the path of its files; None: there is none.
 
-    The default model has its own if ``auto`` decides whether a draft is worth its time.
+    Raises ConfigError if there are options for a drafter but no drafter.
     """
-    drafter, options = config.drafter, config.drafter_options
-    if drafter is None and config.method == "auto" and config.simulate is None and is_default(config.model):
-        drafter = str(DRAFTER)
-    if drafter in (None, NO_DRAFTER):
-        return None
-    return DrafterSettings(drafter_path(drafter), options.layers, options.depth, options.beam)
+    options = config.drafter_options
+    drafter = str(DRAFTER) if has_default_drafter(config) else config.drafter
+    if drafter not in (None, NO_DRAFTER):
+        return DrafterSettings(drafter_path(drafter), options.layers, options.depth, options.beam)
+    if options.model_fields_set:
+        raise ConfigError("drafter_options is given, but there is no drafter; name a drafter")
+    return None
+
+
+def has_default_drafter(config: ServeConfig) -> bool:
+    """Return whether the bundled drafter drafts: for the bundled model, with ``auto`` or the drafter's own method."""
+    methods = {"auto", DRAFTER_METHOD}.intersection(normalised(config.method).split("+"))
+    is_asked = config.drafter is None and config.simulate is None and not config.section("auto").given.get("sources")
+    return bool(methods) and is_asked and is_default(config.model) and is_local(target_name(config.model))
 
 
 def target_options(config: ServeConfig) -> TargetOptions:

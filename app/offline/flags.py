@@ -9,6 +9,7 @@ from typing import Any, get_args
 from app.config.flags import add_field, add_group, add_help_all, config_of_flags, value_of
 from app.config.method_fields import SECTIONS
 from app.config.serve import ServeConfig
+from app.inputs.default_model import DRAFTER_METHOD, NO_DRAFTER
 from app.inputs.devices import default_threads, device_named, has_cuda_device
 from app.inputs.models import check_model
 from engine.errors import ConfigError
@@ -84,6 +85,9 @@ def checked_config(arguments: argparse.Namespace, temperature: float, *methods: 
     if top_k < 0:
         raise ConfigError(f"--top-k is {top_k}; it must be 0 (no limit) or more")
     check_least(arguments, {"limit": 1, "max_tokens": 1, "batch_size": 1})
+    drafts = {part for method in methods for part in method.split("+")}
+    if config.drafter is None and drafts.isdisjoint({"auto", DRAFTER_METHOD}):
+        config = config.model_copy(update={"drafter": NO_DRAFTER})
     for method in methods:
         method_names(method)
     check_model(config.model, config.revision)

@@ -22,7 +22,7 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
     If all stages run on this machine (``is_local``), it reads all weights; else each node fetches its own. Raises
     ConfigError if model, drafter or library are missing or do not fit, UnsupportedModelError if one cannot be loaded.
     """
-    from app.composition.pipeline import target_options
+    from app.composition.pipeline import has_default_drafter, target_options
     from app.composition.retrieval import library
     from app.composition.sampling import sampling_defaults
     from app.composition.speculation import check_served_drafter, served_speculators, trained_method
@@ -48,7 +48,7 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
     if is_local:
         room = CPU_CACHE if target.device == "cpu" else ANY  # stages tell what GPUs have left
         target = replace(target, kv_bytes=target.kv_bytes or room)
-        if target.drafter is None:
+        if target.drafter is None or has_default_drafter(config):
             plan_cache(spec, target, item_bytes(dtype_name(target.dtype, spec.dtype, target.device)))
         else:
             from engine.target_model.loading import describe_target  # loads torch, to read the drafter

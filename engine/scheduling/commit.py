@@ -77,6 +77,7 @@ class Commit(msgspec.Struct, eq=False):
             artefacts=None if answer.hidden is None and answer.attention is None else _artefacts(answer),
             step=self.answered.time,
             draft=answer.draft,
+            draft_seconds=answer.draft_seconds,
         )
 
 

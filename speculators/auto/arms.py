@@ -8,7 +8,7 @@ from typing import NamedTuple
 from engine.protocol import Outcome, RequestView
 from speculators.auto.lane import FIXED_STREAMS, LaneCosts
 from speculators.auto.prices import Price
-from speculators.auto.streams import ALL, OWN_FADE, SCOPE_FADE, TEXT, DraftRecord, StreamState
+from speculators.auto.streams import ALL, OWN_FADE, TEXT, DraftRecord, StreamState
 from speculators.mixing.fault_isolation import FaultIsolated
 
 TRIAL = 8  # steps of a trial: sources that learn from answers draft well after some steps
@@ -24,13 +24,11 @@ class Observation(NamedTuple):
     draft: DraftRecord | None  # None: no source was asked
 
 
-def count_step(one: Observation, lane: LaneCosts, price: Price, drafter_seconds: float) -> None:
-    """Add the gain of a step to the means of its request and scope.
-
-    ``drafter_seconds`` is the time that the target's drafter took after this step, for each draft.
-    """
+def count_step(one: Observation, lane: LaneCosts, price: Price) -> None:
+    """Add the gain of a step to the means of its request and scope."""
     state, draft = one.state, one.draft
-    paid, state.drafter_seconds = state.drafter_seconds, drafter_seconds if one.outcome.draft is not None else 0.0
+    drafter = state.draft_seconds
+    state.draft_seconds = None if one.outcome.draft is None else one.outcome.draft_seconds
     if one.outcome.prompt_top_ids is not None:
         lane.charge_prompt(one.outcome.n_read)
     if one.outcome.tokens:
@@ -39,14 +37,15 @@ def count_step(one: Observation, lane: LaneCosts, price: Price, drafter_seconds:
         return  # a chunk of a prompt
     state.n_steps += 1
     if draft is not None:
-        gain = len(one.outcome.accepted) - (draft.cost + paid) / lane.share(price)
+        cost = draft.cost + (drafter or 0.0) * (draft.arm == ALL)
+        gain = len(one.outcome.accepted) - cost / lane.share(price)
         state.count(draft.arm, gain)
         if draft.arm == ALL:
-            state.scope.drafter_gains[paid > 0.0].add(gain, SCOPE_FADE)
+            state.scope.count_all(gain, drafter is not None)
         if len(one.outcome.tree):
             state.calibrate(draft.arm, one.outcome.tree, one.outcome.accepted)
         if state.trial and state.arm == draft.arm:
-            lane.charge_trial(draft.arm, draft.cost, price)
+            lane.charge_trial(draft.arm, cost, price)
     if state.trial and (state.has_begun_all or state.arm == TEXT):
         state.trial -= 1
 

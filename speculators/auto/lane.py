@@ -34,6 +34,7 @@ class DraftPlan(NamedTuple):
     reason: Decision  # why no higher one is allowed
     room: float  # seconds by which the step may be longer than a plain one
     token: float  # seconds per token of the lane now: more nodes must save more
+    can_pay_drafter: bool  # whether the account can also pay for the target's drafter
 
 
 class LaneCosts:
@@ -51,6 +52,7 @@ class LaneCosts:
         self.asked = [0.0, 0.0, 0.0]  # sum of ``StreamState.load`` over the streams asked last, by arm (text: 1 each)
         self.n_steps = 0
         self._is_saving = False  # whether the account could not pay, and must fill before drafts come again
+        self.drafter = 0.0  # seconds of the target's drafter for a sequence, lately
         self.accepted = 0.0  # tokens per stream and step, lately
         self._slowness = 1.0  # seconds of a step over those of a plain one, lately
         self._step = StepTime(0.0, 1, 1, 0.0)  # the last one
@@ -96,7 +98,9 @@ class LaneCosts:
         elif price.seconds(0, n_all) - price.plain + self.host_seconds(asked) > room:
             highest = TEXT if self.host_seconds([0.0, len(arms) - arms.count(OFF), 0.0]) <= room else OFF
             self._is_saving = highest == OFF
-        return DraftPlan(price, highest, reason, room, self.share(price) * self._slowness / (1.0 + self.accepted))
+        worst = price.seconds(0, n_all) - price.plain + self.host_seconds(asked) + self.drafter * n_all
+        token = self.share(price) * self._slowness / (1.0 + self.accepted)
+        return DraftPlan(price, highest, reason, room, token, highest == ALL and worst <= room)
 
     def can_try(self, arm: int, price: Price) -> bool:
         """Return whether a trial may begin; what it costs is charged step by step."""
@@ -135,7 +139,8 @@ class LaneCosts:
         known = expected.seconds(step.n_rows - step.n_sequences, step.n_read)
         others = known - expected.seconds(n_nodes, n_read)  # what the drafts of other methods add is not ours
         idle = self.host[OFF] * step.n_sequences
-        drafter = step.draft_seconds if any(one.draft is not None for one in mine) else 0.0
+        drafter = sum(one.draft_seconds for one in mine)
+        self._count_drafts([one for one in mine if one.draft is not None])
         taken = min(step.seconds, OUTLIER * known) - others + drafter + idle
         plain = expected.plain + idle
         n_tokens = sum(len(one.tokens) for one in mine) + step.n_sequences - len(mine)
@@ -145,6 +150,10 @@ class LaneCosts:
         gained = n_tokens * plain - passed if n_nodes or n_read else 0.0
         self.account.add(passed, gained, step.n_sequences * plain)
         self.trials.add(passed, 0.0, step.n_sequences * plain)
+
+    def _count_drafts(self, drafted: Sequence[Outcome]) -> None:
+        for one in drafted:
+            self.drafter += LANE_RATE * (one.draft_seconds - self.drafter) if self.drafter else one.draft_seconds
 
     def _charge_host(self, price: Price, seconds: float, is_usual: bool) -> float:
         """Charge the account with the host work for drafts, and return its seconds.

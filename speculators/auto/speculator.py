@@ -154,7 +154,7 @@ class Auto(PerRequest[StreamState]):
             if places[arm]:
                 record = DraftRecord(arm, 0.0)
                 for i in places[arm]:
-                    drafts[i] = self._empty(NOTHING[arm], drafts_next=states[i].asks_drafter)
+                    drafts[i] = self._empty(NOTHING[arm], drafts_next=self._uses_drafter(states[i]))
                     states[i].draft = record
                 proposals += self._ask(arm, places[arm], views, states, budgets)
         if proposals:
@@ -162,7 +162,7 @@ class Auto(PerRequest[StreamState]):
         for one in proposals:
             is_trial = one.state.trial > 0 and one.arm == one.state.arm
             decision = (TRIES if is_trial else DRAFTS if one.taken else NOTHING)[one.arm]
-            drafts[one.place] = Draft(one.taken, decision, False, one.state.asks_drafter)
+            drafts[one.place] = Draft(one.taken, decision, False, self._uses_drafter(one.state))
         return drafts
 
     def _empty(self, decision: Decision, rests: bool = False, drafts_next: bool = False) -> Draft:
@@ -172,6 +172,12 @@ class Auto(PerRequest[StreamState]):
         """Return the arm that drafts: the stream's own, if the account allows it and the request has begun there."""
         arm = min(state.arm, highest, ALL if state.has_begun_all else TEXT)
         return arm if arm in self._arms else OFF
+
+    def _uses_drafter(self, state: StreamState) -> bool:
+        """Return whether the target's drafter drafts after the next step: only for drafts from all sources."""
+        if self._lane is None or state.arm != ALL:
+            return state.arm == ALL
+        return (self._plan is None or self._plan.can_pay_drafter) and state.scope.should_use_drafter
 
     def _ask(
         self,
@@ -220,10 +226,8 @@ class Auto(PerRequest[StreamState]):
             return ()
         price = lane.price(len(seen))
         lane.charge([one.outcome for one in seen], price, seconds)
-        drafted = [one.outcome.step for one in seen if one.outcome.draft is not None]
-        each = sum(0.0 if step is None else step.draft_seconds for step in drafted[:1]) / max(1, len(drafted))
         for one in seen:
-            count_step(one, lane, price, each)
+            count_step(one, lane, price)
         look_back(seen, self._sources.looking, lane, price)
         states = [one.state for one in seen]
         choose(states, self.states.values(), self._arms, lane)

@@ -27,7 +27,7 @@ STEPS_FADE = 7 / 8  # of older requests' steps per request of a scope
 CLAIM_FADE = 0.97  # of older claims per step
 PRIOR_CLAIMS = 4.0  # weight of the scope against a stream's own claims, in claimed tokens
 LEAST_FACTOR, MOST_FACTOR = 0.02, 8.0  # limits of the correction of claims
-RUN, RUNS = 8, 16  # of so many runs of steps, one asks the target's drafter if the others do not, or the reverse
+EXPLORED, PERIOD = 8, 128  # steps of a scope, of so many, that make the opposite choice about the drafter
 
 
 @compiled_in_place
@@ -95,12 +95,13 @@ class Calibration:
 class ScopeState:
     """Experience of all requests of a scope, by arm."""
 
-    __slots__ = ("calibrations", "drafter_gains", "gains", "n_live", "steps")
+    __slots__ = ("calibrations", "drafter_gains", "gains", "n_all", "n_live", "steps")
 
     def __init__(self) -> None:
         self.gains = [Mean(), Mean(), Mean()]  # tokens per step, as those of streams
         self.calibrations = [Calibration(), Calibration(), Calibration()]
         self.drafter_gains = [Mean(), Mean()]  # tokens per step of all sources without and with the target's drafter
+        self.n_all = 0  # steps that drafted from all sources
         self.steps = Mean()  # of a request
         self.n_live = 0  # requests
 
@@ -109,13 +110,19 @@ class ScopeState:
         prior = FIRST_TEXT if arm == TEXT else 0.0
         return self.gains[arm].value(prior, 1.0)
 
-    def asks_drafter(self, n_steps: int) -> bool:
-        """Return whether the target's drafter drafts for a request of ``n_steps`` steps so far."""
-        without, with_drafter = self.drafter_gains
-        if not with_drafter.weight:
-            return True
-        is_better = with_drafter.value(0.0, 0.0) >= without.value(0.0, 1e-9)
-        return is_better != (n_steps // RUN % RUNS == RUNS - 1)
+    def count_all(self, gain: float, has_drafter: bool) -> None:
+        """Count a step of all sources, with or without a draft of the target's drafter."""
+        self.n_all += 1
+        for mean in self.drafter_gains:
+            mean.fade(SCOPE_FADE)
+        self.drafter_gains[has_drafter].add(gain, 1.0)
+
+    @property
+    def should_use_drafter(self) -> bool:
+        """Whether the target's drafter gains more than it costs; now and then the opposite, to measure it."""
+        without, with_drafter = (mean.value(0.0, 1e-9) for mean in self.drafter_gains)
+        is_better = self.n_all < 2 * EXPLORED or with_drafter >= without
+        return is_better != (self.n_all % PERIOD < EXPLORED)
 
 
 class DraftRecord(NamedTuple):
@@ -135,7 +142,7 @@ class StreamState:
     draft: DraftRecord | None = None  # the last one; None: no source was asked
     next_best: int = OFF  # arm if too few streams share the fixed cost of ``arm``
     surplus: float = 0.0  # tokens per step that ``arm`` gains above ``next_best``
-    drafter_seconds: float = 0.0  # by which the target's drafter delayed the last step for the next draft; 0: not asked
+    draft_seconds: float | None = None  # of the target's drafter for the next draft; None: it made none
     load: float = FIRST_LOAD  # host work of its next draft from all sources, in usual drafts
     rests: bool = False  # whether the speculator is not asked until the request wakes
     trial: int = 0  # steps left of a trial of ``arm``
@@ -154,11 +161,6 @@ class StreamState:
         """Return the tokens per step that are expected of an arm."""
         prior = self.scope.gain(arm)
         return self.gains[arm].value(prior, PRIOR_STEPS if prior * PRIOR_STEPS < PRIOR_TOKENS else PRIOR_TOKENS / prior)
-
-    @property
-    def asks_drafter(self) -> bool:
-        """Whether the target's drafter drafts after the next step."""
-        return self.arm == ALL and self.scope.asks_drafter(self.n_steps)
 
     def count(self, arm: int, gain: float, n_steps: float = 1.0) -> None:
         """Count steps of an arm that gained so many tokens together, net of nodes and read-backs."""

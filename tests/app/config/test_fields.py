@@ -22,6 +22,7 @@ from app.inputs.default_model import DRAFTER
 from app.inputs.devices import device_named
 from app.offline.flags import add_model, add_speculation, checked_config
 from engine.drafter.settings import DrafterSettings
+from engine.errors import ConfigError
 from engine.target_model.options import GIB
 
 
@@ -88,6 +89,8 @@ def test_splits_numerics_and_drafters_reach_the_target() -> None:
 
 def test_the_default_model_has_a_drafter_where_auto_decides() -> None:
     assert trained_drafter(ServeConfig()) == DrafterSettings(str(DRAFTER))
+    with pytest.raises(ConfigError, match="drafter_options is given, but there is no drafter"):
+        trained_drafter(ServeConfig(model="org/other", drafter_options={"depth": 3}))
     for other in ({"drafter": "none"}, {"method": "pld"}, {"model": "org/other"}, {"simulate": "8b-h200"}):
         assert trained_drafter(ServeConfig(**other)) is None
 

@@ -185,6 +185,7 @@ class SimulatedLane:
                 accepted,
                 step=step,
                 draft=branch,
+                draft_seconds=0.0 if branch is None or self._drafter is None else self._drafter[1],
                 top_ids=_Read(1 + len(tree)) if reads else NO_TOP_IDS,
             )
             n_tokens += len(outcome.tokens)

@@ -93,16 +93,27 @@ def test_sources_that_are_right_gain_what_they_can(text, every, least):
     assert Trace(gpu, always(text), always(every)).run(400, lambda _: 4).ratio > least
 
 
+@pytest.mark.parametrize("life", [200, 40])
 @pytest.mark.parametrize(
     ("right", "cost", "asked"), [(0.8, 0.001, 0.9), (0.8, 0.1, 0.9), (0.0, 0.5, 0.1), (0.2, 1.0, 0.1)]
 )
-def test_the_drafter_drafts_only_where_its_drafts_are_worth_their_time(right, cost, asked):
+def test_the_drafter_drafts_only_where_its_drafts_are_worth_their_time(right, cost, asked, life):
     plain = gpu(0.0, 1, 0, 0)
     trace = Trace(gpu, always(0.0), always(0.5), drafter=(right, cost * plain))
-    lane = trace.run(2000, lambda _: 1)
+    lane = trace.run(2000, lambda _: 1, life)
     assert lane.n_drafted / lane.n_steps == pytest.approx(asked, abs=0.1)
-    without = Trace(gpu, always(0.0), always(0.5)).run(2000, lambda _: 1)
+    without = Trace(gpu, always(0.0), always(0.5)).run(2000, lambda _: 1, life)
     assert lane.ratio > without.ratio * (1.2 if right > 0.5 else 0.9)
+
+
+def test_a_drafter_that_becomes_good_is_used_again():
+    trace = Trace(gpu, always(0.0), always(0.5), drafter=(0.0, 0.5 * gpu(0.0, 1, 0, 0)))
+    lane = trace.run(1000, lambda _: 1, 60)
+    assert lane.n_drafted < 0.4 * lane.n_steps
+    lane._drafter = (0.9, lane._drafter[1])
+    before = lane.n_drafted
+    trace.run(2000, lambda _: 1, 60)
+    assert lane.n_drafted - before > 0.6 * 2000
 
 
 @pytest.mark.parametrize("period", [40.0, 2.0, 0.2])
