@@ -94,7 +94,7 @@ def drafter(name: str, model: Path, target: ModelSpec, batch: int, arguments: ar
     longest = arguments.context + N_NEW * (arguments.repeats + 3) + 200
     n_blocks = -(-longest // BLOCK)
     runtime = DraftRuntime(
-        DrafterCheckpoint(spec, weights, torch.arange(len(head)) if spec.cuts_target_head else None, "random"),
+        DrafterCheckpoint(spec, weights, torch.arange(len(head)) if spec.uses_part_of_target_head else None, "random"),
         parts,
         DrafterPlacement(batch * n_blocks, BLOCK, dtype, device),
         DrafterSettings("", depth=arguments.depth, beam=arguments.beam),

@@ -77,7 +77,7 @@ class DrafterSpec:
         return self.has_pair_layer or self.method in ("dflash", "parallelspec-medusa")
 
     @property
-    def cuts_target_head(self) -> bool:
+    def uses_part_of_target_head(self) -> bool:
         """Whether it scores a part of the vocabulary with the target's head."""
         return not self.own_head and self.draft_vocab_size < self.vocab_size
 
@@ -102,6 +102,8 @@ def check_spec(spec: DrafterSpec) -> None:
     if spec.draft_vocab_size > spec.vocab_size:
         raise ConfigError(f"draft_vocab_size is {spec.draft_vocab_size}; the target has {spec.vocab_size} tokens")
     if method == "medusa":
+        if spec.n_heads < 1:
+            raise ConfigError(f"n_heads is {spec.n_heads}; medusa has at least 1")
         return
     if spec.layers is None:
         raise ConfigError(f"layers is None; {method} has at least one transformer layer")

@@ -44,7 +44,7 @@ def describe_drafter(checkpoint: DrafterCheckpoint, settings: DrafterSettings, d
         per_token = block_bytes(layers.n_layers, 1, layers.n_kv_heads, layers.head_dim, dtype.itemsize)
     n_weights = sum(tensor.numel() for tensor in checkpoint.tensors.values())
     embedding, head = (size * spec.target_hidden_size for size in (spec.vocab_size, spec.draft_vocab_size))
-    n_kept = n_weights + (embedding if embeds_with_target(spec) else 0) + (head if spec.cuts_target_head else 0)
+    n_kept = n_weights + (embedding if embeds_with_target(spec) else 0) + (head if spec.uses_part_of_target_head else 0)
     once = n_weights + (0 if spec.own_head else head * max(1, spec.n_heads))
     return DrafterInfo(
         method=spec.method,
@@ -89,7 +89,7 @@ def drafter_part(
     def embed(tokens: Tensor) -> Tensor:
         return shard.embed(tokens.flatten())[0].view(*tokens.shape, -1)
 
-    ids = checkpoint.draft_ids if checkpoint.spec.cuts_target_head else None
+    ids = checkpoint.draft_ids if checkpoint.spec.uses_part_of_target_head else None
     head = shard.head if ids is None else shard.head_over(ids)
     place = DrafterPlacement(info.n_blocks, info.block_size, shard.dtype, shard.device, forwards)
     return DrafterPart(relay, DraftRuntime(checkpoint, TargetParts(embed, head), place, settings))

@@ -251,16 +251,20 @@ def _has_causal_block(layout: Layout, fields: DrafterConfig, window: int | None)
 
 
 def uses_own_layout(spec: DrafterSpec) -> bool:
-    """Return whether no public layout describes the drafter: ParallelSpec, and most parts of a vocabulary."""
-    is_other_medusa = spec.method == "medusa" and (not spec.own_head or spec.draft_vocab_size < spec.vocab_size)
-    return spec.is_parallelspec or spec.cuts_target_head or is_other_medusa
+    """Return whether no public layout describes the drafter.
+
+    These are ParallelSpec, a drafter that scores with some rows of the target's head, and Medusa with such a head.
+    """
+    is_unpublished_medusa = spec.method == "medusa" and (not spec.own_head or spec.draft_vocab_size < spec.vocab_size)
+    return spec.is_parallelspec or spec.uses_part_of_target_head or is_unpublished_medusa
 
 
 def _read_own_spec(public: PublicCheckpoint) -> DrafterSpec:
     file, spec = public.folder / CONFIG, decode(public.folder, public.config[OWN], DrafterSpec)
     if not uses_own_layout(spec):
         raise UnsupportedModelError(
-            f"{file}: {OWN}.method is {spec.method!r} with a whole vocabulary, for which there is a public layout"
+            f"{file}: {OWN}.method is {spec.method!r} with a whole vocabulary; write it in the public layout of its "
+            "method"
         )
     if spec.is_parallelspec and (spec.layers is None or not spec.n_drafts or spec.n_drafts < 2):
         raise UnsupportedModelError(

@@ -24,7 +24,7 @@ from engine.errors import UnsupportedModelError
 # F feed-forward width; R rank of the Markov head; C the part of R that the confidence head reads; M mask rows.
 TABLE = (
     ("embed.weight", "embed_tokens.weight", "V H", "own_embedding"),
-    ("head.weight", "lm_head.weight", "D H", "one_head"),
+    ("head.weight", "lm_head.weight", "D H", "head"),
     ("norm.weight", "norm.weight", "H", "final_norm"),
     ("fc.weight", "fc.weight", "H E+S", "fc"),  # reads the taps, or [token embedding; final state]
     ("fc.bias", "fc.bias", "H", "fc_bias"),
@@ -52,7 +52,7 @@ TABLE = (
     ("layers.0.hidden_norm.weight", "layers.0.hidden_norm.weight", "H", "pair_layer"),
     ("heads.{k}.blocks.{j}.weight", "{k}.{j}.linear.weight", "T T", ""),
     ("heads.{k}.blocks.{j}.bias", "{k}.{j}.linear.bias", "T", ""),
-    ("heads.{k}.out.weight", "{k}.{n_blocks}.weight", "D T", "many_heads"),
+    ("heads.{k}.out.weight", "{k}.{n_blocks}.weight", "D T", "medusa_heads"),
     ("markov.w1", "markov_head.markov_w1.weight", "V R", "markov"),  # embedding of the previous token
     ("markov.w2", "markov_head.markov_w2.weight", "D R", "markov"),  # from an embedding to logits
     ("markov.gate.weight", "markov_head.gate_proj.weight", "R H+R", "gated"),  # reads [state; embedding]
@@ -167,8 +167,8 @@ def _conditions(spec: DrafterSpec) -> dict[str, bool]:
     layers, markov = spec.layers, spec.markov_rank > 0
     return {
         "own_embedding": spec.own_embedding,
-        "one_head": spec.own_head and spec.method != "medusa",
-        "many_heads": spec.own_head and spec.method == "medusa",
+        "head": spec.own_head and spec.method != "medusa",
+        "medusa_heads": spec.own_head and spec.method == "medusa",
         "final_norm": spec.has_final_norm,
         "fc": spec.reads_states and layers is not None,
         "fc_bias": spec.fc_bias,

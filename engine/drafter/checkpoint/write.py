@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 from engine.model.checkpoint_files import CONFIG
 from engine.model.spec import ModelSpec
 
-EAGLE3_DRAFTS = 5  # tokens that other engines draft with an EAGLE-3 unless told otherwise
+EAGLE3_DRAFTS = 5  # draft length recorded for other engines
 
 
 def write_drafter(folder: Path, checkpoint: DrafterCheckpoint, target: ModelSpec, target_name: str = "") -> None:
@@ -41,13 +41,14 @@ def write_drafter(folder: Path, checkpoint: DrafterCheckpoint, target: ModelSpec
     spec, tensors = checkpoint.spec, checkpoint.tensors
     check_tensors(folder, spec, tensors)
     config = _write_config(spec, target, target_name)
-    name = "model.safetensors"
+    name, ids = "model.safetensors", checkpoint.draft_ids
     if not uses_own_layout(spec):
         tensors = publish_tensors(spec, tensors)
         name = "medusa_lm_head.safetensors" if spec.method == "medusa" else name
         if spec.method == "eagle" and spec.generation == 3:
-            tensors = {name.replace("layers.0.", MIDLAYER): tensor for name, tensor in tensors.items()}
-    _write_files(folder, name, config, tensors, checkpoint.draft_ids, spec)
+            tensors = {key.replace("layers.0.", MIDLAYER): tensor for key, tensor in tensors.items()}
+    tables = {} if ids is None else write_draft_ids(ids, spec.vocab_size)
+    _write_files(folder, name, config, tensors | tables)
 
 
 def write_speculators(
@@ -65,21 +66,12 @@ def write_speculators(
     spec = replace(checkpoint.spec, own_head=True)
     tensors = {"head.weight": head.to(checkpoint.tensors["fc.weight"].dtype), **checkpoint.tensors}
     check_tensors(folder, spec, tensors)
-    layers = _write_layers(spec, target)
-    config = _write_eagle3(spec) | _write_speculators(spec, layers, target_name)
-    _write_files(folder, "model.safetensors", config, publish_tensors(spec, tensors), checkpoint.draft_ids, spec)
+    ids = {} if checkpoint.draft_ids is None else write_draft_ids(checkpoint.draft_ids, spec.vocab_size)
+    config = _write_speculators(spec, _write_layers(spec, target), target_name)
+    _write_files(folder, "model.safetensors", config, publish_tensors(spec, tensors) | ids)
 
 
-def _write_files(
-    folder: Path,
-    name: str,
-    config: dict[str, Any],
-    tensors: dict[str, Tensor],
-    draft_ids: Tensor | None,
-    spec: DrafterSpec,
-) -> None:
-    if draft_ids is not None:
-        tensors = tensors | write_draft_ids(draft_ids, spec.vocab_size)
+def _write_files(folder: Path, name: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(_separate_memory(plain), folder / name, metadata={"format": "pt"})
@@ -109,7 +101,7 @@ def _write_config(spec: DrafterSpec, target: ModelSpec, target_name: str) -> dic
         return _write_dflash(spec, target) | layers
     if spec.method == "p-eagle":
         masks = {"mask_token_id": spec.mask_token_id}
-        return _write_eagle3(spec) | _write_speculators(spec, layers, target_name) | masks
+        return _write_speculators(spec, layers, target_name) | masks
     if spec.generation == 1:
         return {"architectures": ["LlamaForCausalLM"], "bias": spec.fc_bias} | layers
     if spec.layers.n_layers != 1:
@@ -137,7 +129,7 @@ def _write_speculators(spec: DrafterSpec, layers: dict[str, Any], target_name: s
     kind, architecture = ("eagle3", "Eagle3DraftModel") if spec.method == "eagle" else ("peagle", "PEagleSpeculator")
     n_drafts = EAGLE3_DRAFTS if spec.method == "eagle" else spec.n_drafts
     greedy = {"proposal_type": "greedy", "speculative_tokens": n_drafts}
-    return {
+    return _write_eagle3(spec) | {
         "architectures": [architecture],
         "speculators_model_type": kind,
         "speculators_config": {

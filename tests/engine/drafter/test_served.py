@@ -128,7 +128,7 @@ def test_drafts_after_waiting_copies_and_moves_are_those_of_the_whole_text(
 @pytest.mark.parametrize("kind", CUT)
 def test_a_drafter_that_cuts_the_head_of_the_target_drafts_as_with_an_own_head_of_these_rows(kind: str) -> None:
     cut, prompts = checkpoint_of(kind), random_prompts(3)
-    assert cut.spec.cuts_target_head
+    assert cut.spec.uses_part_of_target_head
     drafts = []
     for checkpoint in (cut, with_own_head(cut, tiny_model("llama").lm_head.weight)):
         engine, recording = engine_of(checkpoint, stages=2)
