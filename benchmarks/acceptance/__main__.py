@@ -97,6 +97,9 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     for name, flag in needed:
         if arguments.rows == name and getattr(arguments, flag) is None:
             parser.error(f"--rows {name} needs --{flag.replace('_', '-')}")
+    names = [Path(drafter).name for drafter in arguments.drafter or ()]
+    if len({*names}) < len(names):
+        parser.error(f"--drafter has two folders of one name: {', '.join(names)}; rows are named by folders")
     return arguments
 
 

@@ -27,6 +27,7 @@ from engine.model.identity import model_hash
 from engine.model.shard import ModelShard
 from engine.request import DEFAULT_NODES, Request
 from engine.scheduling.scheduler import SchedulerOptions
+from engine.target_model.drafter import drafter_part, read_checkpoint
 from engine.target_model.info import Target, TargetInfo
 from engine.target_model.loading import describe_target, load_parts, whole_range
 from engine.target_model.local import LocalTarget
@@ -92,12 +93,12 @@ class AcceptanceRun:
 
     def __init__(self, model: Path, jobs: Mapping[str, Sequence[TextJob]], archive: Path) -> None:
         self._model, self._jobs = model, jobs
-        self.info = self.describe("")
         self._archive = TextArchive(archive, model_hash(model))
-        self._load = lru_cache(maxsize=1)(self._load_parts)
+        self._load = lru_cache(maxsize=None)(self._load_parts)
+        self.describe = lru_cache(maxsize=None)(self._describe)
+        self.info = self.describe("")
 
-    def describe(self, drafter: str) -> TargetInfo:
-        """Return the description of the model with a drafter."""
+    def _describe(self, drafter: str) -> TargetInfo:
         return describe_target(self._options(drafter), self._model)
 
     def _identity(self, drafter: str) -> str:
@@ -108,9 +109,13 @@ class AcceptanceRun:
         return TargetOptions(str(self._model), drafter=DrafterSettings(drafter) if drafter else None)
 
     def _load_parts(self, drafter: str) -> tuple[TargetInfo, ModelShard, DrafterPart]:
-        info = self.describe(drafter)
-        ((shard, part),) = load_parts(self._options(drafter), self._model, [whole_range(info.spec)], info)
-        return info, shard, part
+        info, options = self.describe(drafter), self._options(drafter)
+        if not drafter:
+            ((shard, part),) = load_parts(options, self._model, [whole_range(info.spec)], info)
+            return info, shard, part
+        assert options.drafter is not None
+        _, shard, _ = self._load("")  # the weights are in memory once
+        return info, shard, drafter_part(read_checkpoint(options.drafter, info.spec), options.drafter, shard, info)
 
     def target(self, n_slots: int, drafter: str = "") -> LocalTarget:
         """Return a target with a cache of so many tokens, on the weights of all with the same drafter."""

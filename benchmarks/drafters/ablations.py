@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -44,9 +45,9 @@ ROWS: dict[str, Sequence[str]] = {
     **{f"its masks {n}": ("--method", ON_EAGLE, "--drafts", str(n + 1)) for n in (1, 2, 3, 6)},
     "medusa": ("--method", "medusa"),
     "parallelspec on medusa": ("--method", ON_MEDUSA),
-    "it on tokens alone": ("--method", ON_MEDUSA, "--no-states"),
+    "it without states": ("--method", ON_MEDUSA, "--no-states"),
     "its labels soft": ("--method", ON_MEDUSA, "--labels", "soft"),
-    "its depths alike": ("--method", ON_MEDUSA, "--depth-decay", "1"),
+    "its depths of weight 1": ("--method", ON_MEDUSA, "--depth-decay", "1"),
 }
 
 
@@ -79,14 +80,15 @@ def trained(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the document of a row; train it unless that was done before."""
     out = arguments.out / name.replace(" ", "-").replace(",", "")
     known = out / "training.json"
-    if known.exists():
-        document: dict[str, Any] = json.loads(known.read_text())
-        if document["training"]["budget"] == budget_of(arguments):
-            return document
     command = [sys.executable, "-m", "app.cli", "train", "--target", arguments.target, "--out", out, *ROWS[name]]
     [(kind, amount)] = ((kind, amount) for kind, amount in budget_of(arguments).items() if amount is not None)
     command += [f"--{kind}", amount, "--work", arguments.out / "work", *arguments.flags]
-    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+    command = list(map(str, command))
+    if known.exists():
+        document: dict[str, Any] = json.loads(known.read_text())
+        if document["command"] == shlex.join(["spectra", *command[3:]]):
+            return document
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return dict(json.loads(known.read_text()))
 
 
