@@ -79,6 +79,8 @@ class ServeConfig(FixedFields, AllMethodFields, title="ServeConfig"):
                 raise ConfigError(f"methods: {error}") from None
         if self.methods is not None and not self.allowed_methods:
             raise ConfigError("methods names no method; leave it out to allow all, or name autoregressive")
+        if self.drafter is None and self.drafter_options.model_fields_set and not is_default(self.model):
+            raise ConfigError("drafter_options is given, but drafter is not; name a drafter")
 
     def _check_devices(self) -> None:
         drafter = self.draft_model_settings["device"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -40,10 +41,17 @@ class RecordFile(Generic[Record]):
         settings: everything that decides the content of records; JSON values.
         remedy: what to do about a file of other settings, for errors.
         restart: drop the records in the file.
+        waits: if another process has the file open, wait until it closes the file, and say so on stderr.
     """
 
     def __init__(
-        self, path: Path, kind: type[Record], settings: Mapping[str, Any], remedy: str, restart: bool = False
+        self,
+        path: Path,
+        kind: type[Record],
+        settings: Mapping[str, Any],
+        remedy: str,
+        restart: bool = False,
+        waits: bool = False,
     ) -> None:
         self.path = path
         self.by_key: dict[Hashable, Record] = {}  # of two records with the same key, the later one
@@ -58,7 +66,10 @@ class RecordFile(Generic[Record]):
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise ConfigError(f"{path} is in use: another process is writing to it") from error
+                if not waits:
+                    raise ConfigError(f"{path} is in use: another process is writing to it") from error
+                print(f"spectra: waiting until another process closes {path}", file=sys.stderr)
+                fcntl.flock(self._file, fcntl.LOCK_EX)
             if restart:
                 self._file.truncate(0)
             self._read(kind)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,40 +16,23 @@ from app.training.examples import Example
 from app.training.losses import Labeller
 from engine.drafter.networks.build import AnyNetwork
 
+LabelAt = Callable[..., Labeller]  # of a temperature, over the whole vocabulary
 EAGLE1_DEPTHS = 5  # measured depths of a drafter that is trained on one step
 
 
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """Acceptance of chains of drafts."""
-
-    n_roots: int
-    by_depth: tuple[float, ...]  # chance of acceptance given that all earlier drafts were accepted; 0 if none ever was
-    expected: float  # accepted drafts of a chain of ``len(by_depth)``, without the target's own token
-
-
 def measure_held_out(
-    network: AnyNetwork,
-    held_out: Sequence[Example],
-    read: ReadTexts,
-    label: Callable[..., Labeller],
-    n_depths: int,
-    arguments: argparse.Namespace,
+    network: AnyNetwork, texts: Sequence[Example], read: ReadTexts, label: LabelAt, n_depths: int, arguments: Namespace
 ) -> dict[str, Any]:
-    """Acceptance of greedy and of sampled answers as JSON values; None where no answer is of that kind.
-
-    The key ``tau`` is tokens per target forward pass, the target's own token included. ``label`` makes labels of a
-    temperature over the whole vocabulary.
-    """
+    """Acceptance of greedy and of sampled answers; None where no answer is of that kind."""
     found: dict[str, Any] = {"temperature": arguments.temperature, "greedy": None, "sampled": None}
     for kind, temperature in (("greedy", 0.0), ("sampled", arguments.temperature or 1.0)):
-        examples = [example for example in held_out if (example.temperature == 0) == (kind == "greedy")]
+        examples = [example for example in texts if (example.temperature == 0) == (kind == "greedy")]
         # Sources are hashes: the first ones are a random sample that changes little with more questions.
         sample = sorted(examples, key=lambda example: example.source)[: arguments.measured]
         if not sample:
             continue
         batches, n_batches = in_batches(read, sample, arguments.batch), -(-len(sample) // arguments.batch)
-        acceptance = measure_acceptance(
+        found[kind] = {"texts": len(sample)} | measure_acceptance(
             network,
             bar(f"measure {kind}", n_batches, "batch", leave=False, iterable=batches),
             EAGLE1_DEPTHS if n_depths == 1 else n_depths,
@@ -59,12 +41,6 @@ def measure_held_out(
             temperature=temperature,
             generator=torch.Generator().manual_seed(arguments.seed),
         )
-        found[kind] = {
-            "texts": len(sample),
-            "roots": acceptance.n_roots,
-            "by_depth": [round(value, 4) for value in acceptance.by_depth],
-            "tau": round(1 + acceptance.expected, 4),
-        }
     return found
 
 
@@ -78,14 +54,11 @@ def measure_acceptance(
     temperature: float,
     n_roots: int = 64,
     generator: torch.Generator | None = None,
-) -> Acceptance:
-    """Acceptance at roots whose next ``n_depths`` tokens the target wrote.
+) -> dict[str, Any]:
+    """Acceptance, as ``along_chains`` returns it, at roots whose next ``n_depths`` tokens the target wrote.
 
-    Args:
-        batches: held-out texts, at least one.
-        labeller: of soft labels over the target's whole vocabulary at this temperature, 1 for greedy texts.
-        temperature: above 0: of both distributions, and rejection sampling accepts by chance; 0: a draft is accepted if
-            the drafter's likeliest token is the text's.
+    At a temperature above 0, which both distributions have, rejection sampling accepts by chance; at 0 a draft is
+    accepted if the drafter's likeliest token is the text's. ``labeller`` gives soft labels over the whole vocabulary.
     """
     chances: list[Tensor] = []  # of each batch [roots, n_depths]
     for texts in batches:
@@ -94,19 +67,22 @@ def measure_acceptance(
         by_depth: list[Tensor] = []
         drafted = draft(network, texts.tokens, texts.states_for(network.spec), roots, [n_drawn] * n_depths)
         for depth, drafts in enumerate(drafted):
-            labels = labeller.label(texts, roots.drafted(depth, n_drawn), roots.counted)
+            labels = labeller.label(texts, roots.at + 1 + depth, roots.counted)
             is_whole = is_whole & (labels.weights > 0)
-            if temperature:
-                by_depth.append(labels.overlap((drafts.logits / temperature).softmax(-1)).double())
-            else:
-                by_depth.append((drafts.logits.argmax(-1) == labels.token).double())
+            is_token = drafts.logits.argmax(-1) == labels.token
+            chance = labels.overlap((drafts.logits / temperature).softmax(-1)) if temperature else is_token
+            by_depth.append(chance.double())
         chances.append(torch.stack(by_depth, dim=-1)[is_whole])
     return along_chains(torch.cat(chances))
 
 
-def along_chains(accepted: Tensor) -> Acceptance:
-    """Acceptance, from the chance ``[roots, n_depths]`` that each draft is accepted if all earlier ones were."""
-    n_roots, totals = len(accepted), accepted.cumprod(-1).sum(0)
+def along_chains(chances: Tensor) -> dict[str, Any]:
+    """Acceptance as JSON values, from the chance ``[roots, depths]`` of each draft if all earlier ones were accepted.
+
+    ``by_depth`` has the same condition; it is 0 where no chain got so far. ``tau`` is tokens per target forward pass,
+    the target's own token included.
+    """
+    n_roots, totals = len(chances), chances.cumprod(-1).sum(0)
     before = torch.cat((totals.new_full((1,), float(n_roots)), totals[:-1]))
     by_depth = torch.where(before > 0, totals / before.clamp(min=1e-12), 0.0)
-    return Acceptance(n_roots, tuple(by_depth.tolist()), float(totals.sum()) / max(1, n_roots))
+    return {"roots": n_roots, "by_depth": by_depth.tolist(), "tau": 1 + float(totals.sum()) / max(1, n_roots)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,6 +25,18 @@ class PaddedTexts:
     final: Tensor  # [b, n, target_hidden], outputs of the final norm
     tapped: Tensor | None = None  # [b, n, n_taps * target_hidden], concatenated outputs of the tapped layers
 
+    @classmethod
+    def joined(cls, tokens: Tensor, weights: Tensor, layers: Sequence[Tensor], device: torch.device) -> Self:
+        """The texts on ``device`` with float32 states, of layers as ``layer_outputs`` returns them."""
+        final, *tapped = (layer.to(device, torch.float32) for layer in layers)
+        return cls(tokens.to(device), weights.to(device), final, torch.cat(tapped, dim=-1) if tapped else None)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens without padding; the last token of a text counts in the loss."""
+        places = torch.arange(1, self.weights.shape[1] + 1, device=self.weights.device)
+        return int(((self.weights > 0) * places).amax(1).sum())
+
     def states_for(self, spec: DrafterSpec) -> Tensor:
         if not spec.taps:
             return self.final
@@ -43,10 +56,6 @@ class Roots:
 
     at: Tensor  # int64 [b, m], at least 1: a draft needs the state before its root
     counted: Tensor  # bool [b, m]; False: the text has fewer than m roots
-
-    def drafted(self, depth: int, n_roots: int) -> Tensor:
-        """Positions ``[b, n_roots]`` of the first roots' drafts; they may lie after the ends of the texts."""
-        return self.at[:, :n_roots] + 1 + depth
 
 
 def choose_roots(texts: PaddedTexts, n_roots: int, generator: torch.Generator | None = None) -> Roots:
@@ -80,12 +89,6 @@ class EpochBatches:
             self._epoch, self._order = epoch, self._shuffled(epoch)
         return [self._examples[i] for i in self._order[place]]
 
-    def n_tokens(self, n_steps: int) -> int:
-        """Tokens of the texts of the first ``n_steps`` batches, prompts included."""
-        epochs = n_steps // self.n_batches
-        last = [example for step in range(epochs * self.n_batches, n_steps) for example in self.at(step)]
-        return epochs * sum(len(one.tokens) for one in self._examples) + sum(len(one.tokens) for one in last)
-
     def _shuffled(self, epoch: int) -> list[list[int]]:
         """The epoch's batches, as indices of texts."""
         random = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
@@ -97,33 +100,16 @@ class EpochBatches:
         return [batches[i] for i in torch.randperm(len(batches), generator=random).tolist()]
 
 
-class Capture:
-    """Reads batches of texts through the target.
+@torch.no_grad()
+def layer_outputs(model: WholeTexts, taps: Sequence[int], tokens: Tensor) -> list[Tensor]:
+    """The target's outputs ``[b, n, hidden]`` of the final norm and of each tapped layer, on its last device."""
+    hidden, tapped = model.states(tokens, taps)
+    return [model.shards[-1].norm(hidden), *tapped]
 
-    Args:
-        model: the target.
-        taps: layers whose outputs are read, in addition to the final norm's.
-    """
 
-    def __init__(self, model: WholeTexts, taps: Sequence[int]) -> None:
-        self._model, self.taps = model, tuple(taps)
-
-    @property
-    def width(self) -> int:
-        return self._model.shards[-1].spec.hidden_size
-
-    @property
-    def device(self) -> torch.device:
-        return self._model.shards[-1].device
-
-    @torch.no_grad()
-    def read(self, examples: Sequence[Example], taps: Sequence[int] | None = None) -> PaddedTexts:
-        """The texts with float32 states, of some taps or all, padded to the longest, on the target's last device."""
-        tokens, weights = pad_texts(examples)
-        hidden, tapped = self._model.states(tokens, self.taps if taps is None else taps)
-        joined = torch.cat(tapped, dim=-1).float() if tapped else None
-        final = self._model.shards[-1].norm(hidden).float()
-        return PaddedTexts(tokens.to(self.device), weights.to(self.device), final, joined)
+def compute_states(model: WholeTexts, taps: Sequence[int], examples: Sequence[Example]) -> PaddedTexts:
+    tokens, weights = pad_texts(examples)
+    return PaddedTexts.joined(tokens, weights, layer_outputs(model, taps, tokens), model.shards[-1].device)
 
 
 def pad_texts(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:

@@ -5,122 +5,119 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor
 
 from app.reporting.record_file import RecordFile
 from app.reporting.report import bar
-from app.training.batches import Capture, PaddedTexts, pad_texts
+from app.training.batches import PaddedTexts, layer_outputs, pad_texts
 from app.training.examples import Example
+from engine.errors import ConfigError
+from engine.target_model.whole_texts import WholeTexts
 
 INDEX, FINAL = "texts.jsonl", "final"
-SHARE = 0.5  # of the free disk space that states may take
-AT_ONCE = 16384  # tokens of a forward pass, padding included
+MAX_DISK_SHARE = 0.5  # of the free disk space that states may take
+MAX_PASS_BYTES = 1 << 28  # of the float32 states of a forward pass, padding included
 REMEDY = "remove this folder"
 
 
-class CapturedText(msgspec.Struct, frozen=True):
+class StoredRows(msgspec.Struct, frozen=True):
     """The rows of a text in the files of states."""
 
-    text: str  # a hash of its tokens
+    key: str  # ``Example.tokens_hash``
     first: int
     n: int
 
-    @property
-    def key(self) -> str:
-        return self.text
-
 
 class CapturedStates:
-    """States of texts in bfloat16, one file for each layer; reads batches as ``Capture`` does.
+    """States of texts in bfloat16, one file for each layer.
 
     Args:
-        folder: its states are of one target; texts that it lacks are added.
-        capture: computes states; its layers are the ones that are stored.
-        identity: what decides the states, of the target and how it is loaded.
+        folder: has a folder for each set of layers and each identity.
+        model: computes the states that are not stored.
+        taps: layers whose outputs are stored, in addition to the final norm's.
+        identity: decides the states: the target, and how it is loaded.
     """
 
-    def __init__(self, folder: Path, capture: Capture, identity: Mapping[str, str | None]) -> None:
-        self._capture, self._width, self.compute = capture, capture.width, capture.read
-        layers = [FINAL, *map(str, capture.taps)]
-        self._folder = folder / f"states-{'-'.join(layers)}"
+    def __init__(self, folder: Path, model: WholeTexts, taps: Sequence[int], identity: Mapping[str, Any]) -> None:
+        self._model, self._taps, self._width = model, taps, model.shards[-1].spec.hidden_size
+        layers = [FINAL, *map(str, taps)]
+        identity_hash = hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()[:8]
+        self._folder = folder / f"states-{'-'.join(layers)}-{identity_hash}"
         self._files = [self._folder / f"{layer}.bf16" for layer in layers]
         self._settings = {**identity, "layers": layers, "width": self._width}
-        self._places: dict[str, CapturedText] = {}
+        self._rows: dict[str, StoredRows] = {}
         self._states: list[Tensor] = []
 
     def add(self, examples: Sequence[Example]) -> bool:
-        """Capture the texts that are not stored; False if the disk lacks room for them, which stores nothing.
+        """Capture the texts that are not stored; without room for them, print a warning, store nothing, return False.
 
-        A killed capture loses at most one forward pass.
+        A killed capture loses at most one forward pass. Raises ConfigError if a file of states was cut short.
         """
-        with RecordFile(self._folder / INDEX, CapturedText, self._settings, REMEDY) as index:
-            missing = {name_text(example): example for example in examples if name_text(example) not in index.by_key}
-            n_rows = sum(len(example.tokens) for example in missing.values())
-            if n_rows * len(self._files) * self._width * 2 > SHARE * shutil.disk_usage(self._folder).free:
+        with RecordFile(self._folder / INDEX, StoredRows, self._settings, REMEDY, waits=True) as index:
+            least = sum(one.n for one in index.records) * self._width * 2
+            for file in self._files:
+                if (size := file.stat().st_size if file.exists() else 0) < least:
+                    raise ConfigError(f"{file} has {size} bytes, but {INDEX} next to it lists {least}; {REMEDY}")
+            missing = {one.tokens_hash: one for one in examples if one.tokens_hash not in index.by_key}
+            n_missing = sum(len(example.tokens) for example in missing.values())
+            needed, free = n_missing * len(self._files) * self._width * 2, shutil.disk_usage(self._folder).free
+            if needed > MAX_DISK_SHARE * free:
+                has = f"{self._folder} has {free / 2**30:.1f} GiB free, of which {MAX_DISK_SHARE:.0%} may be used"
+                print(f"spectra: states need {needed / 2**30:.1f} GiB, but {has}", file=sys.stderr)
                 return False
             if missing:
                 self._write(list(missing.values()), index)
-        self._places = {one.text: one for one in index.records}
-        n_stored = sum(one.n for one in index.records)
-        self._states = [
-            torch.from_file(str(file), size=n_stored * self._width, dtype=torch.bfloat16).view(-1, self._width)
-            for file in self._files
-        ]
+        self._rows = {one.key: one for one in index.records}
+        size = sum(one.n for one in index.records) * self._width
+        stored = (torch.from_file(str(file), size=size, dtype=torch.bfloat16) for file in self._files)
+        self._states = [states.view(-1, self._width) for states in stored]
         return True
 
-    def _write(self, examples: Sequence[Example], index: RecordFile[CapturedText]) -> None:
+    def _write(self, examples: Sequence[Example], index: RecordFile[StoredRows]) -> None:
         first = sum(one.n for one in index.records)
         n_tokens = sum(len(example.tokens) for example in examples)
         with ExitStack() as stack, bar("capture", n_tokens, "token") as shown:
             files = [stack.enter_context(path.open("ab")) for path in self._files]
             for file in files:
                 file.truncate(first * self._width * 2)
-            for batch in _forward_batches(examples):
-                texts = self._capture.read(batch)
-                joined = texts.final if texts.tapped is None else torch.cat((texts.final, texts.tapped), dim=-1)
-                layers = joined.chunk(len(self._files), dim=-1)
-                for file, states in zip(files, layers, strict=True):
-                    for row, example in enumerate(batch):
-                        rows = states[row, : len(example.tokens)].to("cpu", torch.bfloat16)
-                        file.write(rows.contiguous().view(torch.int16).numpy().tobytes())
+            for batch in _forward_batches(examples, 4 * self._width * len(files)):
+                tokens, lengths = pad_texts(batch)[0], torch.tensor([len(example.tokens) for example in batch])
+                is_text = torch.arange(tokens.shape[1]) < lengths[:, None]
+                for file, states in zip(files, layer_outputs(self._model, self._taps, tokens), strict=True):
+                    rows = states[is_text.to(states.device)].to("cpu", torch.bfloat16)
+                    file.write(rows.view(torch.int16).numpy().data)
                     file.flush()
                     os.fsync(file.fileno())
                 for example in batch:
-                    index.append(CapturedText(name_text(example), first, len(example.tokens)))
+                    index.append(StoredRows(example.tokens_hash, first, len(example.tokens)))
                     first += len(example.tokens)
-                shown.update(sum(len(example.tokens) for example in batch))
+                shown.update(int(lengths.sum()))
 
     def read(self, examples: Sequence[Example], taps: Sequence[int]) -> PaddedTexts:
         """The texts with float32 states of the final norm and of ``taps``."""
         tokens, weights = pad_texts(examples)
-        chosen = [0, *(1 + self._capture.taps.index(tap) for tap in taps)]
+        chosen = [0, *(1 + self._taps.index(tap) for tap in taps)]
         layers = [torch.zeros(*tokens.shape, self._width) for _ in chosen]
         for row, example in enumerate(examples):
-            place = self._places[name_text(example)]
+            place = self._rows[example.tokens_hash]
             for layer, number in zip(layers, chosen, strict=True):
                 layer[row, : place.n] = self._states[number][place.first : place.first + place.n]
-        final, *tapped = (layer.to(self._capture.device) for layer in layers)
-        joined = torch.cat(tapped, dim=-1) if tapped else None
-        return PaddedTexts(tokens.to(self._capture.device), weights.to(self._capture.device), final, joined)
+        return PaddedTexts.joined(tokens, weights, layers, self._model.shards[-1].device)
 
 
-def name_text(example: Example) -> str:
-    """A hash of the text's tokens."""
-    return hashlib.sha256(np.asarray(example.tokens, np.int64).tobytes()).hexdigest()[:24]
-
-
-def _forward_batches(examples: Sequence[Example]) -> Iterator[list[Example]]:
-    """Texts of similar length together, as many as a forward pass takes."""
+def _forward_batches(examples: Sequence[Example], token_bytes: int) -> Iterator[list[Example]]:
+    """Texts of similar length together, as many as a forward pass takes, at least one."""
     batch: list[Example] = []
     for example in sorted(examples, key=lambda one: len(one.tokens)):
-        if batch and (len(batch) + 1) * len(example.tokens) > AT_ONCE:
+        if batch and (len(batch) + 1) * len(example.tokens) * token_bytes > MAX_PASS_BYTES:
             yield batch
             batch = []
         batch.append(example)

@@ -15,7 +15,7 @@ from engine.drafter.networks.layer import Attend
 from engine.drafter.networks.medusa import Medusa
 from engine.drafter.networks.pairs import PairNetwork
 
-KeysValues = tuple[Tensor, Tensor]  # each [b, n, n_kv_heads, head_dim]
+Kept = list[list[tuple[Tensor, Tensor]]]  # of each layer keys and values [b, n, n_kv_heads, head_dim], in parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,9 @@ class DraftedDepth:
 
 
 def draft(network: AnyNetwork, tokens: Tensor, states: Tensor, roots: Roots, counts: list[int]) -> list[DraftedDepth]:
-    """The drafts at depths 0, 1, ..
+    """The drafts at depths 0, 1, .. after tokens int64 ``[b, n]`` with the target's states ``[b, n, width]``.
 
-    Args:
-        tokens: int64 ``[b, n]``.
-        states: ``[b, n, width]`` of the target, which the drafter reads.
-        roots: positions from which it drafts.
-        counts: how many roots reach each depth, the first ones; only groups of masks take fewer than all.
+    ``counts`` is how many roots reach each depth, the first ones; only groups of masks take fewer than all.
     """
     if isinstance(network, Medusa):
         logits = network(take(states, roots.at - 1))
@@ -59,7 +55,7 @@ def step_outputs(network: PairNetwork, tokens: Tensor, states: Tensor, roots: Ro
     """
     n, (n_texts, n_roots), device = tokens.shape[1] - 1, roots.at.shape, tokens.device
     real, ends = torch.arange(n, device=device).expand(n_texts, -1), roots.at - 1
-    kept: list[list[KeysValues]] = [[] for _ in range(network.shape.n_layers)]
+    kept: Kept = [[] for _ in range(network.shape.n_layers)]
     attend = masked_attention(_causal(n, n_texts, device), real, real, network.shape.window, kept)
     outputs = take(network(network.embed_tokens(tokens[:, 1:]), states[:, :n], real, attend), ends)
     found, own = [outputs], torch.eye(n_roots, dtype=torch.bool, device=device).expand(n_texts, -1, -1)
@@ -99,10 +95,9 @@ def group_outputs(
     sees[:, :n, :n] = _causal(n, len(tokens), device)
     sees[:, n:, :n] = torch.arange(n, device=device) <= ends[:, group, None]
     sees[:, n:, n:] = (group == group[:, None]) & (depth <= depth[:, None])
-    kept: list[list[KeysValues]] = [[] for _ in range(network.shape.n_layers)]
-    outputs = network(
-        embedded, states, positions, masked_attention(sees, positions, positions, network.shape.window, kept)
-    )
+    kept: Kept = [[] for _ in range(network.shape.n_layers)]
+    attend = masked_attention(sees, positions, positions, network.shape.window, kept)
+    outputs = network(embedded, states, positions, attend)
     return [take(outputs[:, :n], ends), *outputs[:, n:].split(counts[1:], dim=1)]
 
 
@@ -141,17 +136,11 @@ def _scored_blocks(network: DFlash, tokens: Tensor, roots: Roots, outputs: list[
     return found
 
 
-def masked_attention(
-    sees: Tensor, positions: Tensor, key_positions: Tensor, window: int | None, kept: list[list[KeysValues]]
-) -> Attend:
+def masked_attention(sees: Tensor, positions: Tensor, key_positions: Tensor, window: int | None, kept: Kept) -> Attend:
     """Attention over each layer's kept keys and values and those of the new rows, which are then kept too.
 
-    Args:
-        sees: bool ``[b, rows, keys]``; keys in the order in which they are kept.
-        positions: int64 ``[b, rows]``.
-        key_positions: int64 ``[b, keys]``.
-        window: how many positions a row sees, its own included; None: all.
-        kept: earlier keys and values by layer.
+    Shapes: ``sees`` bool ``[b, rows, keys]``, with keys in the order in which they are kept; ``positions`` int64
+    ``[b, rows]``; ``key_positions`` int64 ``[b, keys]``. A row sees at most ``window`` positions, its own included.
     """
     if window is not None:
         sees = sees & (positions[:, :, None] - key_positions[:, None] < window)

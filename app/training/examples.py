@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -23,7 +24,7 @@ NGRAM = 13  # a text that shares an n-gram of this length with a held-out text i
 LEAST = 4  # written tokens of a text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Example:
     """A text to train on or to hold out."""
 
@@ -31,10 +32,15 @@ class Example:
     tokens: Sequence[int]
     first: int  # tokens from here on count, because the target wrote them; at least 1
     temperature: float | None = None  # of sampling; None: unknown, or another author wrote the text
+    is_cut: bool = False  # where it begins to repeat itself
 
     @property
     def written(self) -> Sequence[int]:
         return self.tokens[self.first :]
+
+    @cached_property
+    def tokens_hash(self) -> str:
+        return hashlib.sha256(np.asarray(self.tokens, np.int64).tobytes()).hexdigest()[:24]
 
 
 def source_of(question: str) -> str:
@@ -44,9 +50,8 @@ def source_of(question: str) -> str:
 
 def most_frequent(examples: Iterable[Example], n: int, vocab_size: int) -> Tensor:
     """The ``n`` most frequent written tokens, of equals the lower id, int64 ``[n]``, ascending."""
-    counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for example in examples:
-        counts += torch.bincount(torch.tensor(example.written), minlength=vocab_size)
+    tokens = torch.tensor([token for example in examples for token in example.written])
+    counts = torch.bincount(tokens, minlength=vocab_size)
     return counts.sort(descending=True, stable=True).indices[:n].sort().values
 
 
@@ -60,15 +65,15 @@ class _AnswerLine(msgspec.Struct, frozen=True):
     temperature: float | None = None
 
 
-def read_answers(path: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> list[Example]:
+def read_answers(path: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int, flag: str) -> list[Example]:
     """The answers of a JSON-lines file; the first line of an ``answers.jsonl`` of ``spectra train`` is skipped.
 
-    Raises ConfigError, which names the line, if the file cannot be read, or a line has another form.
+    Raises ConfigError, which names ``flag`` and the line, if the file cannot be read, or a line has another form.
     """
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise ConfigError(f"--answers {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{flag} {path} cannot be read: {error.strerror}") from error
     found = []
     for number, raw in enumerate(lines, start=1):
         if not raw.strip() or (number == 1 and raw.startswith(b'{"settings":')):
@@ -78,10 +83,10 @@ def read_answers(path: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int
             if not all(0 <= token < vocab_size for token in example.tokens):
                 raise ConfigError(f"a token id is outside the model's vocabulary, 0 to {vocab_size - 1}")
         except (msgspec.DecodeError, ConfigError) as error:
-            raise ConfigError(f"--answers {path}, line {number}: {error}") from error
+            raise ConfigError(f"{flag} {path}, line {number}: {error}") from error
         found.append(example)
     if not found:
-        raise ConfigError(f"--answers {path} has no lines; it needs at least one line of the form {FORMS}")
+        raise ConfigError(f"{flag} {path} has no lines; it needs at least one line of the form {FORMS}")
     return found
 
 
@@ -108,52 +113,46 @@ def _encode_answer(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Both sides, and how many texts were changed or left out."""
+    """Both sides of a split, without texts that were left out."""
 
     train: list[Example]
     held_out: list[Example]
-    loops: int  # texts that were cut where they begin to repeat themselves
-    too_short: int  # texts left out: after all cuts, fewer than ``LEAST`` written tokens
-    shared: int  # texts left out of training: they share an n-gram with a held-out text
+    counts: dict[str, int]  # of each side's texts, their answer tokens, and those cut at loops; of texts left out
 
 
 def split(examples: Iterable[Example], share: float, longest: int, measured: Sequence[Example] = ()) -> Split:
     """Hold out the texts of about ``share`` of all source questions; raises ConfigError if one side is empty.
 
-    The hash of a source decides its side, so more questions move no source to the other side.
-
-    Args:
-        share: above 0, below 1.
-        longest: tokens of a text; the rest is cut off.
-        measured: texts that are never trained on; if there are any, only they are held out.
+    The hash of a source decides its side, so more questions move no source to the other side. A text is cut where it
+    begins to repeat itself or after ``longest`` tokens; it is left out if fewer than ``LEAST`` written tokens remain.
+    ``measured`` texts are never trained on; if there are any, only they are held out.
     """
-    counts: Counter[str] = Counter()
-    kept, kept_measured = (_prepare(some, longest, counts) for some in (examples, measured))
+    texts, texts_measured = ([_cut(one, longest) for one in some] for some in (examples, measured))
+    kept, kept_measured = ([one for one in some if len(one.written) >= LEAST] for some in (texts, texts_measured))
     held = _held_out({example.source for example in (*kept, *kept_measured)}, share)
     held_out = [example for example in (kept_measured if measured else kept) if example.source in held]
     others = [example for example in kept if example.source not in held]
     known = {gram for example in held_out for gram in _grams(example.written)}
     train = [example for example in others if known.isdisjoint(_grams(example.written))]
-    loops, short, shared = counts["loops"], counts["too short"], len(others) - len(train)
+    n_texts, shared = len(texts) + len(texts_measured), len(others) - len(train)
+    short = n_texts - len(kept) - len(kept_measured)
     if not train or not held_out:
         raise ConfigError(
-            f"{counts['texts']} texts leave {len(train)} to train on and {len(held_out)} to hold out (too short: "
+            f"{n_texts} texts leave {len(train)} to train on and {len(held_out)} to hold out (too short: "
             f"{short}, too similar to a held-out text: {shared}); both sides need at least 1; add more questions"
         )
-    return Split(train, held_out, loops, short, shared)
+    counts: dict[str, int] = {}
+    for name, side in (("train", train), ("held_out", held_out)):
+        n_tokens, n_cut = sum(len(one.written) for one in side), sum(one.is_cut for one in side)
+        counts |= {name: len(side), f"{name}_tokens": n_tokens, f"{name}_cut_at_loops": n_cut}
+    return Split(train, held_out, counts | {"too_short": short, "shared_with_held_out": shared})
 
 
-def _prepare(examples: Iterable[Example], longest: int, counts: Counter[str]) -> list[Example]:
-    """The texts up to where they loop or become too long, without too short ones; adds to ``counts``."""
-    kept = []
-    for example in examples:
-        loop = loop_start(example.written)
-        end = longest if loop is None else min(longest, example.first + loop)
-        cut = replace(example, tokens=example.tokens[:end])
-        is_kept = len(cut.written) >= LEAST
-        counts.update({"texts": 1, "loops": int(loop is not None), "too short": int(not is_kept)})
-        kept += [cut] if is_kept else []
-    return kept
+def _cut(example: Example, longest: int) -> Example:
+    """The text up to where it loops or becomes too long."""
+    loop = loop_start(example.written)
+    end = longest if loop is None else min(longest, example.first + loop)
+    return replace(example, tokens=example.tokens[:end], is_cut=loop is not None and end < longest)
 
 
 def _held_out(sources: set[str], share: float) -> set[str]:

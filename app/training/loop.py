@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from app.training.batches import PaddedTexts
 from engine.errors import ConfigError
 
 Loss = Callable[[PaddedTexts, torch.Generator], Tensor]
+Batch = Callable[[int], PaddedTexts]  # of a step, from 0, on the network's device
 BETAS = (0.9, 0.95)
 WARM_UP = 0.04  # share of the budget in which the rate rises
 CLIP = 1.0  # of the gradient's norm
@@ -33,6 +34,7 @@ class LoopSettings:
     rate: float = 2e-3  # the highest learning rate
     checkpoint_every: float = 120.0  # seconds
     seed: int = 0
+    decisive: Mapping[str, Any] = field(default_factory=dict)  # all that decides the drafter, by name
 
 
 @dataclass(slots=True)
@@ -41,6 +43,7 @@ class TrainingProgress:
 
     seconds: float = 0.0
     steps: int = 0
+    tokens: int = 0  # of the texts of all steps, prompts included
     loss: float = 0.0  # nats, smoothed
     curve: list[tuple[int, float]] = field(default_factory=list)  # (steps, loss) about every hundredth of the budget
 
@@ -48,19 +51,10 @@ class TrainingProgress:
 class TrainingRun:
     """One drafter's training; owns the optimiser, the random numbers and the checkpoint file.
 
-    Args:
-        batch: returns the batch of a step, from 0, on the network's device.
-        checkpoint: if the file exists, the run continues from it; it must be of the same drafter.
+    It continues from ``checkpoint`` if that file exists; raises ConfigError if decisive values differ from the file's.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        loss: Loss,
-        batch: Callable[[int], PaddedTexts],
-        checkpoint: Path,
-        settings: LoopSettings,
-    ) -> None:
+    def __init__(self, network: nn.Module, loss: Loss, batch: Batch, checkpoint: Path, settings: LoopSettings) -> None:
         self.network, self.loss, self.batch, self.settings = network, loss, batch, settings
         self.checkpoint, self.progress = checkpoint, TrainingProgress()
         self._weights = [weight for weight in network.parameters() if weight.requires_grad]
@@ -89,15 +83,13 @@ class TrainingRun:
         return self.progress
 
     def _share(self) -> float:
-        settings, progress = self.settings, self.progress
-        if settings.steps is not None:
-            return progress.steps / settings.steps
-        assert settings.minutes is not None
-        return progress.seconds / (settings.minutes * 60)
+        steps, minutes = self.settings.steps, self.settings.minutes or 0.0
+        return self.progress.seconds / (minutes * 60) if steps is None else self.progress.steps / steps
 
     def _step(self, share: float) -> None:
         p = self.progress
-        loss = self.loss(self.batch(p.steps), self._generator)
+        texts = self.batch(p.steps)
+        loss = self.loss(texts, self._generator)
         if not torch.isfinite(loss):
             why = f"the loss of step {p.steps} is {loss.item()}"
             raise ConfigError(f"--rate is {self.settings.rate}, and {why}; use a lower rate")
@@ -109,6 +101,7 @@ class TrainingRun:
         self._optimizer.zero_grad(set_to_none=True)
         p.loss = loss.item() if p.steps == 0 else SMOOTHING * p.loss + (1 - SMOOTHING) * loss.item()
         p.steps += 1
+        p.tokens += texts.n_tokens
 
     def _save(self) -> None:
         """Write the checkpoint; if the process is killed meanwhile, the previous one stays whole."""
@@ -118,6 +111,7 @@ class TrainingRun:
             "optimizer": self._optimizer.state_dict(),
             "generator": self._generator.get_state(),
             "progress": asdict(self.progress),
+            "decisive": dict(self.settings.decisive),
         }
         torch.save(state, unfinished)
         unfinished.replace(self.checkpoint)
@@ -125,11 +119,13 @@ class TrainingRun:
 
     def _resume(self) -> None:
         state: dict[str, Any] = torch.load(self.checkpoint, weights_only=True, map_location="cpu")
-        try:
-            self.network.load_state_dict(state["network"])
-            self._optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError) as error:
-            raise ConfigError(f"{self.checkpoint} is the checkpoint of another drafter: {error}") from error
+        known = state.get("decisive", {})
+        for name, value in self.settings.decisive.items():
+            if known.get(name) != value:
+                has = f"{self.checkpoint.parent} has a training with {name} {known.get(name)!r}, not {value!r}"
+                raise ConfigError(f"{has}; use the same value, another --out folder, or --restart")
+        self.network.load_state_dict(state["network"])
+        self._optimizer.load_state_dict(state["optimizer"])
         self._generator.set_state(state["generator"])
         self.progress = TrainingProgress(**state["progress"])
 

@@ -44,42 +44,30 @@ class DraftLabels:
         return torch.minimum(self.chances, chances).sum(-1)
 
 
+@dataclass(frozen=True, slots=True)
 class Labeller:
-    """Looks up the labels of drafts.
+    """Looks up the labels of drafts."""
 
-    Args:
-        head: of the target, over the drafter's vocabulary or, if ``is_whole``, over its own.
-        kind: of labels.
-        draft_ids: int64 ``[draft_vocab_size]``, the target's id of each drafter token; None: the same.
-        temperature: of the target's distribution.
-        is_whole: chances are not normalised over the draft vocabulary, and a draft whose label it lacks counts, too.
-    """
-
-    def __init__(
-        self,
-        head: Callable[[Tensor], Tensor],
-        kind: LabelKind,
-        draft_ids: Tensor | None = None,
-        temperature: float = 1.0,
-        is_whole: bool = False,
-    ) -> None:
-        self._head, self._kind, self._temperature, self._is_whole = head, kind, temperature, is_whole
-        self._ids = draft_ids
+    head: Callable[[Tensor], Tensor]  # of the target, over the drafter's vocabulary or, if ``is_whole``, over its own
+    kind: LabelKind
+    draft_ids: Tensor | None = None  # int64 [draft_vocab_size], the target's id of each drafter token; None: the same
+    temperature: float = 1.0  # of the target's distribution
+    is_whole: bool = False  # chances are not normalised over the draft vocabulary; drafts whose label it lacks count
 
     @torch.no_grad()
     def label(self, texts: PaddedTexts, at: Tensor, counted: Tensor) -> DraftLabels:
         """The labels at positions ``[b, c]``; positions after the end have weight 0."""
         weights = take(texts.weights, at) * counted * (at < texts.tokens.shape[1])
-        token, chances, ids = take(texts.tokens, at), None, self._ids
-        if self._kind == "soft":
-            logits = self._head(take(texts.final, at - 1))
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self._temperature
+        token, chances, ids = take(texts.tokens, at), None, self.draft_ids
+        if self.kind == "soft":
+            logits = self.head(take(texts.final, at - 1))
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
             chances = logits.softmax(-1)
         if ids is None:
             return DraftLabels(token, chances, weights)
         place = torch.searchsorted(ids, token).clamp(max=len(ids) - 1)  # draft ids ascend
         token = torch.where(ids[place] == token, place, -1)
-        if not self._is_whole:
+        if not self.is_whole:
             return DraftLabels(token, chances, weights * (token >= 0))
         return DraftLabels(token, None if chances is None else chances[..., ids], weights)
 
@@ -131,20 +119,14 @@ def published(spec: DrafterSpec) -> LossSettings:
     return LossSettings(1, cross_entropy=0.1, regression=1.0, noise=0.1)
 
 
+@dataclass(frozen=True, slots=True)
 class DraftLoss:
-    """Computes a drafter's loss.
+    """Computes a drafter's loss."""
 
-    Args:
-        network: its ``target`` scores the drafter's vocabulary.
-        n_roots: roots of each text, drawn anew for each batch.
-        draft_ids: as ``Labeller`` takes them.
-    """
-
-    def __init__(
-        self, network: AnyNetwork, settings: LossSettings, *, n_roots: int = 64, draft_ids: Tensor | None = None
-    ) -> None:
-        self.network, self.settings, self.n_roots = network, settings, n_roots
-        self._labeller = Labeller(network.target.head, settings.labels, draft_ids)
+    network: AnyNetwork  # its ``target`` scores the drafter's vocabulary
+    settings: LossSettings
+    n_roots: int = 64  # of each text, drawn anew for each batch
+    draft_ids: Tensor | None = None  # as ``Labeller`` takes them
 
     def __call__(self, texts: PaddedTexts, generator: torch.Generator | None = None) -> Tensor:
         """The loss, a scalar in nats; roots and noise are drawn with ``generator`` (on the CPU)."""
@@ -162,8 +144,9 @@ class DraftLoss:
     def _mean(self, texts: PaddedTexts, roots: Roots, depth: int, drafts: DraftedDepth) -> Tensor:
         """The weighted mean of the terms over a depth's drafts; 0 if none counts."""
         settings, n_roots = self.settings, drafts.logits.shape[1]
-        at = roots.drafted(depth, n_roots)
-        labels = self._labeller.label(texts, at, roots.counted[:, :n_roots])
+        at = roots.at[:, :n_roots] + 1 + depth  # may lie after the ends of texts
+        labeller = Labeller(self.network.target.head, settings.labels, self.draft_ids)
+        labels = labeller.label(texts, at, roots.counted[:, :n_roots])
         each = settings.cross_entropy * labels.cross_entropy(drafts.logits)
         if settings.distance or settings.confidence:
             overlap = labels.overlap(drafts.logits.softmax(-1))

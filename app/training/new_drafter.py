@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -10,69 +11,24 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from app.offline.flags import check_least
+from app.training.options import MASKED, ArchitectureOptions, check_options
 from engine.drafter.checkpoint.ids import default_taps, dflash_taps
 from engine.drafter.checkpoint.layers import LayerConfig, decode, read_layer_shape
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import AnyNetwork, new_network
 from engine.drafter.networks.medusa import Medusa
 from engine.drafter.networks.pairs import PairNetwork
-from engine.drafter.spec import DrafterSpec, MarkovHeadKind, Method
+from engine.drafter.spec import DrafterSpec, Method
 from engine.errors import ConfigError
 from engine.model.loader import load_config
 from engine.model.spec import ModelSpec
 from engine.target_model.whole_texts import WholeTexts
 
+__all__ = ["ArchitectureOptions", "check_options"]  # and everything below
 
-@dataclass(frozen=True, slots=True)
-class ArchitectureOptions:
-    """Flags that change a drafter's shape; None and False leave it as published."""
-
-    generation: int | None = None
-    drafts: int | None = None
-    layers: int | None = None
-    taps: tuple[int, ...] | None = None
-    draft_vocab: int | None = None
-    own_head: bool = False
-    mask_token: int | None = None
-    mask_state: str | None = None  # learned or zero
-    no_states: bool = False
-    causal_block: bool = False
-    sample_from_anchor: bool = False
-    markov_rank: int | None = None
-    markov_head: MarkovHeadKind | None = None
-    confidence: bool = False
-
-
-MASKED, DSPARK = ("drafts", "layers", "own_head"), ("markov_rank", "markov_head", "confidence")
-USES = {  # the options that each method has, in addition to draft_vocab
-    "medusa": ("drafts", "layers", "own_head"),
-    "eagle": ("generation", "layers", "taps", "own_head"),
-    "parallelspec-medusa": (*MASKED, "mask_state", "no_states"),
-    "parallelspec-eagle": (*MASKED, "mask_state"),
-    "p-eagle": (*MASKED, "taps", "mask_token"),
-    "dflash": (*MASKED, "taps", "mask_token", "causal_block", "sample_from_anchor", *DSPARK),
-}
 DRAFTS = {"medusa": 5, "parallelspec-medusa": 5, "parallelspec-eagle": 5, "p-eagle": 7, "dflash": 15}
 LAYERS = {"p-eagle": 4, "dflash": 5}  # others: 1
 DSPARK_DRAFTS = 7
-
-
-def check_options(method: Method, asked: ArchitectureOptions) -> None:
-    """Raises ConfigError if an option is wrong for every target; the message names the flag."""
-    for field in fields(ArchitectureOptions):
-        value = getattr(asked, field.name)
-        if value not in (None, False) and field.name not in ("draft_vocab", *USES[method]):
-            able = ", ".join(name for name, used in USES.items() if field.name in used)
-            raise ConfigError(f"--{field.name.replace('_', '-')} does not apply to --method {method}; it is for {able}")
-    least = 2 if method in ("parallelspec-medusa", "parallelspec-eagle", "p-eagle") else 1
-    check_least(asked, {"drafts": least, "layers": 1, "draft_vocab": 1, "markov_rank": 1, "mask_token": 0})
-    if method == "eagle" and asked.generation == 1 and (asked.taps or asked.own_head):
-        raise ConfigError("--taps and --own-head are for --generation 3: EAGLE 1 reads no layer and has no head")
-    if method == "eagle" and asked.generation != 1 and (asked.layers or 1) != 1:
-        raise ConfigError(f"--layers is {asked.layers}; EAGLE 3 has 1 layer")
-    if asked.markov_head is not None and asked.markov_rank is None:
-        raise ConfigError(f"--markov-head is {asked.markov_head}, which needs --markov-rank")
 
 
 def new_spec(
@@ -80,9 +36,7 @@ def new_spec(
 ) -> DrafterSpec:
     """The shape of the drafter for a target; raises ConfigError if the target lacks such layers or tokens.
 
-    Args:
-        asked: as ``check_options`` accepts it.
-        unused_token: a token of the vocabulary that no text has, for masks.
+    ``asked`` is as ``check_options`` accepts it. ``unused_token`` is for masks: no text has it.
     """
     if asked.draft_vocab is not None and asked.draft_vocab > target.vocab_size:
         raise ConfigError(f"--draft-vocab is {asked.draft_vocab}; the target has {target.vocab_size} tokens")
@@ -93,7 +47,7 @@ def new_spec(
         config = decode(path, load_config(path).to_dict(), LayerConfig)
         layers = read_layer_shape(path, msgspec.structs.replace(config, hidden_act=None, layer_types=None), {})
         layers = replace(layers, n_layers=n_layers, qk_norm=layers.qk_norm or method == "dflash")
-    is_masked = method in ("p-eagle", "dflash")
+    is_masked = method in MASKED
     mask_token = unused_token if asked.mask_token is None else asked.mask_token
     if is_masked and (mask_token is None or mask_token >= target.vocab_size):
         most = f"an id below {target.vocab_size} that no text has, such as padding"
@@ -124,14 +78,19 @@ def new_spec(
 
 
 def _taps(method: Method, asked: ArchitectureOptions, target: ModelSpec, n_layers: int) -> tuple[int, ...]:
-    """The layers to read; published ones may coincide in a shallow target, or lie before its first layer."""
+    """The layers to read."""
     if asked.taps is None:
-        found = dflash_taps(target.n_layers, n_layers) if method == "dflash" else default_taps(target.n_layers)
-        return tuple(sorted({min(max(0, tap), target.n_layers - 1) for tap in found}))
+        return usual_taps(target, dflash_taps(target.n_layers, n_layers) if method == "dflash" else None)
     if not all(-1 <= tap < target.n_layers for tap in asked.taps) or len(set(asked.taps)) < len(asked.taps):
         given = ",".join(map(str, asked.taps))
         raise ConfigError(f"--taps is {given}; layers of this target are 0 to {target.n_layers - 1}, each once")
     return asked.taps
+
+
+def usual_taps(target: ModelSpec, taps: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Published layers to read (None: those of EAGLE 3); in a shallow target they may coincide or not exist."""
+    found = default_taps(target.n_layers) if taps is None else taps
+    return tuple(sorted({min(max(0, tap), target.n_layers - 1) for tap in found}))
 
 
 def find_unused_token(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> int | None:
@@ -146,10 +105,8 @@ def new_drafter(spec: DrafterSpec, model: WholeTexts, draft_ids: Tensor | None, 
 
     Its own head starts as the target's rows; Medusa's heads start as the target's with identity blocks, as their
     authors' do (arXiv 2401.10774). Masks are as large as embeddings. If a matrix reads an embedding and a state without
-    a norm before it, it starts with both on one scale: final states are tens of times larger.
-
-    Args:
-        draft_ids: int64 ``[draft_vocab_size]``, the target's id of each token of the drafter; None: they are the same.
+    a norm before it, it starts with both on one scale: final states are tens of times larger. ``draft_ids`` is int64
+    ``[draft_vocab_size]``, the target's id of each token of the drafter; None: they are the same.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)

@@ -12,15 +12,15 @@ from app.reporting.report import NOTHING, markdown, number, write_document
 CARD = """\
 # A drafter of method {method} for {target}
 
-Trained by `spectra train` of spectra-serve {version} for the target with hash `{target_hash:.16}`; it drafts
-for no other target. Check the licences of the target's training data and of the prompts before you use it.
+Trained by `spectra train` of spectra-serve {version} for the target with hash `{target_hash:.16}`. It is of use for
+this target only. Check the licences of the target's training data and of the prompts before you use it.
 
 ## Trained on
 
 {summary}
 
 {weights:,} weights, {steps} steps, {seconds:.0f} s on {device} ({threads} threads, {dtype}), {tokens:,} tokens
-({tokens_per_second:.0f} per second), {epochs} passes over the texts.
+({tokens_per_second:.0f} per second), {epochs:.2f} passes over the texts.
 
 ## Held out
 
@@ -51,11 +51,12 @@ def write_report(document: Mapping[str, Any], folder: Path) -> None:
     write_document(document, folder / "training.json")
     training, texts = document["training"], document["texts"]
     files = [f"`{file}` ({kind})" for kind in ("prompts", "answers") for file in texts[kind]]
-    files += [f"{texts['own_questions']} questions that the target wrote"] if texts["own_questions"] else []
+    files += [f"{texts['own_questions']} different questions that the target wrote"] if texts["own_questions"] else []
     summary = (
-        f"{texts['train']} texts with {texts['train_tokens']:,} tokens that count, from {', '.join(files)}. "
-        f"{texts['cut_at_loops']} were cut where they begin to repeat themselves, {texts['shared_with_held_out']} left "
-        f"out because they are too similar to one of the {texts['held_out']} held-out texts."
+        f"{texts['train']} texts with {texts['train_tokens']:,} answer tokens, from {', '.join(files)}. "
+        f"{texts['train_cut_at_loops']} were cut where they begin to repeat themselves. "
+        f"{texts['shared_with_held_out']} others were left out, because they are too similar to one of the "
+        f"{texts['held_out']} held-out texts."
     )
     found = {"summary": summary, "table": table(document), "temperature": document["held_out"]["temperature"]}
     (folder / "README.md").write_text(CARD.format(**{**document, **training, **found}), encoding="utf-8")

@@ -158,7 +158,7 @@ class ModelShard:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def head_rows(self, tokens: Tensor) -> Tensor:
-        """Return the head's rows ``[n, hidden]`` of token ids int64 ``[n]``; fails for a quantized or shared head."""
+        """Return the head's rows ``[n, hidden]`` of token ids int64 ``[n]``; fails for a head that ranks share."""
         head, tokens = self.head_module, tokens.to(self.device)
         rows: Tensor = head.unpacked()[tokens] if isinstance(head, PackedLinear) else head.weight[tokens]  # type: ignore[index]
         return rows
@@ -166,7 +166,7 @@ class ModelShard:
     def head_over(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """Return a head that scores only token ids int64 ``[n]``: from normalized rows ``[.., hidden]`` to ``[.., n]``.
 
-        It copies their rows. A quantized or shared head has no rows to copy: it scores all tokens, then selects.
+        It copies their rows. A head that ranks share has none to copy: it scores all tokens, then selects.
         """
         whole = self.head_module
         if type(whole) not in (nn.Linear, PackedLinear):

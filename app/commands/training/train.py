@@ -5,25 +5,26 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
 from app.config.serve import ServeConfig
 from app.inputs.prompts import Question, read_questions
 from app.offline.flags import add_max_tokens, add_model, check_least, checked_config
-from app.reporting.report import as_line, check_writable
-from engine.drafter.spec import MarkovHeadKind, Method
+from app.reporting.report import as_line
+from app.training.options import add_options, check_options, read_options
+from engine.drafter.spec import Method
 from engine.errors import ConfigError
 from engine.scheduling.drafting import AUTOREGRESSIVE
 
 DESCRIPTION = """\
-Train a drafter for a target. The target answers the prompts, half of them greedily. The drafter learns from what the
-target's layers compute on these answers. A tenth of the questions is held out, to measure the acceptance of drafts by
-depth. --out gets the drafter in its method's public layout, a card (README.md) and training.json.
+Train a drafter for a target. The target answers the prompts, or questions that it writes itself, half of them greedily.
+The drafter learns from what the target's layers compute on these answers. A tenth of the questions is held out, to
+measure the acceptance of drafts by depth. --out gets the drafter in its method's public layout (in our own layout with
+--draft-vocab), a card (README.md) and training.json.
 
-The command can be interrupted at any time; the same command continues where it stopped. It prints a table, and one JSON
-document as the last line.
+The command can be interrupted at any time; the same command (without --restart) continues where it stopped. It prints a
+table, and one JSON document as the last line.
 
   spectra train --target DIR --method parallelspec-eagle --prompts F.jsonl --out DIR --minutes 25
 """
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the drafter")
     add_model(parser, "--target", batch_size=32)
     _add_texts(parser.add_argument_group("texts (--prompts, --own-questions or --answers is required)"))
-    _add_drafter(parser.add_argument_group("shape of the drafter (default: as published, in the target's sizes)"))
+    add_options(parser.add_argument_group("shape of the drafter (default: as published, in the target's sizes)"))
     loss = parser.add_argument_group("loss (default: as published)")
     loss.add_argument("--labels", choices=("soft", "hard"), help="the target's distribution, or the text's tokens")
     loss.add_argument("--ce-weight", type=float, metavar="X", help="weight of cross-entropy")
@@ -55,44 +56,17 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
     for flag, metavar, says in (
         ("--prompts", "F.jsonl", "questions that the target answers"),
         ("--answers", "F.jsonl", "existing answers"),
-        ("--measured-on", "F.jsonl", "answers of the target; measure only on the held-out ones among them"),
+        ("--measured-on", "F.jsonl", "measure acceptance only on held-out answers from these files"),
     ):
         group.add_argument(flag, type=Path, nargs="+", default=[], metavar=metavar, help=says)
     group.add_argument("--limit", type=int, metavar="K", help="read only the first K prompts of each file")
     group.add_argument("--raw", action="store_true", help="no chat template; only the first turn of a conversation")
     add_max_tokens(group, LONGEST, "per answer")
-    _add_value(group, "--own-questions", 0, "N", "questions that the target writes itself, after its chat template")
+    _add_value(group, "--own-questions", 0, "N", "questions that the target itself writes (needs a chat template)")
     _add_value(group, "--samples", 1, "N", "answers to each prompt")
-    _add_value(group, "--temperature", 0.8, "T", "of half the answers and of their measurement; the others are greedy")
+    _add_value(group, "--temperature", 0.8, "T", "sampling temperature of half the answers; the others are greedy")
     _add_value(group, "--max-length", LONGEST, "L", "most tokens of a text")
     _add_value(group, "--held-out", 0.1, "X", "share of questions to hold out")
-
-
-def _add_drafter(group: argparse._ArgumentGroup) -> None:
-    for flag, metavar, says in (
-        ("--drafts", "K", "tokens drafted in one forward pass; medusa: heads"),
-        ("--layers", "N", "transformer layers; medusa: blocks of a head"),
-        ("--draft-vocab", "N", "draft only the N most frequent tokens of answers, with the target's rows for them"),
-        ("--mask-token", "ID", "p-eagle, dflash: token whose embedding masks have"),
-        ("--markov-rank", "R", "dflash: rank of a head for the previous token (DSpark)"),
-    ):
-        group.add_argument(flag, type=int, metavar=metavar, help=says)
-    for flag, choices, says in (
-        ("--mask-state", ("learned", "zero"), "parallelspec: state of mask rows (default: learned)"),
-        ("--markov-head", get_args(MarkovHeadKind), "dflash: kind of the --markov-rank head (default: vanilla)"),
-    ):
-        group.add_argument(flag, choices=choices, help=says)
-    for flag, says in (
-        ("--own-head", "train a head instead of using the target's (EAGLE 3 as published)"),
-        ("--no-states", "parallelspec-medusa: read only tokens"),
-        ("--causal-block", "dflash: slots see only earlier slots (JetSpec)"),
-        ("--sample-from-anchor", "dflash: slot 0 drafts too (DSpark)"),
-        ("--confidence", "dflash: a head that predicts acceptance (DSpark)"),
-    ):
-        group.add_argument(flag, action="store_true", help=says)
-    group.add_argument("--generation", type=int, choices=(1, 3), help="eagle: version of EAGLE (default: 3)")
-    says = "target layers to read, from 0 (--taps=-1: the embedding)"
-    group.add_argument("--taps", type=_layers, metavar="L,L..", help=says)
 
 
 def _add_training(group: argparse._ArgumentGroup) -> None:
@@ -105,7 +79,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     _add_value(group, "--seed", 0, "S", "seed of all random numbers")
     _add_value(group, "--checkpoint-every", 60.0, "SECONDS", "time between checkpoints")
     _add_value(group, "--measured", 128, "N", "held-out texts to measure, of greedy and of sampled answers each")
-    says = "texts and states, for any number of drafters of a target (default: work in --out)"
+    says = "questions, answers and hidden states, which drafters of a target can share (default: work in --out)"
     group.add_argument("--work", type=Path, metavar="DIR", help=says)
     group.add_argument("--restart", action="store_true", help="start without the checkpoint; answers are kept")
 
@@ -114,20 +88,19 @@ def run(arguments: argparse.Namespace) -> int:
     config, questions = check(arguments)
 
     # PyTorch takes seconds to load; a wrong flag is reported at once.
-    from app.training.new_drafter import ArchitectureOptions, check_options
     from app.training.report import table
     from app.training.train import train
 
-    asked = ArchitectureOptions(**{field.name: getattr(arguments, field.name) for field in fields(ArchitectureOptions)})
-    check_options(arguments.method, asked)
-    if arguments.work is None:
-        arguments.work = arguments.out / "work"
-    for folder in (arguments.out, arguments.work):
-        check_writable(folder, None)
+    arguments.work = arguments.work or arguments.out / "work"
+    for flag, folder in (("--out", arguments.out), ("--work", arguments.work)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{flag} {folder} cannot be created: {error.strerror}") from error
     try:
-        document = train(arguments, config, asked, questions)
+        document = train(arguments, config, read_options(arguments), questions)
     except KeyboardInterrupt:
-        print("spectra: stopped; the same command continues", file=sys.stderr)
+        print("spectra: stopped; the same command (without --restart) continues", file=sys.stderr)
         raise
     print(table(document))
     print(as_line(document), flush=True)
@@ -142,17 +115,15 @@ def check(arguments: argparse.Namespace) -> tuple[ServeConfig, list[Question]]:
     if arguments.minutes is None and arguments.steps is None:
         arguments.minutes = MINUTES
     config = checked_config(arguments, arguments.temperature, AUTOREGRESSIVE)
-    least = {
-        "own_questions": 0,
-        "samples": 1,
-        "max_length": 8,
-        "train_depths": 1,
-        "steps": 1,
-        "batch": 1,
-        "roots": 1,
-        "measured": 1,
-    }
-    check_least(arguments, least | {"ce_weight": 0, "depth_decay": 0, "checkpoint_every": 0})
+    check_options(arguments.method, read_options(arguments))
+    check_least(arguments, dict.fromkeys(("samples", "train_depths", "steps", "batch", "roots", "measured"), 1))
+    zeros = dict.fromkeys(("own_questions", "ce_weight", "depth_decay", "checkpoint_every"), 0)
+    check_least(arguments, zeros | {"max_length": 8})
+    if not 0 <= arguments.seed < 2**32:
+        raise ConfigError(f"--seed is {arguments.seed}; it must be 0 to {2**32 - 1}")
+    if arguments.own_questions and not arguments.temperature:
+        why = "but --temperature is 0, at which all questions are equal; use a higher temperature"
+        raise ConfigError(f"--own-questions is {arguments.own_questions}, {why}")
     if not any((arguments.prompts, arguments.own_questions, arguments.answers)):
         raise ConfigError("there is nothing to train on; give --prompts, --own-questions or --answers")
     for name, most in {"minutes": math.inf, "rate": math.inf, "held_out": 1}.items():
@@ -166,10 +137,3 @@ def check(arguments: argparse.Namespace) -> tuple[ServeConfig, list[Question]]:
             if not path.exists():
                 raise ConfigError(f"--{flag.replace('_', '-')} {path} does not exist")
     return config, [question for path in arguments.prompts for question in read_questions(path, arguments.limit)]
-
-
-def _layers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(layer) for layer in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a list of layers, such as 1,3,4") from None

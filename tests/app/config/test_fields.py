@@ -90,7 +90,7 @@ def test_splits_numerics_and_drafters_reach_the_target() -> None:
 def test_the_default_model_has_a_drafter_where_auto_decides() -> None:
     assert trained_drafter(ServeConfig()) == DrafterSettings(str(DRAFTER))
     with pytest.raises(ConfigError, match="drafter_options is given, but there is no drafter"):
-        trained_drafter(ServeConfig(model="org/other", drafter_options={"depth": 3}))
+        trained_drafter(ServeConfig(method="pld", drafter_options={"depth": 3}))
     for other in ({"drafter": "none"}, {"method": "pld"}, {"model": "org/other"}, {"simulate": "8b-h200"}):
         assert trained_drafter(ServeConfig(**other)) is None
 

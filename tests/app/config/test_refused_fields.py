@@ -86,6 +86,7 @@ REFUSED = [
     (RANKS | {"stage_gpus": 0.5}, "stage_gpus is 0.5, but tensor_parallel is 2: each rank needs a GPU of its own"),
     (RANKS | {"stage_gpus": 1, "device": "cuda:1"}, "device is cuda:1, but tensor_parallel is 2"),
     # drafters
+    ({"drafter_options": {"depth": 3}, "model": "org/other"}, "drafter_options is given, but drafter is not"),
     (drafter(layers="first"), "drafter_options: layers is 'first'; it must be a list"),
     (drafter(width=3), "drafter_options: width is unknown; it has beam, depth, layers"),
     (drafter(beam=33), "drafter_options: beam is 33; it must be at most 32"),

@@ -43,22 +43,22 @@ def test_measured_acceptance_equals_the_count_over_roots(name: str) -> None:
         labeller = Labeller(lambda states: states @ head.T, "soft", ids, t or 1.0, is_whole=True)
         seen = measure_acceptance(drafter.network, [texts, texts], n_depths, labeller, temperature=t)
         whole = [chances for chances in counted.values() if len(chances) == n_depths]
-        assert seen.n_roots == 2 * len(whole) > 4
-        assert seen.expected == pytest.approx(np.mean([sum(np.cumprod(chances)) for chances in whole]), abs=1e-9)
+        assert seen["roots"] == 2 * len(whole) > 4
+        assert seen["tau"] - 1 == pytest.approx(np.mean([sum(np.cumprod(chances)) for chances in whole]), abs=1e-9)
         for depth in range(n_depths):
             before = [np.prod(chances[:depth]) for chances in whole]
             here = [np.prod(chances[: depth + 1]) for chances in whole]
             wanted = sum(here) / sum(before) if sum(before) else 0.0
-            assert seen.by_depth[depth] == pytest.approx(wanted, abs=1e-9)
+            assert seen["by_depth"][depth] == pytest.approx(wanted, abs=1e-9)
 
 
 def test_acceptance_is_conditional() -> None:
     accepted = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 1.0]]).double()
     found = along_chains(accepted)
-    assert found.by_depth == (3 / 4, 2 / 3, 1 / 2)
-    assert found.expected == (2 + 1 + 0 + 3) / 4
-    assert along_chains(torch.zeros(3, 2)).by_depth == (0.0, 0.0)
-    assert along_chains(torch.zeros(0, 2)).expected == 0.0
+    assert found["by_depth"] == [3 / 4, 2 / 3, 1 / 2]
+    assert found["tau"] == 1 + (2 + 1 + 0 + 3) / 4
+    assert along_chains(torch.zeros(3, 2))["by_depth"] == [0.0, 0.0]
+    assert along_chains(torch.zeros(0, 2))["tau"] == 1.0
 
 
 def test_roots_are_drawn_where_the_next_token_counts() -> None:

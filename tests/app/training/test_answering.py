@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from app.inputs.prompts import Question, encode_chat
 from app.reporting.record_file import RecordFile
-from app.training.answering import Asker, TrainingAnswer, name_question
+from app.training.answering import TextWriter, TrainingAnswer, name_question
 from app.training.examples import read_answers, source_of
 from engine.errors import ConfigError
 from engine.loop import Engine
-from engine.sampling.params import SamplingParams
 from engine.target_model.local import LocalTarget
 from engine.target_model.options import TargetOptions
 from speculators.method import SpeculatorOptions
@@ -31,14 +32,16 @@ N = 9  # tokens
 def ask(file: Path, questions: list[Question], seed: int = 0, **how: Any) -> dict[tuple[str, int, int], TrainingAnswer]:
     path = saved_checkpoint()
     target = LocalTarget.load(TargetOptions(str(path), kv_bytes=1 << 22, max_model_len=120), path)
-    params = SamplingParams(max_tokens=N, seed=seed, stop_ids=target.info.spec.eos_ids)
-    flags = {"samples": 1, "raw": False, "batch_size": 3, **how}
+    flags = {"samples": 1, "raw": False, "batch_size": 3, "max_tokens": N, "seed": seed, **how}
+    sampling = {"temperature": 0.8, "top_p": 1.0, "top_k": 0, "verification": "coupled"}
     with RecordFile(file, TrainingAnswer, {"seed": seed}, "use another folder") as kept:
         engine = Engine(target, SpeculatorPool(SpeculatorOptions()))
-        asker = Asker(engine, tiny_tokenizer(), params, Namespace(temperature=0.8, **flags))
-        written = list(asker.ask({name_question(one): one for one in questions}, kept))
-        assert kept.records[len(kept.records) - len(written) :] == written
-        return {answer.key: answer for answer in kept.records}
+        known, writer = kept.records, TextWriter(lambda: engine, tiny_tokenizer(), Namespace(**sampling, **flags))
+        writer.write_answers({name_question(one): one for one in questions}, kept)
+        assert kept.records[: len(known)] == known
+    with RecordFile(file, TrainingAnswer, {"seed": seed}, "use another folder") as again:
+        assert again.records == kept.records
+    return {answer.key: answer for answer in kept.records}
 
 
 def test_half_of_the_answers_are_greedy_and_turns_follow_the_conversation(tmp_path: Path) -> None:
@@ -78,6 +81,26 @@ def test_other_questions_and_an_earlier_file_change_no_answer_and_the_seed_chang
     assert second.answer not in [answer.answer for answer in other.values()]
 
 
+def test_a_training_waits_until_another_one_has_written_its_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def open_file(waits: bool) -> RecordFile[TrainingAnswer]:
+        return RecordFile(tmp_path / "a", TrainingAnswer, {}, "use another folder", waits=waits)
+
+    answer = TrainingAnswer("q", "0123456789abcdef", 0, 0, 0.0, [1], [2])
+    with ThreadPoolExecutor() as pool, open_file(False) as file:
+        with pytest.raises(ConfigError, match="is in use"):
+            open_file(False)
+        second = pool.submit(open_file, True)
+        while not (err := capsys.readouterr().err):
+            time.sleep(0.01)
+        file.append(answer)
+        file.__exit__()
+        with second.result(timeout=30) as other:
+            assert other.records == [answer]
+    assert err == f"spectra: waiting until another process closes {tmp_path / 'a'}\n"
+
+
 def test_given_answers_are_read_in_every_form(tmp_path: Path) -> None:
     tokenizer, file = tiny_tokenizer(), tmp_path / "answers.jsonl"
     asked = [{"role": "user", "content": "a fox"}]
@@ -88,7 +111,7 @@ def test_given_answers_are_read_in_every_form(tmp_path: Path) -> None:
         {"prompt": encode_chat(tokenizer, asked), "answer": [7, 8], "source_hash": "0123456789abcdef", "more": 1},
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    first, second, third = read_answers(file, tokenizer, 320)
+    first, second, third = read_answers(file, tokenizer, 320, "--answers")
     assert (first.tokens, first.first) == (second.tokens, second.first)
     assert first.source == second.source == source_of("a fox")
     assert (first.temperature, second.temperature) == (None, 0)
@@ -111,5 +134,5 @@ def test_given_answers_are_read_in_every_form(tmp_path: Path) -> None:
 )
 def test_a_line_that_is_not_an_answer_is_refused(line: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(line)
-    with pytest.raises(ConfigError, match=says):
-        read_answers(tmp_path / "a", tiny_tokenizer(), 320)
+    with pytest.raises(ConfigError, match=f"--measured-on .*{says}"):
+        read_answers(tmp_path / "a", tiny_tokenizer(), 320, "--measured-on")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from app.training import captured
-from app.training.batches import Capture
+from app.training.batches import compute_states
 from app.training.captured import CapturedStates
 from app.training.examples import Example
 from engine.errors import ConfigError
@@ -29,20 +29,20 @@ def model() -> WholeTexts:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of texts of every forward pass; one takes at most 100 tokens."""
+    """The number of texts of every forward pass; one takes at most 100 tokens with all layers."""
     sizes: list[int] = []
     original = WholeTexts.states
-    monkeypatch.setattr(captured, "AT_ONCE", 100)
+    monkeypatch.setattr(captured, "MAX_PASS_BYTES", 100 * 4 * 32 * (1 + len(TAPS)))
     monkeypatch.setattr(WholeTexts, "states", lambda one, ids, taps: sizes.append(len(ids)) or original(one, ids, taps))
     return sizes
 
 
 def states_of(model: WholeTexts, folder: Path, model_hash: str = "a") -> CapturedStates:
-    return CapturedStates(folder, Capture(model, TAPS), {"model": model_hash})
+    return CapturedStates(folder, model, TAPS, {"model": model_hash})
 
 
 def check(stored: CapturedStates, model: WholeTexts, examples: Sequence[Example], taps: tuple[int, ...]) -> None:
-    found, computed = stored.read(examples, taps), Capture(model, taps).read(examples)
+    found, computed = stored.read(examples, taps), compute_states(model, taps, examples)
     assert found.tokens.equal(computed.tokens)
     assert found.weights.equal(computed.weights)
     assert (found.tapped is None) == (computed.tapped is None) == (not taps)
@@ -84,8 +84,30 @@ def test_a_killed_capture_continues_after_its_last_text(
     check(stored, model, EXAMPLES, TAPS)
 
 
-def test_states_of_another_model_and_a_full_disk_are_refused(
-    model: WholeTexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_states_of_another_model_have_a_folder_of_their_own(
+    model: WholeTexts, passes: list[int], tmp_path: Path
+) -> None:
+    for model_hash, n_captured in (("a", 12), ("b", 12), ("a", 0)):
+        passes.clear()
+        stored = states_of(model, tmp_path, model_hash)
+        assert stored.add(EXAMPLES)
+        assert sum(passes) == n_captured
+        check(stored, model, EXAMPLES, TAPS)
+
+
+def test_a_shorter_file_of_states_is_refused_before_anything_is_written(model: WholeTexts, tmp_path: Path) -> None:
+    assert states_of(model, tmp_path).add(EXAMPLES[:5])
+    [file] = tmp_path.glob("*/1.bf16")
+    file.write_bytes(file.read_bytes()[:-64])
+    before = {path: path.read_bytes() for path in file.parent.iterdir()}
+    for n in (5, 12):
+        with pytest.raises(ConfigError, match=r"/1\.bf16 has \d+ bytes, .*; remove this folder"):
+            states_of(model, tmp_path).add(EXAMPLES[:n])
+    assert {path: path.read_bytes() for path in file.parent.iterdir()} == before
+
+
+def test_states_take_at_most_half_of_the_free_disk(
+    model: WholeTexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     size = len(EXAMPLES[0].tokens) * 32 * 2 * (1 + len(TAPS))
     stored = states_of(model, tmp_path)
@@ -93,7 +115,7 @@ def test_states_of_another_model_and_a_full_disk_are_refused(
         monkeypatch.setattr(captured.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         assert stored.add(EXAMPLES[:1]) == has_room
         assert any(tmp_path.rglob("*.bf16")) == has_room
+        warning = f"spectra: states need 0.0 GiB, but {next(tmp_path.iterdir())} has 0.0 GiB free, of which 50% may be"
+        assert (warning in capsys.readouterr().err) != has_room
     monkeypatch.setattr(captured.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     assert stored.add(EXAMPLES[:1])  # takes no more room
-    with pytest.raises(ConfigError, match=r"other settings \(model: 'a' there, 'b' now\): remove this folder"):
-        states_of(model, tmp_path, "b").add(EXAMPLES[:1])

@@ -16,7 +16,7 @@ from app.training.acceptance import measure_acceptance
 from app.training.batches import PaddedTexts
 from app.training.loop import LoopSettings, TrainingRun, rate_factor
 from app.training.losses import DraftLoss, Labeller, published
-from app.training.train import products_in
+from app.training.train import autocast_products
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import AnyNetwork, new_network
 from engine.drafter.spec import DrafterSpec
@@ -72,7 +72,7 @@ def test_a_drafter_learns_a_few_texts(name: str, tmp_path: Path) -> None:
     def far() -> tuple[float, float]:
         with torch.no_grad():
             loss = sum(float(run.loss(batch, torch.Generator().manual_seed(0))) for batch in run.batch.batches)
-        return loss, measure_acceptance(run.network, run.batch.batches, n_depths, labeller, temperature=0.0).expected
+        return loss, measure_acceptance(run.network, run.batch.batches, n_depths, labeller, temperature=0.0)["tau"] - 1
 
     before, guessed = far()
     run.train()
@@ -86,7 +86,7 @@ def test_training_in_half_precision_follows_that_in_full_precision(tmp_path: Pat
     losses = []
     for dtype in (torch.float32, torch.bfloat16):
         run = a_run(SPECS["eagle 3"], tmp_path / str(dtype), 12, steps=60)
-        with products_in(dtype, torch.device("cpu")):
+        with autocast_products(dtype, torch.device("cpu")):
             losses.append(run.train().loss)
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
@@ -108,8 +108,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name: str, tmp_path: Path, mo
     for one, other in zip(whole.network.parameters(), rest.network.parameters(), strict=True):
         assert torch.equal(one, other)
     assert not list(tmp_path.glob("*.part"))
-    with pytest.raises(ConfigError, match="another drafter"):
-        a_run(MEDUSA, tmp_path / "parts", 5, steps=1)
+    assert rest.progress.tokens == whole.progress.tokens == 8 * 24
+    assert a_run(SPECS[name], tmp_path / "parts", 5, steps=1).progress == rest.progress
+    with pytest.raises(
+        ConfigError, match=r"has a training with rate None, not 0\.1; use the same value, another --out"
+    ):
+        a_run(SPECS[name], tmp_path / "parts", 5, steps=1, decisive={"rate": 0.1})
 
 
 def test_a_run_of_minutes_ends_when_they_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

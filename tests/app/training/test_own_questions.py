@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from app.inputs.prompts import encode_chat
-from app.training.own_questions import beginning_of_turn
+from app.training import answering
+from app.training.answering import beginning_of_turn
 from engine.loop import Engine
 from tests.support.spectra_command import CliRun, run_cli
 from tests.support.tiny_models import saved_checkpoint, tiny_tokenizer
@@ -31,8 +32,8 @@ def test_questions_are_written_once_and_ended_ones_are_answered(
 ) -> None:
     first = run_train(tmp_path, 8)
     assert first.status == 0, first.err
-    assert first.document["texts"]["own_questions"] == 8
     written = lines_of(tmp_path, "questions.jsonl")
+    assert first.document["texts"]["own_questions"] == len({line["prompt"] for line in written if line["prompt"]}) < 8
     assert sorted(line["number"] for line in written) == list(range(8))
     with monkeypatch.context() as patch:
         patch.delattr(Engine, "step")  # nothing is left to write
@@ -47,6 +48,13 @@ def test_questions_are_written_once_and_ended_ones_are_answered(
     prompts = [encode_chat(tokenizer, [{"role": "user", "content": question}]) for question in questions]
     assert sorted(line["prompt"] for line in lines_of(tmp_path, "answers.jsonl")) == sorted(prompts)
     assert tokenizer.convert_ids_to_tokens(beginning_of_turn(tokenizer)) == ["<|bos|>", "<|user|>"]
+
+
+def test_a_target_that_ends_no_question_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "MAX_QUESTION_TOKENS", 1)
+    run = run_train(tmp_path, 3)
+    assert run.status == 2
+    assert "the target ended none of 3 questions within 1 tokens; use --prompts" in run.err
 
 
 def test_a_target_without_a_chat_template_is_refused(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_text_that_shares_an_ngram_with_a_held_out_one_is_left_out() -> None:
     after = split([*texts, alike, nearly, in_prompt], 0.2, 100)
     assert sources([alike, nearly, in_prompt]).isdisjoint(sources(after.held_out)), "choose other names"
     assert after.train == [*before.train, nearly, in_prompt]
-    assert after.shared == 1
+    assert after.counts["shared_with_held_out"] == 1
 
 
 def test_loops_and_long_texts_are_cut_and_short_ones_left_out() -> None:
@@ -66,9 +66,11 @@ def test_loops_and_long_texts_are_cut_and_short_ones_left_out() -> None:
     kept = {e.source: e for e in (*found.train, *found.held_out)}
     assert kept[loops.source].written == [70, 71, *phrase, 90]
     assert kept[whole.source] == whole
-    assert found.loops == 1
+    assert found.counts["train_cut_at_loops"] + found.counts["held_out_cut_at_loops"] == 1
+    side = "held_out" if loops.source in sources(found.held_out) else "train"
+    assert found.counts[f"{side}_cut_at_loops"] == 1
     found = split([example("short", [1, 2, 3]), example("cut away", [*range(9)], prompt=12), *some(30)], 0.2, 14)
-    assert found.too_short == 2
+    assert found.counts["too_short"] == 2
     assert {len(e.tokens) for e in (*found.train, *found.held_out)} == {14}
 
 

@@ -10,14 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from app.inputs.default_model import HUB_ID
 from app.training import train
-from app.training.batches import Capture
+from app.training.captured import CapturedStates
 from app.training.examples import Split
 from app.training.losses import DraftLoss
 from engine.drafter.checkpoint.read import read_drafter
 from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.loop import Engine
 from engine.model.loader import load_spec
+from engine.target_model.whole_texts import WholeTexts
 from tests.support.spectra_command import CliRun, run_cli
 from tests.support.tiny_models import saved_checkpoint
 
@@ -137,16 +139,23 @@ def test_drafters_of_a_target_share_texts_and_states(
 ) -> None:
     folder, first, *_ = trained
     interrupt(monkeypatch, Engine, "step", 1)
-    interrupt(monkeypatch, Capture, "read", 1)
+    interrupt(monkeypatch, WholeTexts, "states", 1)
+    monkeypatch.setattr(train, "is_default", lambda _: True)
     shared = ("--work", folder / "out" / "work", "--out", tmp_path / "out", "--draft-vocab", 40)
     run = run_train(folder, "eagle", *FLAGS, *shared)
     assert run.status == 0, run.err
     assert run.document["texts"] == first.document["texts"]
-    files = {"checkpoint.pt", "settings.json", "training.json", "README.md", "training.png", "speculators"}
+    files = {"checkpoint.pt", "training.json", "README.md", "training.png", "speculators"}
     assert {file.name for file in (tmp_path / "out").iterdir()} == files | {"config.json", "model.safetensors"}
     drafter, target = drafter_in(tmp_path), load_spec(saved_checkpoint())
-    assert (drafter.spec.cuts_target_head, drafter.spec.draft_vocab_size, drafter.layout) == (True, 40, "spectra")
+    assert (drafter.spec.uses_part_of_target_head, drafter.spec.draft_vocab_size, drafter.layout) == (
+        True,
+        40,
+        "spectra",
+    )
     other = read_drafter(tmp_path / "out" / "speculators", target)
+    config = json.loads((tmp_path / "out" / "speculators" / "config.json").read_text())
+    assert config["speculators_config"]["verifier"]["name_or_path"] == HUB_ID
     head = load_file(saved_checkpoint() / "model.safetensors")["lm_head.weight"]
     assert other.draft_ids.tolist() == drafter.draft_ids.tolist()
     expected = drafter.tensors | {"head.weight": head[drafter.draft_ids].bfloat16()}
@@ -161,10 +170,35 @@ def test_a_work_folder_of_another_training_is_refused(trained: Trained) -> None:
         (("--labels", "soft"), "loss labels 'hard', not 'soft'"),
         (("--seed", 1), "holds records of other settings (seed: 0 there, 1 now"),
         (("--limit", 20), "has a training with texts (hash)"),
+        (("--dtype", "bfloat16"), "has a training with target dtype 'torch.float32', not 'torch.bfloat16'"),
     ):
         run = run_train(folder, "parallelspec-eagle", *FLAGS, *flags)
         assert run.status == 2
         assert named in run.err
+
+
+@pytest.mark.parametrize("n_full", [1, 2])
+def test_without_room_for_all_layers_only_its_own_are_stored_or_none(
+    n_full: int, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = CapturedStates.add, iter(range(n_full))
+    monkeypatch.setattr(CapturedStates, "add", lambda *given: next(calls, None) is None and original(*given))
+    answers = ("--answers", trained[0] / "out" / "work" / "answers.jsonl", "--out", tmp_path / "out")
+    run = run_cli("train", "--method", "medusa", "--target", saved_checkpoint(), "--steps", 1, *answers)
+    assert run.status == 0, run.err
+    stored = [file.name for file in (tmp_path / "out" / "work").glob("*/*.bf16")]
+    assert stored == (["final.bf16"] if n_full == 1 else [])
+    assert ("each training step computes states again" in run.err) == (n_full == 2)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("method", ["eagle", "medusa"])  # both copy the head, which is never quantized
+def test_a_drafter_of_a_quantized_target_is_exported(method: str, tmp_path: Path) -> None:
+    run = run_train(tmp_path, method, "--steps", 1, "--quantization", "int8")
+    assert run.status == 0, run.err
+    assert (tmp_path / "out" / "speculators").exists() == (method == "eagle")
+    run = run_train(tmp_path, method, "--steps", 1)
+    assert "has a training with target quantization 'int8', not None" in run.err
 
 
 def test_given_answers_are_trained_on(trained: Trained, tmp_path: Path) -> None:
