@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from app.inputs.text_index import as_text
 from app.reporting.report import bar
 from engine.errors import ConfigError
-from retrieval_store.refine.texts import AnswerWriter, cut
+from retrieval_store.refine.texts import TextWriter, cut
 from retrieval_store.snapshots.corpus import BLOCK, CorpusError, Document, corpus_hash, read_documents
 
 BAR: dict[str, Any] = {"unit_scale": True, "mininterval": 0.5}  # options of all bars of a build
@@ -83,7 +83,7 @@ def _blocks(text: str) -> Iterator[str]:
 def write_texts(inputs: Sequence[CorpusInput], encoder: Encoder, folder: Path) -> int:
     """Write the texts of all inputs to ``folder``, after those of an earlier run; returns the number of new tokens."""
     n_bytes = sum(one.bytes for one in inputs)
-    with closing(AnswerWriter(folder)) as writer, bar("reading", n_bytes, "B", **BAR) as shown:
+    with closing(TextWriter(folder)) as writer, bar("reading", n_bytes, "B", **BAR) as shown:
         before = writer.state
         try:
             for batch in _batches(inputs, before.documents, shown):

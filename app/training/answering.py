@@ -81,7 +81,7 @@ def answer_questions(
 
     The work folder keeps them; those that it lacks are written now, which takes most of the time.
     """
-    writer = AnswerWriter(lru_cache(partial(_load_engine, arguments, config)), load_tokenizer(path), arguments)
+    writer = TrainingWriter(lru_cache(partial(_load_engine, arguments, config)), load_tokenizer(path), arguments)
     model, own = {"model": model_hash(path)[:16]}, list[Question]()
     if arguments.own_questions:
         settings = model | {name: getattr(arguments, name) for name in ("temperature", "seed")}
@@ -104,7 +104,7 @@ def _load_engine(arguments: argparse.Namespace, config: ServeConfig) -> Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerWriter:
+class TrainingWriter:
     """Has the target write the texts that a file lacks."""
 
     engine: Callable[[], Engine]  # loads it at the first call

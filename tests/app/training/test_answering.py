@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from app.inputs.prompts import Question, encode_chat
 from app.reporting.record_file import RecordFile
-from app.training.answering import AnswerWriter, TrainingAnswer, name_question
+from app.training.answering import TrainingAnswer, TrainingWriter, name_question
 from app.training.examples import read_answers, source_of
 from engine.errors import ConfigError
 from engine.loop import Engine
@@ -36,7 +36,7 @@ def ask(file: Path, questions: list[Question], seed: int = 0, **how: Any) -> dic
     sampling = {"temperature": 0.8, "top_p": 1.0, "top_k": 0, "verification": "coupled"}
     with RecordFile(file, TrainingAnswer, {"seed": seed}, "use another folder") as kept:
         engine = Engine(target, SpeculatorPool(SpeculatorOptions()))
-        known, writer = kept.records, AnswerWriter(lambda: engine, tiny_tokenizer(), Namespace(**sampling, **flags))
+        known, writer = kept.records, TrainingWriter(lambda: engine, tiny_tokenizer(), Namespace(**sampling, **flags))
         writer.write_answers({name_question(one): one for one in questions}, kept)
         assert kept.records[: len(known)] == known
     with RecordFile(file, TrainingAnswer, {"seed": seed}, "use another folder") as again:

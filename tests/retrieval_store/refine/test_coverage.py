@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from retrieval_store.refine.coverage import CONTEXT, covering
 from retrieval_store.refine.selection import Budget
-from retrieval_store.refine.texts import FolderTexts, AnswerWriter
+from retrieval_store.refine.texts import FolderTexts, TextWriter
 
 POOLS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=8)
 
@@ -21,7 +21,7 @@ def chosen(
     pool: list[list[int]], budget: Budget, likelihoods: list[float] | None = None, order: list[int] | None = None
 ) -> list[int]:
     with TemporaryDirectory() as folder:
-        writer = AnswerWriter(Path(folder))
+        writer = TextWriter(Path(folder))
         writer.add([np.array(text, np.int32) for text in pool], 0, "pool")
         writer.save(is_complete=True)
         writer.close()

@@ -11,7 +11,7 @@ import pytest
 
 from retrieval_store.index.index import Tokens
 from retrieval_store.refine.scores import ScoreFile, Scores, plan, score
-from retrieval_store.refine.texts import FolderTexts, AnswerWriter
+from retrieval_store.refine.texts import FolderTexts, TextWriter
 
 LENGTHS = [5, 1, 9, 9, 2, 30, 7, 3, 3, 8]
 BUDGET = 18
@@ -38,7 +38,7 @@ class MeanScorer:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Iterator[FolderTexts]:
-    writer = AnswerWriter(tmp_path / "texts")
+    writer = TextWriter(tmp_path / "texts")
     for number, length in enumerate(LENGTHS):
         writer.add([np.full(length, number, np.int32)], 0, "")
     writer.save(is_complete=True)

@@ -15,7 +15,7 @@ from retrieval_store.refine.texts import (
     STATE,
     FolderState,
     FolderTexts,
-    AnswerWriter,
+    TextWriter,
     cut,
     read_state,
 )
@@ -25,8 +25,8 @@ def ids(*tokens: int) -> Tokens:
     return np.array(tokens, np.int32)
 
 
-def write(folder: Path, *documents: tuple[list[Tokens], int, str], is_complete: bool = True) -> AnswerWriter:
-    writer = AnswerWriter(folder)
+def write(folder: Path, *documents: tuple[list[Tokens], int, str], is_complete: bool = True) -> TextWriter:
+    writer = TextWriter(folder)
     for pieces, source, origin in documents:
         writer.add(pieces, source, origin)
     writer.save(is_complete)
