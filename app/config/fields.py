@@ -144,8 +144,8 @@ class SpeculationFields(FieldGroup, title="speculation"):
     )
     drafter: str | None = common(
         None,
-        "directory or hub id (ID@REVISION) of a trained drafter: Medusa, EAGLE, ParallelSpec, P-EAGLE, DFlash (default: "
-        "the default model has one; 'none' turns it off)",
+        "directory or hub id (ID@REVISION) of a trained drafter: Medusa, EAGLE, ParallelSpec, P-EAGLE, DFlash "
+        "(default: the default model has one; 'none' turns it off)",
     )
     drafter_options: DrafterOptions = advanced(
         DrafterOptions, "depth and beam of its trees; layers that it reads, if its checkpoint names none: [1, 15, 28]"
