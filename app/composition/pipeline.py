@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from app.composition.operation import log_options, trace_options
 from app.config.serve import ServeConfig, stage_memory
@@ -19,6 +20,9 @@ from engine.scheduling.scheduler import SchedulerOptions
 from engine.target_model.options import GIB, TargetOptions
 from speculators.methods import normalised
 
+# Two forward passes: on a CPU, further ones take longer than they save.
+DEFAULT_DRAFTER = DrafterSettings(str(DRAFTER), depth=2, beam=4)
+
 
 def trained_drafter(config: ServeConfig) -> DrafterSettings | None:
     """Return the settings of the trained drafter with the path of its files; None: there is none.
@@ -26,9 +30,11 @@ def trained_drafter(config: ServeConfig) -> DrafterSettings | None:
     Raises ConfigError if there are options for a drafter but no drafter.
     """
     options = config.drafter_options
-    drafter = str(DRAFTER) if has_default_drafter(config) else config.drafter
-    if drafter not in (None, NO_DRAFTER):
-        return DrafterSettings(drafter_path(drafter), options.layers, options.depth, options.beam)
+    if has_default_drafter(config):
+        given = {name: getattr(options, name) for name in ("depth", "beam") if name in options.model_fields_set}
+        return replace(DEFAULT_DRAFTER, **given)
+    if config.drafter not in (None, NO_DRAFTER):
+        return DrafterSettings(drafter_path(config.drafter), options.layers, options.depth, options.beam)
     if options.model_fields_set:
         raise ConfigError("drafter_options is given, but there is no drafter; name a drafter")
     return None

@@ -88,7 +88,8 @@ def test_splits_numerics_and_drafters_reach_the_target() -> None:
 
 
 def test_the_default_model_has_a_drafter_where_auto_decides() -> None:
-    assert trained_drafter(ServeConfig()) == DrafterSettings(str(DRAFTER))
+    assert trained_drafter(ServeConfig()) == DrafterSettings(str(DRAFTER), depth=2, beam=4)
+    assert trained_drafter(ServeConfig(drafter_options={"depth": 5})) == DrafterSettings(str(DRAFTER), depth=5, beam=4)
     with pytest.raises(ConfigError, match="drafter_options is given, but there is no drafter"):
         trained_drafter(ServeConfig(method="pld", drafter_options={"depth": 3}))
     for other in ({"drafter": "none"}, {"method": "pld"}, {"model": "org/other"}, {"simulate": "8b-h200"}):
