@@ -119,10 +119,15 @@ class ScopeState:
 
     @property
     def should_use_drafter(self) -> bool:
-        """Whether the target's drafter gains more than it costs; now and then the opposite, to measure it."""
+        """Whether the target's drafter gains more than it costs; now and then the opposite, to measure it.
+
+        The first steps alternate, so that the first trial of all sources fails for neither an expensive drafter nor a
+        lack of it.
+        """
+        if self.n_all < 2 * EXPLORED:
+            return self.n_all % EXPLORED >= EXPLORED // 2
         without, with_drafter = (mean.value(0.0, 1e-9) for mean in self.drafter_gains)
-        is_better = self.n_all < 2 * EXPLORED or with_drafter >= without
-        return is_better != (self.n_all % PERIOD < EXPLORED)
+        return (with_drafter >= without) != (self.n_all % PERIOD < EXPLORED)
 
 
 class DraftRecord(NamedTuple):

@@ -16,7 +16,7 @@ from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.auto.config import AutoConfig
 from speculators.auto.speculator import Auto
-from speculators.auto.streams import ALL, EXPLORED, TEXT, StreamState
+from speculators.auto.streams import ALL, TEXT, StreamState
 from speculators.method import SpeculatorOptions
 from speculators.mixing.merged import ranked
 from speculators.registry import create
@@ -315,7 +315,7 @@ def test_a_drafter_drafts_ahead_only_after_drafts_of_all_sources():
 
     auto, request = Auto([TextSource(claim=0.9, name="quick"), DrafterSource(claim=0.9)], FREE), make_request()
     auto.begin(request)
-    for arm, n_all in ((TEXT, EXPLORED), (ALL, 0), (ALL, EXPLORED), (0, EXPLORED)):  # first they draft without it
+    for arm, n_all in ((TEXT, 4), (ALL, 0), (ALL, 4), (0, 4)):  # the first ones draft without it
         auto.states[0].arm, auto.states[0].has_begun_all, auto.states[0].scope.n_all = arm, True, n_all
         (draft,) = auto.propose_batch((request,), (8,))
         assert draft.drafts_next == (arm == ALL and n_all > 0)
