@@ -26,7 +26,7 @@ measure the acceptance of drafts by depth. --out gets the drafter in its method'
 The command can be interrupted at any time; the same command (without --restart) continues where it stopped. It prints a
 table, and one JSON document as the last line.
 
-  spectra train --target DIR --method parallelspec-eagle --prompts F.jsonl --out DIR --minutes 25
+  spectra train --target DIR --method eagle --generation 1 --own-questions 3000 --draft-vocab 8192 --out DIR
 """
 MINUTES, LONGEST = 25.0, 256
 
