@@ -3,8 +3,8 @@
 
 Every row is a training by ``spectra train`` on the same texts, measured on the same held-out questions. Flags after --
 are those of ``spectra train`` for all rows; texts, states and drafters are in --out. Steps of equal batches read equal
-tokens. The run can be stopped; the same command continues it and keeps finished rows. The last line of stdout is one
-JSON document.
+tokens; 400 steps take 5 to 20 minutes a row with the default model. The run can be stopped; the same command continues
+it and keeps finished rows. The last line of stdout is one JSON document.
 
     python -m benchmarks.drafters.ablations --target DIR --out OUT --steps 5000 -- --own-questions 1000
 """

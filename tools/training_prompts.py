@@ -2,7 +2,7 @@
 
 The texts are under the PSF licence, so a drafter that learns from answers to them can be shipped.
 
-    python -m benchmarks.drafters.prompts --passages 200 > docs.jsonl
+    python -m tools.training_prompts --passages 200 > docs.jsonl
 """
 
 from __future__ import annotations
