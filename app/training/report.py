@@ -55,8 +55,7 @@ def write_report(document: Mapping[str, Any], folder: Path) -> None:
     summary = (
         f"{texts['train']} texts with {texts['train_tokens']:,} answer tokens, from {', '.join(files)}. "
         f"{texts['train_cut_at_loops']} were cut where they begin to repeat themselves. "
-        f"{texts['shared_with_held_out']} others were left out, because they are too similar to one of the "
-        f"{texts['held_out']} held-out texts."
+        f"{texts['shared_with_held_out']} others are too similar to one of the {texts['held_out']} held-out texts."
     )
     found = {"summary": summary, "table": table(document), "temperature": document["held_out"]["temperature"]}
     (folder / "README.md").write_text(CARD.format(**{**document, **training, **found}), encoding="utf-8")
@@ -70,8 +69,7 @@ def _draw(document: Mapping[str, Any], path: Path) -> None:
     steps, losses = zip(*document["training"]["curve"], strict=True)
     loss.plot(steps, losses, color=colour(0))
     label(loss, "step", "loss, nats, smoothed")
-    held_out = document["held_out"]
-    for i, (name, found) in enumerate(_kinds(held_out).items()):
+    for i, (name, found) in enumerate(_kinds(document["held_out"]).items()):
         if found:
             depths = range(1, len(found["by_depth"]) + 1)
             acceptance.plot(depths, found["by_depth"], "o-", color=colour(i), label=f"{name}: tau {found['tau']:.2f}")

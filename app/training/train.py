@@ -36,6 +36,7 @@ from engine.drafter.checkpoint.tensors import DrafterCheckpoint
 from engine.drafter.checkpoint.write import write_drafter, write_speculators
 from engine.drafter.spec import DrafterSpec
 from engine.model.identity import model_hash
+from engine.model.spec import ModelSpec
 from engine.target_model.numerics import resolve_dtype
 from engine.target_model.whole_texts import WholeTexts
 
@@ -93,19 +94,13 @@ def train(
         label = partial(Labeller, target_parts(model).head, "soft", ids, is_whole=True)
         held_out = measure_held_out(network, texts.held_out, read, label, settings.n_depths, arguments)
     tensors = {name: weight.detach().to("cpu", EXPORTED) for name, weight in network.state_dict().items()}
-    drafter = DrafterCheckpoint(spec, tensors, draft_ids, "trained")
-    public_name = HUB_ID if is_default(config.model) else config.model
-    write_drafter(arguments.out, drafter, target, public_name)
-    if spec.method == "eagle" and spec.generation == 3:
-        rows = model.shards[-1].head_rows(torch.arange(spec.vocab_size) if draft_ids is None else draft_ids)
-        write_speculators(arguments.out / "speculators", drafter, target, public_name, rows.cpu())
+    _export(arguments.out, DrafterCheckpoint(spec, tensors, draft_ids, "trained"), target, config.model, model)
     files = {flag: list(map(str, getattr(arguments, flag))) for flag in ("prompts", "answers", "measured_on")}
     document = {
         "version": VERSION,
         "target": config.model,
         "target_hash": identity["model"],
         "method": arguments.method,
-        "out": str(arguments.out),
         "drafter": asdict(spec),
         "weights": n_weights,
         "loss_settings": asdict(settings),
@@ -125,6 +120,15 @@ def train(
     }
     write_report(document, arguments.out)
     return document
+
+
+def _export(out: Path, drafter: DrafterCheckpoint, target: ModelSpec, name: str, model: WholeTexts) -> None:
+    """Write the drafter; an EAGLE 3 also in the layout that other engines load."""
+    spec, public_name = drafter.spec, HUB_ID if is_default(name) else name
+    write_drafter(out, drafter, target, public_name)
+    if spec.method == "eagle" and spec.generation == 3:
+        ids = torch.arange(spec.vocab_size) if drafter.draft_ids is None else drafter.draft_ids
+        write_speculators(out / "speculators", drafter, target, public_name, model.shards[-1].head_rows(ids).cpu())
 
 
 def _read_states(

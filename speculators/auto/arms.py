@@ -27,7 +27,7 @@ class Observation(NamedTuple):
 def count_step(one: Observation, lane: LaneCosts, price: Price) -> None:
     """Add the gain of a step to the means of its request and scope."""
     state, draft = one.state, one.draft
-    drafter = state.draft_seconds
+    drafter_seconds = state.draft_seconds
     state.draft_seconds = None if one.outcome.draft is None else one.outcome.draft_seconds
     if one.outcome.prompt_top_ids is not None:
         lane.charge_prompt(one.outcome.n_read)
@@ -37,11 +37,13 @@ def count_step(one: Observation, lane: LaneCosts, price: Price) -> None:
         return  # a chunk of a prompt
     state.n_steps += 1
     if draft is not None:
-        cost = draft.cost + (drafter or 0.0) * (draft.arm == ALL)
+        cost = draft.cost
+        if draft.arm == ALL and drafter_seconds is not None:
+            cost += drafter_seconds
         gain = len(one.outcome.accepted) - cost / lane.share(price)
         state.count(draft.arm, gain)
         if draft.arm == ALL:
-            state.scope.count_all(gain, drafter is not None)
+            state.scope.count_all(gain, drafter_seconds is not None)
         if len(one.outcome.tree):
             state.calibrate(draft.arm, one.outcome.tree, one.outcome.accepted)
         if state.trial and state.arm == draft.arm:

@@ -52,7 +52,7 @@ class LaneCosts:
         self.asked = [0.0, 0.0, 0.0]  # sum of ``StreamState.load`` over the streams asked last, by arm (text: 1 each)
         self.n_steps = 0
         self._is_saving = False  # whether the account could not pay, and must fill before drafts come again
-        self.drafter = 0.0  # seconds of the target's drafter for a sequence, lately
+        self.draft_seconds = 0.0  # recent mean time of the target's drafter for one draft
         self.accepted = 0.0  # tokens per stream and step, lately
         self._slowness = 1.0  # seconds of a step over those of a plain one, lately
         self._step = StepTime(0.0, 1, 1, 0.0)  # the last one
@@ -89,18 +89,19 @@ class LaneCosts:
         price, arms = self.price(len(states)), [state.arm for state in states]
         room, n_all = self.room(price), arms.count(ALL)
         asked = [0.0, arms.count(TEXT), sum(state.load for state in states if state.arm == ALL)]
+        most = price.seconds(0, n_all) - price.plain + self.host_seconds(asked)  # lost if no node is accepted
         highest, reason = ALL, BUDGET
         self._is_saving &= room < RESUME * price.plain
         if self.prices.is_plain_due(price.batch, self._step.context):
             highest, reason = OFF, PLAIN_DUE
         elif self._is_saving:
             highest = OFF
-        elif price.seconds(0, n_all) - price.plain + self.host_seconds(asked) > room:
+        elif most > room:
             highest = TEXT if self.host_seconds([0.0, len(arms) - arms.count(OFF), 0.0]) <= room else OFF
             self._is_saving = highest == OFF
-        worst = price.seconds(0, n_all) - price.plain + self.host_seconds(asked) + self.drafter * n_all
         token = self.share(price) * self._slowness / (1.0 + self.accepted)
-        return DraftPlan(price, highest, reason, room, token, highest == ALL and worst <= room)
+        can_pay_drafter = highest == ALL and most + self.draft_seconds * n_all <= room
+        return DraftPlan(price, highest, reason, room, token, can_pay_drafter)
 
     def can_try(self, arm: int, price: Price) -> bool:
         """Return whether a trial may begin; what it costs is charged step by step."""
@@ -153,7 +154,8 @@ class LaneCosts:
 
     def _count_drafts(self, drafted: Sequence[Outcome]) -> None:
         for one in drafted:
-            self.drafter += LANE_RATE * (one.draft_seconds - self.drafter) if self.drafter else one.draft_seconds
+            rate = LANE_RATE if self.draft_seconds else 1.0  # the first one sets the mean
+            self.draft_seconds += rate * (one.draft_seconds - self.draft_seconds)
 
     def _charge_host(self, price: Price, seconds: float, is_usual: bool) -> float:
         """Charge the account with the host work for drafts, and return its seconds.

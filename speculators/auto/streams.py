@@ -27,7 +27,7 @@ STEPS_FADE = 7 / 8  # of older requests' steps per request of a scope
 CLAIM_FADE = 0.97  # of older claims per step
 PRIOR_CLAIMS = 4.0  # weight of the scope against a stream's own claims, in claimed tokens
 LEAST_FACTOR, MOST_FACTOR = 0.02, 8.0  # limits of the correction of claims
-EXPLORED, PERIOD = 8, 128  # steps of a scope, of so many, that make the opposite choice about the drafter
+EXPLORATION_STEPS, EXPLORATION_PERIOD = 8, 128  # of each period of steps, the first ones make the opposite choice
 
 
 @compiled_in_place
@@ -119,15 +119,14 @@ class ScopeState:
 
     @property
     def should_use_drafter(self) -> bool:
-        """Whether the target's drafter gains more than it costs; now and then the opposite, to measure it.
+        """Whether the target's drafter gains more than it costs; in exploration steps the opposite, to measure it.
 
-        The first steps alternate, so that the first trial of all sources fails for neither an expensive drafter nor a
-        lack of it.
+        At first, four steps without the drafter alternate with four steps with it, so one trial measures both.
         """
-        if self.n_all < 2 * EXPLORED:
-            return self.n_all % EXPLORED >= EXPLORED // 2
+        if self.n_all < 2 * EXPLORATION_STEPS:
+            return self.n_all % EXPLORATION_STEPS >= EXPLORATION_STEPS // 2
         without, with_drafter = (mean.value(0.0, 1e-9) for mean in self.drafter_gains)
-        return (with_drafter >= without) != (self.n_all % PERIOD < EXPLORED)
+        return (with_drafter >= without) != (self.n_all % EXPLORATION_PERIOD < EXPLORATION_STEPS)
 
 
 class DraftRecord(NamedTuple):

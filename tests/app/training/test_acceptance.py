@@ -48,8 +48,8 @@ def test_measured_acceptance_equals_the_count_over_roots(name: str) -> None:
         for depth in range(n_depths):
             before = [np.prod(chances[:depth]) for chances in whole]
             here = [np.prod(chances[: depth + 1]) for chances in whole]
-            wanted = sum(here) / sum(before) if sum(before) else 0.0
-            assert seen["by_depth"][depth] == pytest.approx(wanted, abs=1e-9)
+            expected = sum(here) / sum(before) if sum(before) else 0.0
+            assert seen["by_depth"][depth] == pytest.approx(expected, abs=1e-9)
 
 
 def test_acceptance_is_conditional() -> None:
