@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.inputs.default_model import DEFAULT_MODEL
+from app.inputs.default_model import DEFAULT_MODEL, NO_DRAFTER
 from tests.support.browser import PROGRAMS, Browser, browsing
 from tests.support.lacking import lacking
 from tests.support.server_process import SpectraServer, running
@@ -23,8 +23,11 @@ PICTURES = os.environ.get(
 
 @pytest.fixture(scope="session")
 def tiny_default() -> dict[str, str]:
-    """Variables with which the default model of a process is a tiny one; none for pictures, which show the real one."""
-    return {} if PICTURES else {"PYTHONPATH": str(tiny_default_model())}
+    """Variables with which the default model of a process is a tiny one; none for pictures, which show the real one.
+
+    The bundled drafter was trained for the real one.
+    """
+    return {} if PICTURES else {"PYTHONPATH": str(tiny_default_model()), "SPECTRA_DRAFTER": NO_DRAFTER}
 
 
 @pytest.fixture(scope="package")
