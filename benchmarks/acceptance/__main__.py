@@ -40,6 +40,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from app.config.flags import config_of_flags
 from app.inputs.default_model import DEFAULT_MODEL
 from app.inputs.libraries import library_at
 from app.inputs.models import model_path
@@ -91,6 +92,8 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     add("--retrieval", nargs="+", metavar="WHERE", help="texts or a snapshot, for --rows retrieval and paper")
     add("--draft-model", type=Path, help="small model, for --rows draft")
     add("--drafter", nargs="+", help="drafters that were trained for the model, for --rows trained")
+    says = "as of spectra serve (default: depth 6, beam 8)"
+    add("--drafter-options", metavar="JSON", default=argparse.SUPPRESS, help=says)
     add("--out", type=Path, help="folder for texts, records and table; a run continues from its records")
     arguments = parser.parse_args(given)
     needed = (("retrieval", "retrieval"), ("paper", "retrieval"), ("draft", "draft_model"), ("trained", "drafter"))
@@ -143,7 +146,8 @@ def measure(arguments: argparse.Namespace, out: Path) -> Measurement:
     model = arguments.model
     kinds = TASKS if "tasks" in arguments.kinds else tuple(arguments.kinds)
     jobs: dict[str, list[TextJob]] = {}
-    run = AcceptanceRun(model, jobs, out / "texts")
+    drafting = config_of_flags(arguments, ["drafter_options"]).drafter_options
+    run = AcceptanceRun(model, jobs, out / "texts", drafting)
     if (longest := run.info.max_model_len - arguments.max_tokens) < 2:
         raise ConfigError(f"--max-tokens is {arguments.max_tokens}; the model's context is {run.info.max_model_len}")
     for kind, some in questions(arguments.prompts, arguments.per_kind, kinds, arguments.half).items():
@@ -155,6 +159,7 @@ def measure(arguments: argparse.Namespace, out: Path) -> Measurement:
         "model": f"{model.name} {model_hash(model)[:12]}",
         **{name: getattr(arguments, name) for name in ("per_kind", "half", "max_tokens", "temperature", "rows")},
         **{name: str(value) for name in ("retrieval", "draft_model") if (value := getattr(arguments, name))},
+        **drafting.model_dump(exclude_unset=True),
     }
     rows = TABLES[arguments.rows](inputs(arguments, run))
     if unknown := {*(arguments.only or ())} - {*rows}:

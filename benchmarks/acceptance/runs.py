@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from app.bench.meter import FailureCount
+from app.config.fields import DrafterOptions
 from app.reporting.record_file import RecordFile
 from app.reporting.summaries import loop_start, summed
 from benchmarks.support.path_scorer import ROOM, PathScorer, RecordedRows, blocks_of
@@ -89,10 +90,13 @@ class AcceptanceRun:
         model: checkpoint directory.
         jobs: of every kind of prompt.
         archive: folder of the recorded texts.
+        drafting: of all trained drafters.
     """
 
-    def __init__(self, model: Path, jobs: Mapping[str, Sequence[TextJob]], archive: Path) -> None:
-        self._model, self._jobs = model, jobs
+    def __init__(
+        self, model: Path, jobs: Mapping[str, Sequence[TextJob]], archive: Path, drafting: DrafterOptions
+    ) -> None:
+        self._model, self._jobs, self._drafting = model, jobs, drafting
         self._archive = TextArchive(archive, model_hash(model))
         self._load = lru_cache(maxsize=None)(self._load_parts)
         self.describe = lru_cache(maxsize=None)(self._describe)
@@ -106,7 +110,8 @@ class AcceptanceRun:
         return "" if info is None else info.identity
 
     def _options(self, drafter: str) -> TargetOptions:
-        return TargetOptions(str(self._model), drafter=DrafterSettings(drafter) if drafter else None)
+        settings = DrafterSettings(drafter, self._drafting.layers, self._drafting.depth, self._drafting.beam)
+        return TargetOptions(str(self._model), drafter=settings if drafter else None)
 
     def _load_parts(self, drafter: str) -> tuple[TargetInfo, ModelShard, DrafterPart]:
         info, options = self.describe(drafter), self._options(drafter)
