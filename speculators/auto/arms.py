@@ -27,8 +27,9 @@ class Observation(NamedTuple):
 def count_step(one: Observation, lane: LaneCosts, price: Price) -> None:
     """Add the gain of a step to the means of its request and scope."""
     state, draft = one.state, one.draft
-    drafter_seconds = state.draft_seconds
+    drafter_seconds, caught_up = state.draft_seconds, state.drafter_caught_up
     state.draft_seconds = None if one.outcome.draft is None else one.outcome.draft_seconds
+    state.drafter_caught_up = drafter_seconds is None
     if one.outcome.prompt_top_ids is not None:
         lane.charge_prompt(one.outcome.n_read)
     if one.outcome.tokens:
@@ -37,13 +38,13 @@ def count_step(one: Observation, lane: LaneCosts, price: Price) -> None:
         return  # a chunk of a prompt
     state.n_steps += 1
     if draft is not None:
-        cost = draft.cost
-        if draft.arm == ALL and drafter_seconds is not None:
-            cost += drafter_seconds
-        gain = len(one.outcome.accepted) - cost / lane.share(price)
-        state.count(draft.arm, gain)
-        if draft.arm == ALL:
-            state.scope.count_all(gain, drafter_seconds is not None)
+        has_drafter = draft.arm == ALL and drafter_seconds is not None
+        cost = draft.cost + (drafter_seconds or 0.0) * has_drafter
+        n_accepted, delay = len(one.outcome.accepted), cost / lane.share(price)
+        if not has_drafter or state.scope.prefers_drafter:  # else the arm continues without it
+            state.count(draft.arm, n_accepted - delay)
+        if draft.arm == ALL and not (has_drafter and caught_up):  # it reads these rows, whatever it drafts
+            state.scope.count_all(1 + n_accepted, 1.0 + delay, has_drafter)
         if len(one.outcome.tree):
             state.calibrate(draft.arm, one.outcome.tree, one.outcome.accepted)
         if state.trial and state.arm == draft.arm:

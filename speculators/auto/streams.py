@@ -95,12 +95,12 @@ class Calibration:
 class ScopeState:
     """Experience of all requests of a scope, by arm."""
 
-    __slots__ = ("calibrations", "drafter_gains", "gains", "n_all", "n_live", "steps")
+    __slots__ = ("calibrations", "drafter_speeds", "gains", "n_all", "n_live", "steps")
 
     def __init__(self) -> None:
         self.gains = [Mean(), Mean(), Mean()]  # tokens per step, as those of streams
         self.calibrations = [Calibration(), Calibration(), Calibration()]
-        self.drafter_gains = [Mean(), Mean()]  # tokens per step of all sources without and with the target's drafter
+        self.drafter_speeds = [Mean(), Mean()]  # of all sources without and with the target's drafter, see `count_all`
         self.n_all = 0  # steps that drafted from all sources
         self.steps = Mean()  # of a request
         self.n_live = 0  # requests
@@ -110,23 +110,32 @@ class ScopeState:
         prior = FIRST_TEXT if arm == TEXT else 0.0
         return self.gains[arm].value(prior, 1.0)
 
-    def count_all(self, gain: float, has_drafter: bool) -> None:
-        """Count a step of all sources, with or without a draft of the target's drafter."""
+    def count_all(self, n_tokens: int, n_plain: float, has_drafter: bool) -> None:
+        """Count a step of all sources, with or without a draft of the target's drafter.
+
+        It gave ``n_tokens`` in the time of ``n_plain`` plain steps. Speeds are compared, not gains: the faster the
+        other sources are, the more a drafter's time costs.
+        """
         self.n_all += 1
-        for mean in self.drafter_gains:
+        for mean in self.drafter_speeds:
             mean.fade(SCOPE_FADE)
-        self.drafter_gains[has_drafter].add(gain, 1.0)
+        self.drafter_speeds[has_drafter].add(n_tokens, 1.0, n_plain)
+
+    @property
+    def prefers_drafter(self) -> bool:
+        """Whether steps with the target's drafter were faster than without."""
+        without, with_drafter = self.drafter_speeds
+        return with_drafter.weight > 0.0 and with_drafter.value(0.0, 1e-9) > without.value(0.0, 1e-9)
 
     @property
     def should_use_drafter(self) -> bool:
-        """Whether the target's drafter gains more than it costs; in exploration steps the opposite, to measure it.
+        """Whether the next step drafts with the target's drafter; exploration steps do not what is preferred.
 
         At first, four steps without the drafter alternate with four steps with it, so one trial measures both.
         """
         if self.n_all < 2 * EXPLORATION_STEPS:
             return self.n_all % EXPLORATION_STEPS >= EXPLORATION_STEPS // 2
-        without, with_drafter = (mean.value(0.0, 1e-9) for mean in self.drafter_gains)
-        return (with_drafter >= without) != (self.n_all % EXPLORATION_PERIOD < EXPLORATION_STEPS)
+        return self.prefers_drafter != (self.n_all % EXPLORATION_PERIOD < EXPLORATION_STEPS)
 
 
 class DraftRecord(NamedTuple):
@@ -147,6 +156,7 @@ class StreamState:
     next_best: int = OFF  # arm if too few streams share the fixed cost of ``arm``
     surplus: float = 0.0  # tokens per step that ``arm`` gains above ``next_best``
     draft_seconds: float | None = None  # of the target's drafter for the next draft; None: it made none
+    drafter_caught_up: bool = False  # whether that draft also read rows of earlier steps
     load: float = FIRST_LOAD  # host work of its next draft from all sources, in usual drafts
     rests: bool = False  # whether the speculator is not asked until the request wakes
     trial: int = 0  # steps left of a trial of ``arm``

@@ -106,6 +106,14 @@ def test_the_drafter_drafts_only_where_its_drafts_are_worth_their_time(right, co
     assert lane.ratio > without.ratio * (1.2 if right > 0.5 else 0.9)
 
 
+def test_trials_of_a_useless_drafter_do_not_end_the_drafts_of_other_sources():
+    drafter = (0.0, 0.5 * cpu(0.0, 1, 0, 0))
+    lane = Trace(cpu, always(0.0), always(0.25), drafter=drafter).run(1300, lambda _: 1, 112)
+    without = Trace(cpu, always(0.0), always(0.25)).run(1300, lambda _: 1, 112)
+    assert lane.n_drafted
+    assert lane.ratio > 0.95 * without.ratio
+
+
 def test_a_drafter_that_becomes_good_is_used_again():
     trace = Trace(gpu, always(0.0), always(0.5), drafter=(0.0, 0.5 * gpu(0.0, 1, 0, 0)))
     lane = trace.run(1000, lambda _: 1, 60)
