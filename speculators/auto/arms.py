@@ -43,7 +43,7 @@ def count_step(one: Observation, lane: LaneCosts, price: Price) -> None:
         n_accepted, delay = len(one.outcome.accepted), cost / lane.share(price)
         if not has_drafter or state.scope.prefers_drafter:  # else the arm continues without it
             state.count(draft.arm, n_accepted - delay)
-        if draft.arm == ALL and not (has_drafter and caught_up):  # it reads these rows, whatever it drafts
+        if draft.arm == ALL and not (has_drafter and caught_up):  # waiting rows are read in any case
             state.scope.count_all(1 + n_accepted, 1.0 + delay, has_drafter)
         if len(one.outcome.tree):
             state.calibrate(draft.arm, one.outcome.tree, one.outcome.accepted)

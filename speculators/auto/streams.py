@@ -129,7 +129,7 @@ class ScopeState:
 
     @property
     def should_use_drafter(self) -> bool:
-        """Whether the next step drafts with the target's drafter; exploration steps do not what is preferred.
+        """Whether the target's drafter drafts next: if it is preferred, or in exploration steps if it is not.
 
         At first, four steps without the drafter alternate with four steps with it, so one trial measures both.
         """
@@ -156,7 +156,7 @@ class StreamState:
     next_best: int = OFF  # arm if too few streams share the fixed cost of ``arm``
     surplus: float = 0.0  # tokens per step that ``arm`` gains above ``next_best``
     draft_seconds: float | None = None  # of the target's drafter for the next draft; None: it made none
-    drafter_caught_up: bool = False  # whether that draft also read rows of earlier steps
+    drafter_caught_up: bool = False  # whether that draft also read rows that had waited
     load: float = FIRST_LOAD  # host work of its next draft from all sources, in usual drafts
     rests: bool = False  # whether the speculator is not asked until the request wakes
     trial: int = 0  # steps left of a trial of ``arm``
